@@ -1,0 +1,92 @@
+"""The `areal` command. Each file in `commands` is one command; nothing is imported that the words do not ask for.
+
+Until a command runs, only argparse is imported: no torch, no pydantic, no pluggy, no scan of installed packages. A
+word that is no command of the core is the name of a plugin: `areal PLUGIN COMMAND ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import areal_core
+from areal_core.cli.output import complain
+from areal_core.errors import ArealError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except ArealError as error:
+        if "--debug" in words:
+            raise
+        complain(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `areal plugins | head`: end quietly, also at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
+
+
+def command_names() -> list[str]:
+    """The commands of the core: the files in the folder `commands`."""
+    folder = os.path.join(os.path.dirname(__file__), "commands")  # noqa: PTH118, PTH120  pathlib would double the time
+    return sorted(name[:-3] for name in os.listdir(folder) if name.endswith(".py") and name != "__init__.py")  # noqa: PTH208
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of everything, from which the help is made."""
+    parser = argparse.ArgumentParser(
+        prog="areal",
+        description="Asynchronous reinforcement learning for language models.",
+        epilog="areal PLUGIN COMMAND ... runs a command of a plugin; areal plugins lists them.",
+    )
+    parser.add_argument("--version", action="version", version=f"areal {areal_core.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name in command_names():
+        module = _command(name)
+        _fill(commands.add_parser(name, help=module.SUMMARY, description=module.__doc__), module)
+    return parser
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0].startswith("-"):
+        parser = build_parser()
+        parser.parse_args(words)
+        parser.print_help()
+        return 2
+    if words[0] in command_names():
+        module = _command(words[0])
+        parser = argparse.ArgumentParser(prog=f"areal {words[0]}", description=module.__doc__)
+        _fill(parser, module)
+        result: int = module.execute(parser.parse_intermixed_args(words[1:]))
+        return result
+    from areal_core.cli.plugin_command import run_plugin_command
+
+    return run_plugin_command(words[0], words[1:], command_names())
+
+
+def _command(name: str) -> ModuleType:
+    return importlib.import_module(f"areal_core.cli.commands.{name}")
+
+
+def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,0 +1,112 @@
+"""Look at a config without running it.
+
+show    print every value, defaults included, and where it came from
+check   say whether it is valid (exit code 1 if not)
+schema  print the JSON schema, with the components of --plugins
+init    print a config to begin with, or write it to CONFIG; with --plugins, the plugin's default preset
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.cli.output import complain, say
+from areal_core.cli.request import Request, add_request_arguments, read_request
+from areal_core.errors import ConfigError, PluginError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from areal_core.config import Resolved
+
+SUMMARY = "show, check and explain a config"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the words of `areal config`."""
+    parser.add_argument("action", choices=tuple(_ACTIONS), help="what to do with it")
+    add_request_arguments(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Do what the first word says."""
+    return _ACTIONS[arguments.action](read_request(arguments))
+
+
+def _show(request: Request) -> int:
+    from areal_core.config.yaml_text import dump, parse
+
+    resolved = _resolve(request)
+    lines = dump(resolved.to_tree(), width=1_000_000).splitlines()
+    places = parse("\n".join(lines), "config").lines
+    for path, line in places.items():
+        origin = resolved.origins.get(".".join(str(part) for part in path))
+        if origin and lines[line - 1].count('"') % 2 == 0 and lines[line - 1].count("'") % 2 == 0:
+            lines[line - 1] = f"{lines[line - 1]:<56}  # {origin}"
+    say("\n".join(lines))
+    return 0
+
+
+def _check(request: Request) -> int:
+    try:
+        resolved = _resolve(request)
+    except (ConfigError, PluginError) as error:
+        complain(f"error: {error}")
+        return 1
+    say(f"{resolved.name} is valid; plugins: {', '.join(resolved.plugins.names) or 'the core alone'}")
+    return 0
+
+
+def _schema(request: Request) -> int:
+    from areal_core.config.schema import json_schema
+    from areal_core.plugins import PluginManager
+
+    if request.config or request.overrides:
+        raise UsageError("areal config schema describes every config; name plugins with --plugins")
+    say(json.dumps(json_schema(PluginManager.load(request.plugins)), indent=2))
+    return 0
+
+
+def _init(request: Request) -> int:
+    if request.overrides:
+        raise UsageError("areal config init takes no overrides; edit the file, or give them to `areal run`")
+    text = _starting_text(request)
+    if request.config is None:
+        say(text.rstrip("\n"))
+        return 0
+    path = Path(request.config)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path} exists already", hints=("name another file",)) from None
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    say(f"wrote {path}; run it with: areal run {path}")
+    return 0
+
+
+def _starting_text(request: Request) -> str:
+    """The default preset of the first plugin, or a file made from the models."""
+    from areal_core.config.presets import default_preset
+    from areal_core.config.schema import starter
+    from areal_core.plugins import PluginManager
+
+    if not request.plugins:
+        return starter()
+    manager = PluginManager.load(request.plugins)
+    preset = default_preset(manager, manager.names, ())
+    needed = ", ".join(dict.fromkeys([*manager.names, *preset.plugins]))
+    listed = "" if "plugins" in preset.document.values else f"plugins: [{needed}]\n"
+    return f"# from {preset.name}\n{listed}{preset.text}"
+
+
+def _resolve(request: Request) -> Resolved:
+    from areal_core.config import resolve
+
+    return resolve(request.config, request.plugins, request.overrides)
+
+
+_ACTIONS = {"show": _show, "check": _check, "schema": _schema, "init": _init}

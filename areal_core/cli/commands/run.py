@@ -1,0 +1,110 @@
+"""Train: resolve the config, check everything, start the run.
+
+Without CONFIG the run is the default preset of the first plugin in --plugins.
+Ctrl-C writes a checkpoint and stops; --resume goes on from there.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.cli.output import say
+from areal_core.cli.request import Request, add_request_arguments, read_request
+from areal_core.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from areal_core.config import Resolved
+
+SUMMARY = "train"
+
+SAFE_ON_RESUME = ("steps", "checkpoint", "evaluation.every", "trackers")
+"""What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the words of `areal run`."""
+    add_request_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="go on with this run; its config applies")
+    parser.add_argument(
+        "--allow-changed-plugins",
+        action="store_true",
+        help="resume although plugins or their versions have changed since",
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Resolve the config and hand it to the run."""
+    request = read_request(arguments)
+    if arguments.resume is not None:
+        resolved, run_dir = _resumed(arguments.resume, request), None
+    elif arguments.allow_changed_plugins:
+        raise UsageError("--allow-changed-plugins has a meaning only with --resume RUN_DIR")
+    else:
+        from areal_core.config import resolve
+
+        resolved = resolve(request.config, request.plugins, request.overrides)
+        run_dir = _new_folder(resolved)
+    from areal_core.run import execute as execute_run
+
+    return execute_run(
+        resolved,
+        run_dir=run_dir,
+        resume=arguments.resume,
+        dry_run=arguments.dry_run,
+        allow_changed_plugins=arguments.allow_changed_plugins,
+    )
+
+
+def _new_folder(resolved: Resolved) -> Path:
+    """The folder of a new run; one that exists belongs to another run."""
+    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{time}"
+    if folder.exists():
+        raise UsageError(
+            f"the run folder {folder} exists already",
+            hints=(f"go on with it: areal run --resume {folder}", "or choose another: run_dir=PATH"),
+        )
+    return folder
+
+
+def _resumed(folder: Path, request: Request) -> Resolved:
+    """The saved config with the overrides that may change in the middle of a run."""
+    from areal_core.config import load_run
+    from areal_core.config.tree import leaves
+
+    if request.config is not None:
+        raise UsageError(
+            f"--resume takes the config from {folder}, so CONFIG ({request.config}) cannot be named as well",
+            hints=("leave it out; section.key=value changes what may be changed",),
+        )
+    saved = load_run(folder)
+    if not request.overrides and not request.plugins:
+        return saved
+    changed = load_run(folder, request.overrides, request.plugins)
+    before, after = leaves(saved.to_tree()), leaves(changed.to_tree())
+    paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    lines = [f"{path}: {before.get(path)} -> {after.get(path)}" for path in paths]
+    unsafe = [line for path, line in zip(paths, lines, strict=True) if not _is_safe(path)]
+    unsafe += [f"{word}: cannot be set on a resume" for word in request.overrides if _sets_folder(word)]
+    if unsafe:
+        raise ConfigError(
+            f"a resumed run must stay the run that it was; {len(unsafe)} changes would make it another",
+            hints=(*unsafe, f"may change: {', '.join(SAFE_ON_RESUME)}; for anything else start a new run"),
+            problems=unsafe,
+        )
+    for line in lines:
+        say(f"changed on resume: {line}")
+    return changed
+
+
+def _is_safe(path: str) -> bool:
+    return any(path == safe or path.startswith(f"{safe}.") for safe in (*SAFE_ON_RESUME, "plugins"))
+
+
+def _sets_folder(word: str) -> bool:
+    return word.partition("=")[0] in {"run_dir", "base_dir", "preset"}

@@ -1,0 +1,57 @@
+"""The words that say which config is meant; the same for every command that reads one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from areal_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for: a config or preset, overrides, and plugins."""
+
+    config: str | None
+    overrides: list[str]
+    plugins: list[str]
+
+
+def add_request_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare CONFIG, overrides and --plugins."""
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="a YAML file, or a preset as PLUGIN/NAME; without it, the default preset of the first plugin",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="set one value: a YAML scalar or flow list; rewards.0.weight=2 reaches into a list, key=null clears",
+    )
+    parser.add_argument(
+        "--plugins",
+        action="append",
+        default=[],
+        metavar="A,B",
+        help="load these plugins as well; no:A takes one away",
+    )
+
+
+def read_request(arguments: argparse.Namespace) -> Request:
+    """Sort the words: one with `=` is an override wherever it stands, at most one other is CONFIG."""
+    words = [word for word in (arguments.config, *arguments.overrides) if word is not None]
+    overrides = [word for word in words if "=" in word]
+    others = [word for word in words if "=" not in word]
+    if len(others) > 1:
+        raise UsageError(
+            f"{len(others)} configs are named, {' and '.join(others)}, and a run has one",
+            hints=("an override is written section.key=value, without spaces",),
+        )
+    plugins = [name for group in arguments.plugins for name in group.replace(",", " ").split()]
+    return Request(others[0] if others else None, overrides, plugins)

@@ -1,0 +1,34 @@
+"""Config: how a run is described, checked and explained. This package imports no torch.
+
+`resolve` reads a YAML file or a preset, lays the environment and the command line over it, loads the plugins that are
+named anywhere in it, and validates each section with the model that its plugin ships. What comes out is a `Resolved`:
+the frozen `RunConfig`, where each value came from, and a complete YAML text from which every process of the run reads
+the same config again with `load_run`.
+
+A plugin's settings are a model derived from `Settings`; a field in which the reader chooses a part is declared with
+`component(kind)` and holds a `Selection`:
+
+    class Mine(Settings):
+        clip: float = Field(default=0.2, gt=0, description="half width of the interval of unclipped ratios")
+        advantage: Selection = component("advantages", default="group_normalised")
+"""
+
+from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
+from areal_core.config.run_config import RunConfig
+from areal_core.config.sections import RewardTerm
+from areal_core.config.selection import Selection, component, selections
+from areal_core.config.settings import Secret, Settings
+
+__all__ = [
+    "CONFIG_FILE",
+    "Resolved",
+    "RewardTerm",
+    "RunConfig",
+    "Secret",
+    "Selection",
+    "Settings",
+    "component",
+    "load_run",
+    "resolve",
+    "selections",
+]

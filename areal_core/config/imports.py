@@ -1,0 +1,177 @@
+"""Components named by import: `package.module:attribute` and `path/to/file.py:attribute`.
+
+A file is loaded by its path, under a module name made of that path, so that every process that needs it gets the same
+one and two files of the same name do not meet. What is hashed for the run folder is what was executed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from areal_core.config.problems import Problem, RejectedError, from_validation, unknown_key
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Located(str):
+    """A reference to a file, with the folder that it is relative to: that of the config, or the current one."""
+
+    __slots__ = ("folder",)
+
+    def __new__(cls, text: str, folder: Path) -> Self:
+        """The text itself; the folder travels with it."""
+        located = super().__new__(cls, text)
+        located.folder = folder
+        return located
+
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a reference led to: the object, the form that means the same anywhere, and the file if it is one."""
+
+    value: Any
+    target: str
+    file: Path | None = None
+    sha256: str = ""
+
+
+def is_import(reference: str) -> bool:
+    """Whether a reference names code by import: those, and only those, have a colon."""
+    return ":" in reference
+
+
+def import_reference(reference: str, folder: Path) -> Imported:
+    """Import what a reference names; `RejectedError` says what is wrong with it and how to write it."""
+    location, _, attribute = reference.rpartition(":")
+    if not location or not attribute.isidentifier():
+        raise RejectedError(
+            [
+                Problem(
+                    ("type",),
+                    f"'{reference}' is not a reference",
+                    ("write package.module:attribute or path/to/file.py:attribute",),
+                )
+            ]
+        )
+    if location.endswith(".py") or "/" in location:
+        path = (getattr(reference, "folder", folder) / Path(location).expanduser()).resolve()
+        module, digest = _load_file(path)
+        return Imported(_attribute(module, attribute, str(path)), f"{path}:{attribute}", path, digest)
+    return Imported(_attribute(_load_module(location), attribute, location), reference)
+
+
+def check_keywords(target: Any, written: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """Validate settings against a signature; parameters that are not given stay open, the caller may supply them."""
+    try:
+        parameters = dict(inspect.signature(target).parameters)
+    except (TypeError, ValueError):
+        parameters = {}
+    hints = _type_hints(target)
+    named = [
+        name for name, found in parameters.items() if found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+    ]
+    takes_all = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    for key, value in written.items():
+        if key not in named and not takes_all:
+            unknown = unknown_key((key,), named)
+            reason = "" if named else f"{title} takes no settings"
+            problems.append(Problem(unknown.path, unknown.message, unknown.hints or (reason,)))
+            continue
+        try:
+            values[key] = _adapter(hints.get(key, Any)).validate_python(value)
+        except ValidationError as error:
+            problems.extend(problem.below((key,)) for problem in from_validation(error, None))
+    if problems:
+        raise RejectedError(problems)
+    return values
+
+
+def _load_file(path: Path) -> tuple[ModuleType, str]:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise _rejected(
+            f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"
+        ) from None
+    digest = hashlib.sha256(source).hexdigest()
+    name = f"areal_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__areal_sha256__", "") == digest:
+        return loaded, digest
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    module.__dict__["__areal_sha256__"] = digest
+    sys.modules[name] = module
+    try:
+        exec(compile(source, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _rejected(f"importing {path} raises {_told(error)}", "correct the file; --debug shows where") from error
+    return module, digest
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
+            hint = f"install what contains it, or name a file: path/to/{name.rpartition('.')[2]}.py:attribute"
+            raise _rejected(f"there is no module named '{name}' in this environment", hint) from None
+        raise _rejected(f"importing {name} raises {_told(error)}", "correct it; --debug shows where") from error
+
+
+def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
+    if hasattr(module, attribute):
+        return getattr(module, attribute)
+    names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    near = difflib.get_close_matches(attribute, names, n=1)
+    hint = (
+        f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(sorted(names)) or 'nothing that can be called'}"
+    )
+    raise _rejected(f"{place} has no '{attribute}'", hint)
+
+
+def _rejected(message: str, hint: str) -> RejectedError:
+    return RejectedError([Problem(("type",), message, (hint,))])
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _type_hints(target: Any) -> dict[str, Any]:
+    """The annotations of a signature; names that exist only for type checkers leave it without any."""
+    function = target.__init__ if inspect.isclass(target) else target
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    """A validator for one annotation; a type that pydantic does not know is checked by isinstance."""
+    try:
+        return TypeAdapter(annotation)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        try:
+            return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        except (PydanticSchemaGenerationError, PydanticUserError):
+            return TypeAdapter(Any)

@@ -1,0 +1,117 @@
+"""Where a config is read from: a file, or a preset that ships inside a plugin."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.config.yaml_text import Document, parse
+from areal_core.errors import ConfigError, PluginBrokenError, PluginError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from areal_core.plugins import PluginManager, Preset
+
+
+@dataclass(frozen=True)
+class Source:
+    """One document with the name that errors call it by and the folder that its file references are relative to."""
+
+    document: Document
+    name: str
+    folder: Path
+    stem: str
+    text: str
+    plugins: tuple[str, ...] = ()
+
+
+def read_file(path: str | Path) -> Source:
+    """Read a config file."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        here = path.parent if path.parent.is_dir() else Path()
+        near = difflib.get_close_matches(path.name, [found.name for found in here.iterdir()], n=1)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "`areal config init` writes one to begin with"
+        raise UsageError(f"there is no config file {path}", hints=(hint,)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read the config file {path}: {reason}") from None
+    return _source(text, str(path), path.resolve().parent, path.stem)
+
+
+def find_preset(manager: PluginManager, reference: str, *, is_config: bool) -> Source:
+    """The preset called `reference`; with `is_config` it stood where a file might have stood."""
+    try:
+        return read_preset(manager, manager.find_preset(reference))
+    except PluginError as error:
+        if not is_config:
+            raise
+        raise UsageError(f"there is no config file '{reference}', and {error.message}", hints=error.hints) from None
+
+
+def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Sequence[PluginError]) -> Source:
+    """The preset that the first plugin of the list marks as its default; without one, an error with what there is."""
+    if not plugins:
+        raise UsageError(
+            "nothing says what to run: name a config file, or a plugin that has a preset",
+            hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
+        )
+    if plugins[0] in manager.failed:
+        raise (
+            next(iter(errors))
+            if len(errors) == 1
+            else PluginError(
+                f"{len(errors)} problems with plugins",
+                hints=[line for error in errors for line in str(error).split("\n  ")],
+                parts=errors,
+            )
+        )
+    for preset in manager.presets():
+        if preset.plugin == plugins[0] and preset.default:
+            return read_preset(manager, preset)
+    raise UsageError(
+        f"plugin '{plugins[0]}' has no default preset, and no config file is named",
+        hints=("name a config file or a preset: areal run CONFIG", _listing(manager)),
+    )
+
+
+def read_preset(manager: PluginManager, preset: Preset) -> Source:
+    """Read the YAML file of a preset out of its package."""
+    module_name, _, file_name = preset.path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+        package = module_name if hasattr(module, "__path__") else module_name.rpartition(".")[0]
+        file = importlib.resources.files(package or module_name).joinpath(file_name)
+        text = file.read_text(encoding="utf-8")
+    except (ImportError, OSError, UnicodeDecodeError) as error:
+        raise PluginBrokenError(
+            f"the preset '{preset.reference}' of {preset.supplier} cannot be read at {preset.path}: {error}",
+            hints=(f"reinstall it with: pip install --force-reinstall {preset.distribution}",),
+        ) from error
+    folder = Path(str(file)).parent
+    return _source(text, f"preset {preset.reference}", folder, preset.name, (preset.plugin, *preset.plugins))
+
+
+def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, ...] = ()) -> Source:
+    document = parse(text, name)
+    if document.values is None:
+        document.values = {}
+    if not isinstance(document.values, dict):
+        raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")
+    return Source(document, name, folder, stem, text, plugins)
+
+
+def _listing(manager: PluginManager) -> str:
+    """Every preset of every installed plugin."""
+    from areal_core.plugins.survey import survey
+
+    found = [record for report in survey(manager.catalog) for kind, record in report.records if kind == "presets"]
+    names = [f"{preset.reference} ({preset.summary})" for preset in sorted(found, key=lambda preset: preset.reference)]
+    return f"presets: {', '.join(names) or 'no installed plugin has one'}"

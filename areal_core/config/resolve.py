@@ -1,0 +1,262 @@
+"""From files, presets, environment and command line to one checked config.
+
+The order of a resolution: lay the layers, load the plugins that they name, validate, and check across sections.
+Validating may name further plugins (`type: plugin/name` inside a plugin's own section); it is repeated until it does
+not. Every mistake is collected before any is told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+import areal_core
+from areal_core.config.presets import default_preset, find_preset, read_file
+from areal_core.config.problems import Problem, dotted, from_validation
+from areal_core.config.run_config import RunConfig
+from areal_core.config.scope import Scope
+from areal_core.config.tree import Override, Tree, leaves, parse_override
+from areal_core.config.yaml_text import dump
+from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
+from areal_core.plugins import PluginManager, Provenance
+from areal_core.plugins.manager import separate
+from areal_core.plugins.records import normalise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CONFIG_FILE = "config.yaml"
+"""The complete config in a run folder."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A config that has passed every check, with what is needed to explain it and to resolve it again elsewhere.
+
+    `origins` tells for every single value, by its dotted path, where it came from. `files` holds the SHA-256 of every
+    Python file that was loaded by path. `name` is the stem of the config or the name of the preset; `run_dir` is set
+    if somebody set it.
+    """
+
+    config: RunConfig
+    origins: Mapping[str, str]
+    plugins: PluginManager
+    base_dir: Path
+    files: Mapping[str, str]
+    name: str
+    run_dir: Path | None = None
+
+    def to_tree(self) -> dict[str, Any]:
+        """Every value, defaults included, as plain mappings, lists and scalars."""
+        return self.config.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """The complete config as a file that `load_run` reads back; secrets appear as `env:NAME`."""
+        heading = f"# complete config, written by areal-core {areal_core.__version__}; `areal run` can read it\n"
+        return heading + dump({"base_dir": str(self.base_dir), **self.to_tree()})
+
+    def provenance(self) -> list[Provenance]:
+        """The plugins, and every file of the user's own that was loaded by path, as `compare` compares them."""
+        records = self.plugins.provenance()
+        for path, digest in sorted(self.files.items()):
+            records.append(Provenance(_file_title(Path(path), self.base_dir), "", "", path, digest))
+        return records
+
+
+def resolve(
+    config_path: str | Path | None,
+    plugins: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Read a config and everything laid over it; all mistakes are told at once.
+
+    `config_path` is a YAML file or the name of a preset (`name` or `plugin/name`); None is the default preset of the
+    first of `plugins`. `environment` is read for AREAL_PLUGINS and AREAL_SET; by default it is the process's own.
+    """
+    environment = os.environ if environment is None else environment
+    listed = environment.get("AREAL_PLUGINS")
+    core_only = listed is not None and not _words(listed)
+    assignments = _overrides(environment.get("AREAL_SET", ""), overrides)
+    source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
+    own = Tree()
+    if source:
+        own.lay(source.document, source.name, source.folder)
+    _assign(own, assignments)
+    requested = [*plugins, *_words(listed or ""), *_plugin_list(own.values.get("plugins"))]
+    wanted, blocked = separate(requested)
+    manager = PluginManager(blocked=blocked, core_only=core_only)
+    errors = _add(manager, wanted)
+    preset_name = own.values.get("preset") or (str(config_path) if config_path is not None and not source else None)
+    preset = None
+    if preset_name is not None:
+        preset = find_preset(manager, str(preset_name), is_config=own.values.get("preset") is None)
+    elif source is None:
+        preset = default_preset(manager, wanted, errors)
+    tree = Tree()
+    for layer in (preset, source):
+        if layer:
+            tree.lay(layer.document, layer.name, layer.folder)
+    _assign(tree, assignments)
+    if preset:
+        errors += _add(manager, [*preset.plugins, *_plugin_list(preset.document.values.get("plugins"))])
+    main = source or preset
+    folder = source.folder if source else Path.cwd()
+    return _finish(tree, manager, errors, folder, main.stem if main else "run")
+
+
+def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Resolved:
+    """The config of a run folder, as every process of the run reads it: the environment has no say in it.
+
+    `overrides` and `plugins` come from the command line of a resume.
+    """
+    path = Path(run_dir) / CONFIG_FILE
+    if not path.is_file():
+        raise UsageError(
+            f"{run_dir} is no run folder: it has no {CONFIG_FILE}",
+            hints=("name the folder that `areal run` printed first",),
+        )
+    source = read_file(path)
+    tree = Tree()
+    tree.lay(source.document, source.name, source.folder)
+    _assign(tree, _overrides("", overrides))
+    manager = PluginManager()
+    errors = _add(manager, separate([*_plugin_list(tree.values.get("plugins")), *plugins])[0])
+    return _finish(tree, manager, errors, source.folder, Path(run_dir).name)
+
+
+def _finish(tree: Tree, manager: PluginManager, errors: list[PluginError], folder: Path, name: str) -> Resolved:
+    """Validate the tree, check across sections, and either tell every mistake or return the result."""
+    values = dict(tree.values)
+    values.pop("preset", None)
+    run_dir = values.pop("run_dir", None)
+    folder = Path(str(values.pop("base_dir", folder)))
+    values["plugins"] = []
+    while True:
+        known, scope = manager.names, Scope(manager, folder)
+        config, problems = _validate(values, scope)
+        errors += scope.plugin_errors
+        if manager.names == known:
+            break
+    if run_dir is not None and not isinstance(run_dir, str):
+        problems.append(Problem(("run_dir",), "must be the path of a folder"))
+    if config is None or problems or errors:
+        raise _told(tree, manager, errors, problems, name)
+    config = config.model_copy(update={"plugins": manager.names})
+    origins = {path: _origin(tree, path) for path in leaves(config.model_dump(mode="json"))}
+    return Resolved(config, origins, manager, folder, scope.files, name, Path(run_dir) if run_dir else None)
+
+
+def _validate(values: Mapping[str, Any], scope: Scope) -> tuple[RunConfig | None, list[Problem]]:
+    with scope.active():
+        try:
+            config = RunConfig.model_validate(values)
+        except ValidationError as error:
+            return None, from_validation(error, RunConfig)
+        return config, list(config.cross_checks())
+
+
+def _told(
+    tree: Tree, manager: PluginManager, errors: Sequence[PluginError], problems: Sequence[Problem], name: str
+) -> ConfigError | PluginError:
+    """One error that tells everything: missing plugins first and together, then the mistakes in the order of keys."""
+    missing = list(dict.fromkeys(plugin for error in errors for plugin in getattr(error, "names", ())))
+    plugin_errors = [error for error in errors if not isinstance(error, PluginMissingError)]
+    if missing:
+        alone = next((error for error in errors if getattr(error, "names", ()) == tuple(missing)), None)
+        plugin_errors.insert(0, alone or manager.catalog.missing(missing))
+    if len(plugin_errors) == 1 and not problems:
+        return plugin_errors[0]
+    told = [(error.message, error.hints) for error in plugin_errors]
+    told += [(_placed(tree, problem), problem.hints) for problem in problems]
+    if len(told) == 1:
+        return ConfigError(told[0][0], hints=told[0][1], problems=[told[0][0]])
+    lines = [line for message, hints in told for line in (message, *(f"  {hint}" for hint in hints))]
+    return ConfigError(f"{len(told)} problems in {name}", hints=lines, problems=[message for message, _ in told])
+
+
+def _placed(tree: Tree, problem: Problem) -> str:
+    origin = tree.origin(problem.path)
+    return f"{f'{origin}: ' if origin else ''}{dotted(problem.path) or 'the config'}: {problem.message}"
+
+
+def _origin(tree: Tree, path: str) -> str:
+    """The origin of one value; a section that only chooses a component has its other values by default."""
+    parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
+    exact = tree.origins.get(parts)
+    if exact is None and parts[-1] == "type":
+        exact = tree.origins.get(parts[:-1])
+    return exact or "default"
+
+
+def _assign(tree: Tree, overrides: Sequence[Override]) -> None:
+    faults = []
+    for override in sorted(overrides, key=lambda found: found.rank):
+        try:
+            tree.assign(override.path, override.value, override.origin)
+        except ValueError as error:
+            faults.append(f"{override.origin}: {dotted(override.path)}: {error}")
+    _raise_faults(faults)
+
+
+def _overrides(environment: str, words: Sequence[str]) -> list[Override]:
+    """The overrides of both layers, the environment's first; each is relative to the current folder."""
+    try:
+        layers = [(word, "AREAL_SET") for word in shlex.split(environment)]
+    except ValueError as error:
+        raise ConfigError(f"AREAL_SET cannot be split into words: {error}", hints=("check its quotes",)) from None
+    layers += [(word, "command line") for word in words]
+    found, faults = [], []
+    for word, origin in layers:
+        try:
+            found.append(parse_override(word, origin, Path.cwd()))
+        except ValueError as error:
+            faults.append(str(error))
+    _raise_faults(faults)
+    return found
+
+
+def _raise_faults(faults: Sequence[str]) -> None:
+    if len(faults) == 1:
+        raise ConfigError(faults[0], problems=faults)
+    if faults:
+        raise ConfigError(f"{len(faults)} overrides are wrong", hints=faults, problems=faults)
+
+
+def _add(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
+    try:
+        manager.add(names)
+    except PluginError as error:
+        return list(error.parts)
+    return []
+
+
+def _plugin_list(written: object) -> list[str]:
+    if written is None:
+        return []
+    words = _words(written) if isinstance(written, str) else written
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ConfigError("plugins: must be a list of plugin names", hints=("for example: plugins: [grpo, hf]",))
+    return [normalise(word) if not word.startswith("no:") else word for word in words]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", text) if word]
+
+
+def _is_file(config_path: str | Path) -> bool:
+    """Whether CONFIG is a file; what neither exists nor looks like one may be the name of a preset."""
+    path = Path(config_path)
+    return (
+        path.exists() or path.suffix in {".yaml", ".yml", ".json"} or path.is_absolute() or str(config_path)[:1] == "."
+    )
+
+
+def _file_title(path: Path, base: Path) -> str:
+    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name

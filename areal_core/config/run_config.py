@@ -1,0 +1,102 @@
+"""The root of a run's config: every key that a YAML file may have, and the checks that look at several of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from areal_core.config.problems import Problem
+from areal_core.config.sections import (
+    CheckpointSection,
+    EvaluationSection,
+    ModelSection,
+    ReferenceModelSection,
+    RewardTerm,
+    RolloutSection,
+    SamplingSection,
+    TrainingSection,
+)
+from areal_core.config.selection import Selection, component, selections
+from areal_core.config.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class RunConfig(Settings):
+    """One run, complete: the same in every process of it."""
+
+    plugins: list[str] = Field(default_factory=list, description="plugins that are loaded, beside those named below")
+    seed: int = Field(default=0, ge=0, description="every random choice follows from this number")
+    steps: int = Field(ge=1, description="training steps: batches that are trained on")
+    deterministic: bool = Field(default=False, description="bit for bit the same parameters for the same config")
+    model: ModelSection = Field(description="the language model that is trained")
+    dataset: Selection = component("datasets", description="where prompts (or examples, in fine-tuning) come from")
+    workflow: Selection | None = component("workflows", description="how an episode is played; null in fine-tuning")
+    rewards: list[Selection] = component(
+        "reward_functions", default=[], common=RewardTerm, description="what an answer is worth: a weighted sum"
+    )
+    sampling: SamplingSection = Field(default_factory=SamplingSection, description="how tokens are sampled")
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="how data is generated")
+    training: TrainingSection = Field(default_factory=TrainingSection, description="what is done with a batch")
+    inference_engine: Selection | None = component("inference_engines", description="generates; null in fine-tuning")
+    train_engine: Selection = component("train_engines", description="holds the parameters and takes the steps")
+    algorithm: Selection = component("algorithms", description="how a batch becomes a loss")
+    reference_model: ReferenceModelSection | None = Field(default=None, description="the frozen model of a KL term")
+    evaluation: EvaluationSection | None = Field(default=None, description="evaluation on held-out data")
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="what a resume starts from")
+    trackers: list[Selection] = component("trackers", default=[], description="where metrics go beside the run folder")
+    launcher: Selection = component("launchers", default="core/local", description="starts the processes of the run")
+    report: bool = Field(default=True, description="write an HTML report at the end")
+
+    def cross_checks(self) -> Iterator[Problem]:
+        """Mistakes that show only when several values are seen together, those that plugins find included."""
+        yield from self._arithmetic()
+        yield from self._generation()
+        for path, chosen in selections(self):
+            if chosen.kind == "advantages" and self.rollout.group_size == 1 and _needs_group(chosen):
+                message = f"'{chosen.target}' compares the answers to one prompt, and rollout.group_size is 1"
+                yield Problem(path, message, ("set rollout.group_size to 2 or more, or choose another advantage",))
+            if isinstance(chosen.settings, Settings):
+                yield from (Problem(path, message) for message in chosen.settings.check(self))
+
+    def _arithmetic(self) -> Iterator[Problem]:
+        groups, updates = self.rollout.batch_size, self.training.updates_per_batch
+        if groups % updates:
+            fitting = ", ".join(str(number) for number in range(1, groups + 1) if groups % number == 0)
+            yield Problem(
+                ("training", "updates_per_batch"),
+                f"{updates} does not divide rollout.batch_size, which is {groups}",
+                (f"choose one of {fitting}, or another batch size",),
+            )
+        if self.sampling.min_new_tokens > self.sampling.max_new_tokens:
+            yield Problem(
+                ("sampling", "min_new_tokens"),
+                f"{self.sampling.min_new_tokens} is more than max_new_tokens, {self.sampling.max_new_tokens}",
+            )
+
+    def _generation(self) -> Iterator[Problem]:
+        """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
+        if self.workflow is not None and self.inference_engine is None:
+            yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")
+        if self.inference_engine is not None and self.workflow is None:
+            yield Problem(
+                ("workflow",), "is required beside an inference_engine: something has to say what to generate"
+            )
+        if self.rewards and self.workflow is None:
+            yield Problem(("rewards",), "have no effect without a workflow")
+        lost = self.sampling.irreproducible()
+        if self.inference_engine is not None and lost and not self.sampling.allow_mismatched_sampling:
+            yield Problem(
+                ("sampling",),
+                f"the trainer cannot reproduce the probabilities of {', '.join(lost)}",
+                ("remove it, or accept the error with sampling.allow_mismatched_sampling=true",),
+            )
+
+
+def _needs_group(advantage: Selection) -> bool:
+    """What the settings of an advantage say, or, where it is named by import, the function or class itself."""
+    told = advantage.settings if isinstance(advantage.settings, Settings) else None
+    source = told if told is not None or advantage.record is not None else advantage.load()
+    return bool(getattr(source, "needs_group", False))

@@ -1,0 +1,96 @@
+"""The config as a JSON schema, for editors and other programs, and as a file to begin with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticUndefined
+
+import areal_core
+from areal_core.config.run_config import RunConfig
+from areal_core.config.settings import Settings
+from areal_core.config.yaml_text import dump
+from areal_core.plugins.records import KINDS, Component
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from areal_core.plugins import PluginManager
+
+_LOADING_KEYS = {
+    "preset": "the name of a preset that this file is laid over",
+    "run_dir": "the folder of the run; by default runs/<name>-<UTC time>",
+    "base_dir": "the folder that paths are relative to; by default that of this file",
+}
+"""Keys of a file that say how it is read; they are no part of the config that results."""
+
+_EXAMPLES: dict[str, Any] = {
+    "steps": 100,
+    "model": {"path": "path/to/model"},
+    "dataset": {"type": "path/to/file.py:rows"},
+    "train_engine": {"type": "fsdp"},
+    "algorithm": {"type": "grpo"},
+}
+
+
+def json_schema(manager: PluginManager) -> dict[str, Any]:
+    """The schema of a config file; a place for a component carries its kind, and each kind its loaded components."""
+    schema = RunConfig.model_json_schema()
+    for part in (schema, *schema.get("$defs", {}).values()):
+        _require_choices(part)
+    for key, meaning in _LOADING_KEYS.items():
+        schema["properties"][key] = {"type": "string", "description": meaning}
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["x-areal-components"] = {
+        kind: {record.reference: _component_schema(manager, record) for record in manager.components(kind)}
+        for kind in KINDS
+        if kind not in {"presets", "commands", "health_checks"}
+    }
+    return schema
+
+
+def settings_model(manager: PluginManager, record: Component) -> type[Settings] | None:
+    """The model of a component's settings, imported; None if it takes none."""
+    model = manager.import_from(record, record.config) if record.config else None
+    return model if isinstance(model, type) and issubclass(model, Settings) else None
+
+
+def starter() -> str:
+    """A config to begin with: what is required filled in, everything else as a comment with its default."""
+    lines = [f"# a run of areal-core {areal_core.__version__}; every commented line shows a default", ""]
+    for name, field in RunConfig.model_fields.items():
+        if name in _EXAMPLES:
+            lines += [f"# {field.description}", *dump({name: _EXAMPLES[name]}).splitlines()]
+            continue
+        default = field.get_default(call_default_factory=True)
+        lines.append(f"# {field.description}")
+        if isinstance(default, Settings):
+            lines += [f"# {name}:", *(f"#   {line}" for line in _described(type(default)))]
+        else:
+            lines += [f"# {line}" for line in dump({name: default}).splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _described(model: type[BaseModel]) -> list[str]:
+    """Each field of a model with its default, its description behind it."""
+    lines = []
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        value = dump({name: None if default is PydanticUndefined else default}).rstrip()
+        lines.append(f"{value}  # {field.description}")
+    return lines
+
+
+def _require_choices(schema: dict[str, Any]) -> None:
+    """Name the components without a default as required: their absence is told by areal's own words, not pydantic's."""
+    for name, part in schema.get("properties", {}).items():
+        optional = {"type": "null"} in part.get("anyOf", [])
+        if "x-areal-kind" in part and part.get("default", "") is None and not optional:
+            del part["default"]
+            schema.setdefault("required", []).append(name)
+
+
+def _component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
+    model = settings_model(manager, record)
+    settings = model.model_json_schema() if model else {"type": "object", "additionalProperties": False}
+    return {"description": record.summary, "settings": settings}

@@ -1,0 +1,137 @@
+"""The sections of a run's config, each a small model; `run_config.py` puts them together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from areal_core.config.selection import Selection, component
+from areal_core.config.settings import Settings
+
+
+class ModelSection(Settings):
+    """The language model that is trained."""
+
+    path: str | None = Field(default=None, description="a Hugging Face model: a folder, or a name on the hub")
+    source: Selection | None = component("models", description="a component that makes or fetches the model's folder")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the forward pass")
+    trust_remote_code: bool = Field(
+        default=False, description="run Python code that ships with the model; only if you read it"
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelSection:
+        if (self.path is None) == (self.source is None):
+            raise ValueError(
+                "give exactly one of path (a folder or a hub name) and source (a component that makes one)"
+            )
+        return self
+
+
+class ReferenceModelSection(Settings):
+    """The frozen model that a KL term compares with."""
+
+    path: str = Field(description="a Hugging Face model: a folder, or a name on the hub")
+
+
+class RewardTerm(Settings):
+    """What stands beside `type:` in an item of `rewards`, whichever reward it is."""
+
+    name: str | None = Field(default=None, description="its name in metrics; by default the component's")
+    weight: float = Field(default=1.0, description="its factor in the sum")
+
+
+class SamplingSection(Settings):
+    """How tokens are sampled; engine and trainer share these values."""
+
+    temperature: float = Field(default=1.0, gt=0, description="divides the logits, in the engine and in the trainer")
+    max_new_tokens: int = Field(
+        default=256, ge=1, description="the longest answer; a longer one is cut and known to be cut"
+    )
+    min_new_tokens: int = Field(default=0, ge=0, description="tokens before which an answer may not end")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="sample from the most probable tokens with this total")
+    top_k: int = Field(default=0, ge=0, description="sample from this many tokens; 0 is all of them")
+    min_p: float = Field(default=0.0, ge=0, le=1, description="drop tokens below this share of the most probable one")
+    repetition_penalty: float = Field(default=1.0, gt=0, description="above 1 makes tokens that occurred less likely")
+    frequency_penalty: float = Field(
+        default=0.0, description="subtracted from a logit for each time its token occurred"
+    )
+    presence_penalty: float = Field(default=0.0, description="subtracted from a logit once its token occurred")
+    stop_token_ids: list[int] = Field(
+        default_factory=list, description="tokens that end an answer, beside the model's own"
+    )
+    stop: list[str] = Field(default_factory=list, description="texts that end an answer")
+    allow_mismatched_sampling: bool = Field(
+        default=False, description="train although the trainer cannot reproduce the sampling's probabilities"
+    )
+
+    def irreproducible(self) -> list[str]:
+        """The settings whose effect on probabilities the trainer does not know, as `name=value`."""
+        neutral = {
+            "min_new_tokens": 0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+        }
+        return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
+
+
+class RolloutSection(Settings):
+    """The asynchronous half: how much is generated ahead, how stale it may become, what failures lead to."""
+
+    batch_size: int = Field(default=16, ge=1, description="prompt groups in a training batch")
+    group_size: int = Field(default=8, ge=1, description="answers to one prompt")
+    max_staleness: int = Field(
+        default=1, ge=0, description="bound on how many batches old a sampled token may be; 0 is synchronous"
+    )
+    pipeline_depth: int = Field(default=2, ge=1, description="batches that may be in generation or waiting at a time")
+    stale: Literal["drop", "mask", "keep"] = Field(default="drop", description="what happens to data over the bound")
+    incomplete_groups: Literal["replace", "drop", "use"] = Field(
+        default="replace", description="what happens to a group in which an episode failed"
+    )
+    max_retries: int = Field(default=2, ge=0, description="times an episode is tried again after an exception")
+    max_consecutive_failures: int = Field(default=16, ge=1, description="failures in a row that end the run")
+    episode_timeout_s: float = Field(default=600.0, gt=0, description="seconds that one episode may take")
+    stall_timeout_s: float = Field(default=1800.0, gt=0, description="seconds without any progress that end the run")
+    reward_processes: int = Field(default=1, ge=1, description="processes that compute rewards")
+    reward_timeout_s: float = Field(default=15.0, gt=0, description="seconds that one reward may take")
+
+
+class TrainingSection(Settings):
+    """The synchronous half: what is done with a batch."""
+
+    updates_per_batch: int = Field(
+        default=1, ge=1, description="optimizer updates that a batch is split into, by groups"
+    )
+    epochs_per_batch: int = Field(default=1, ge=1, description="times that a batch is gone through")
+    max_skipped_updates: int = Field(
+        default=3, ge=1, description="updates with a non-finite gradient, in a row, that end the run"
+    )
+
+
+class EvaluationSection(Settings):
+    """Evaluation on held-out data while the run goes on."""
+
+    dataset: Selection = component("datasets", description="the held-out data")
+    every: int = Field(default=10, ge=1, description="training steps between evaluations")
+    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each prompt")
+    limit: int | None = Field(default=None, ge=1, description="prompts that are used; null is all")
+    temperature: float | None = Field(
+        default=None, ge=0, description="null is the temperature of training; 0 is greedy"
+    )
+    at_start: bool = Field(default=True, description="evaluate before the first step as well")
+    keep_best: bool = Field(default=True, description="keep the checkpoint with the best score")
+
+
+class CheckpointSection(Settings):
+    """What is written to the run folder to go on from."""
+
+    every: int = Field(
+        default=0, ge=0, description="training steps between checkpoints; 0 is at the end and on interruption"
+    )
+    keep: int = Field(default=2, ge=1, description="checkpoints that are kept, the newest ones")
+    export: bool = Field(default=True, description="write a Hugging Face folder at the end")

@@ -1,0 +1,170 @@
+"""Layers of a config, laid over one another: defaults < preset < file < environment < command line.
+
+The tree is made of plain mappings, lists and scalars. Beside it stands, for every key, where its value came from, so
+that errors can name file and line and `areal config show` the origin of each value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.config.imports import Located
+from areal_core.config.problems import Path as KeyPath
+from areal_core.config.problems import dotted
+from areal_core.config.yaml_text import Document, parse_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_FILE_REFERENCE: Final = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*")
+_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)*")
+
+
+@dataclass
+class Tree:
+    """Values and their origins, after the layers that have been laid so far."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+
+    def lay(self, document: Document, name: str, folder: Path) -> None:
+        """Lay a whole document over the tree; `folder` is what its file references are relative to."""
+
+        def origin(path: KeyPath) -> str:
+            line = next(
+                (document.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in document.lines), 0
+            )
+            return f"{name}:{line}" if line else name
+
+        self.values = self._overlay(self.values, locate(document.values or {}, folder), (), origin)
+
+    def assign(self, path: KeyPath, value: Any, origin: str) -> None:
+        """Lay one value over the tree; `ValueError` says which part of the path leads nowhere."""
+        container: Any = self.values
+        walked: KeyPath = ()
+        for part in path[:-1]:
+            key = _key(container, part, walked)
+            walked = (*walked, key)
+            if isinstance(container, dict) and container.get(key) is None:
+                container[key] = {}
+                self.origins[walked] = origin
+            if isinstance(container[key], str):
+                self.origins[*walked, "type"] = self.origins.get(walked, "")
+                container[key] = {"type": container[key]}
+            container = container[key]
+        last = _key(container, path[-1], walked)
+        if last == "type" and not _same_choice(container.get("type"), value):
+            container.clear()
+            self._forget(walked, itself=False)
+        before = container[last] if isinstance(last, int) else container.get(last)
+        container[last] = self._overlay(before, value, (*walked, last), lambda _: origin)
+
+    def origin(self, path: KeyPath) -> str:
+        """Where the value at a path came from, or the nearest key above it; "" if nobody set it."""
+        return next((self.origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.origins), "")
+
+    def _overlay(self, lower: Any, upper: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> Any:
+        """Merge mappings key by key; a section whose `type` changes starts afresh; anything else is replaced."""
+        if isinstance(lower, str) and isinstance(upper, Mapping):
+            self.origins[*path, "type"] = self.origins.get(path, "")
+            lower = {"type": lower}
+        if isinstance(upper, str) and isinstance(lower, Mapping) and _same_choice(lower.get("type"), upper):
+            upper = {"type": upper}
+        if isinstance(lower, Mapping) and isinstance(upper, Mapping):
+            changed = "type" in upper and "type" in lower and not _same_choice(lower["type"], upper["type"])
+            if changed:
+                self._forget(path)
+            merged = {} if changed else dict(lower)
+            if path:
+                self.origins.setdefault(path, origin(path))
+            for key, value in upper.items():
+                merged[key] = self._overlay(merged.get(key), value, (*path, key), origin)
+            return merged
+        self._forget(path)
+        self._note(upper, path, origin)
+        return upper
+
+    def _note(self, value: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> None:
+        self.origins[path] = origin(path)
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        for key, part in parts:
+            self._note(part, (*path, key), origin)
+
+    def _forget(self, path: KeyPath, itself: bool = True) -> None:
+        for known in [known for known in self.origins if known[: len(path)] == path and (itself or known != path)]:
+            del self.origins[known]
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `section.key=value`, and whether it came from the command line or the environment."""
+
+    path: KeyPath
+    value: Any
+    origin: str
+
+    @property
+    def rank(self) -> int:
+        """Whole sections before their keys, and the choice of a component before its settings."""
+        return len(self.path) - (self.path[-1] == "type")
+
+
+def parse_override(word: str, origin: str, folder: Path) -> Override:
+    """Read `section.key=value`; `ValueError` says what is wrong, without the value."""
+    key, separator, text = word.partition("=")
+    if not separator:
+        raise ValueError(f"{origin}: '{key}' is not of the form section.key=value")
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{origin}: '{key}' is not a key; write section.key=value")
+    try:
+        value = locate(parse_value(text), folder)
+    except ValueError as error:
+        raise ValueError(f"{origin}: the value of {key} {error}") from None
+    return Override(tuple(key.split(".")), value, origin)
+
+
+def locate(value: Any, folder: Path) -> Any:
+    """Give every file reference in a layer the folder that it is relative to."""
+    if isinstance(value, str) and _FILE_REFERENCE.fullmatch(value):
+        return Located(value, folder)
+    if isinstance(value, Mapping):
+        return {key: locate(part, folder) for key, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [locate(part, folder) for part in value]
+    return value
+
+
+def leaves(value: Any, path: KeyPath = ()) -> dict[str, Any]:
+    """Every single value of a tree by its dotted path; empty lists and sections count as values."""
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    found = {name: leaf for key, part in parts for name, leaf in leaves(part, (*path, key)).items()}
+    return found or {dotted(path): value}
+
+
+def _same_choice(one: Any, other: Any) -> bool:
+    """Whether two names choose one component: `grpo/rloo` and `rloo` do, `grpo/rloo` and `mine/rloo` do not."""
+    if not isinstance(one, str) or not isinstance(other, str):
+        return one == other
+    one, other = one.replace("-", "_"), other.replace("-", "_")
+    return one == other or (
+        one.rpartition("/")[2] == other.rpartition("/")[2]
+        and ("/" not in one or "/" not in other)
+        and ":" not in one + other
+    )
+
+
+def _key(container: Any, part: str | int, walked: KeyPath) -> str | int:
+    """One part of an override's path as the container there knows it: a number in a list, a name in a section."""
+    if isinstance(container, dict):
+        return str(part)
+    if not isinstance(container, list):
+        raise ValueError(f"{dotted(walked)} is a single value, it has no part '{part}'")
+    count = f"{dotted(walked)} is a list with {len(container)} item{'' if len(container) == 1 else 's'}"
+    if not str(part).isdigit():
+        raise ValueError(f"{count}: name one by its number, from 0")
+    if int(part) >= len(container):
+        raise ValueError(f"{count}, none with number {part}; they are counted from 0")
+    return int(part)

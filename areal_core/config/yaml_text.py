@@ -1,0 +1,147 @@
+"""YAML 1.2 in and out: `3e-4` is a number, `off` is text, every key knows its line.
+
+PyYAML follows version 1.1 of the standard. Here its parser is kept and its guesses about plain words are replaced by
+the core schema of version 1.2. A key given twice is an error, and so is everything that would make objects.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from areal_core.config.problems import Path
+
+_NULL: Final = "tag:yaml.org,2002:null"
+_BOOL: Final = "tag:yaml.org,2002:bool"
+_INT: Final = "tag:yaml.org,2002:int"
+_FLOAT: Final = "tag:yaml.org,2002:float"
+_STR: Final = "tag:yaml.org,2002:str"
+
+_RESOLVERS: Final = (
+    (_NULL, re.compile(r"null|Null|NULL|~|"), ["n", "N", "~", ""]),
+    (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    (_INT, re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), list("-+0123456789")),
+    (
+        _FLOAT,
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+        list("-+.0123456789"),
+    ),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with the words of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own form
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either version of the standard would take for something other than text; never writes aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _tag, _pattern, _first in _RESOLVERS:
+    _anchored = re.compile(rf"(?:{_pattern.pattern})\Z")
+    _Loader.add_implicit_resolver(_tag, _anchored, _first)
+    _Dumper.add_implicit_resolver(_tag, _anchored, _first)
+
+
+@dataclass
+class Document:
+    """The values of a YAML text and the line on which each key or item stands."""
+
+    values: Any
+    lines: dict[Path, int] = field(default_factory=dict)
+
+
+def parse(text: str, name: str) -> Document:
+    """Read one YAML document; `name` stands for it in errors."""
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark else name
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise ConfigError(f"{place}: not valid YAML: {reason}") from error
+    document = Document(None)
+    if node is not None:
+        document.values = _construct(node, (), document.lines, name, frozenset())
+    return document
+
+
+def parse_value(text: str) -> Any:
+    """The value of an override: a scalar or a flow list (or mapping). `ValueError` says why it is neither."""
+    if not text.strip():
+        raise ValueError("has no value; write null to clear it, '' for an empty text")
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ValueError("is not a YAML scalar or flow list; quote a text that has special characters") from error
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        raise ValueError("is neither a scalar nor a flow list; quote a text that has special characters")
+    try:
+        return _construct(node, (), {}, "the value", frozenset())
+    except ConfigError as error:
+        raise ValueError(error.message) from error
+
+
+def dump(values: Any, width: int = 110) -> str:
+    """Write values so that `parse` gives them back; keys keep their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=False)
+
+
+def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: frozenset[int]) -> Any:
+    """Build plain values out of a parsed node and note where each stands."""
+    line = node.start_mark.line + 1
+    if id(node) in above:
+        raise ConfigError(f"{name}:{line}: an alias contains itself")
+    if isinstance(node, yaml.ScalarNode):
+        lines.setdefault(path, line)
+        return _scalar(node, name)
+    lines.setdefault(path, line)
+    above |= {id(node)}
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, (*path, index), lines, name, above) for index, item in enumerate(node.value)]
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key, key_line = getattr(key_node, "value", None), key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            raise ConfigError(f"{name}:{key_line}: a key must be a plain word")
+        if key in found:
+            raise ConfigError(f"{name}:{key_line}: the key '{key}' is given twice")
+        lines[*path, key] = key_line
+        found[key] = _construct(value_node, (*path, key), lines, name, above)
+    return found
+
+
+def _scalar(node: yaml.ScalarNode, name: str) -> Any:
+    text, tag = node.value, node.tag
+    if tag == _NULL:
+        return None
+    if tag == _BOOL:
+        return text.lower() == "true"
+    if tag == _INT:
+        return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
+    if tag == _FLOAT:
+        return float(
+            text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")
+        )
+    if tag == _STR:
+        return text
+    raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {tag} is not allowed in a config")

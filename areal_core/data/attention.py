@@ -1,0 +1,230 @@
+"""Attention over packed sequences, chosen by device behind one function.
+
+A packed batch has no batch dimension: the tokens of all sequences stand one behind another, and no token may look at
+another sequence's. On a GPU in half precision one variable-length kernel does that. Everywhere else sequences of near
+equal length are laid side by side and go through scaled dot-product attention with its causal flag: the padding exists
+only inside attention, at the end of a row, where causality hides it from every real token.
+
+`PackedLayout` holds what both need of a batch's lengths. It is made once for a batch and shared by all layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SHORTEST_SHARE = 0.75
+"""A row as long as this share of its bucket's width, less `_ALWAYS_TOGETHER` tokens, still belongs to the bucket."""
+_ALWAYS_TOGETHER = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLayout:
+    """Where the tokens of a packed batch stand, and how they are laid side by side in buckets of near equal length.
+
+    Attributes:
+        lengths: tokens of each sequence.
+        cumulative_lengths: [B + 1] int32: sequence i is `cumulative_lengths[i]:cumulative_lengths[i + 1]`.
+        position_ids: [T] int64, each token's place in its own sequence, from 0.
+        buckets: for each bucket how many rows it has and how wide they are; widths descend.
+        padded_from_packed: [P] int64: the packed token at each place of the buckets, one bucket behind another; places
+            of padding hold token 0, whose value is never seen.
+        packed_from_padded: [T] int64: the place of each packed token in the buckets.
+        padding: the places that hold no token, int64, or None where there are none.
+        is_identity: whether the buckets are the packed batch itself, so that nothing has to be moved.
+    """
+
+    lengths: tuple[int, ...]
+    cumulative_lengths: torch.Tensor
+    position_ids: torch.Tensor
+    buckets: tuple[tuple[int, int], ...]
+    padded_from_packed: torch.Tensor
+    packed_from_padded: torch.Tensor
+    padding: torch.Tensor | None
+    is_identity: bool
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+    @classmethod
+    def from_lengths(cls, lengths: torch.Tensor | Sequence[int], device: torch.device | str = "cpu") -> PackedLayout:
+        """Plan a batch.
+
+        Args:
+            lengths: [B], each at least 1.
+            device: where the tokens are.
+
+        Raises:
+            ValueError: there is no sequence, or an empty one.
+        """
+        size = torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+        if not len(size) or int(size.min()) < 1:
+            raise ValueError(f"a packed layout needs sequences of at least one token, got lengths {size.tolist()}")
+        offsets = F.pad(size.cumsum(0), (1, 0))
+        total = int(offsets[-1])
+        position_ids = torch.arange(total) - torch.repeat_interleave(offsets[:-1], size)
+        order = torch.sort(size, descending=True, stable=True).indices
+        buckets = _plan_buckets(size[order].tolist())
+        width = torch.repeat_interleave(*torch.tensor(buckets).T.flip(0))
+        row_start = torch.empty_like(offsets[:-1])
+        row_start[order] = F.pad(width.cumsum(0), (1, 0))[:-1]
+        packed_from_padded = torch.repeat_interleave(row_start, size) + position_ids
+        is_padding = torch.ones(int(width.sum()), dtype=torch.bool)
+        is_padding[packed_from_padded] = False
+        padded_from_packed = torch.zeros(len(is_padding), dtype=torch.int64)
+        padded_from_packed[packed_from_padded] = torch.arange(total)
+        padding = is_padding.nonzero()[:, 0]
+        is_identity = not len(padding) and bool((padded_from_packed == torch.arange(total)).all())
+        return cls(
+            tuple(size.tolist()),
+            offsets.to(device, torch.int32),
+            position_ids.to(device),
+            tuple(buckets),
+            padded_from_packed.to(device),
+            packed_from_padded.to(device),
+            padding.to(device) if len(padding) else None,
+            is_identity,
+        )
+
+
+def _plan_buckets(descending: list[int]) -> list[tuple[int, int]]:
+    """Rows and width of each bucket, for lengths in descending order.
+
+    A row may be as short as three quarters of its bucket's width, less a few tokens: attention costs the square of the
+    width, but a bucket of its own costs a kernel call, which for short sequences is the dearer of the two.
+    """
+    buckets: list[tuple[int, int]] = []
+    for length in descending:
+        if buckets and length >= _SHORTEST_SHARE * buckets[-1][1] - _ALWAYS_TOGETHER:
+            rows, width = buckets[-1]
+            buckets[-1] = (rows + 1, width)
+        else:
+            buckets.append((1, length))
+    return buckets
+
+
+def packed_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: PackedLayout,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Causal attention of every token to the tokens before it, and itself, in its own sequence.
+
+    Args:
+        query: [T, heads, head size], float32, bfloat16 or float16.
+        key: [T, key heads, head size]; `heads` is a multiple of `key heads`, each serving consecutive query heads.
+        value: [T, key heads, head size].
+        layout: of this batch, on the same device.
+        scale: factor of the scores; 1 / sqrt(head size) if None.
+        window: how many tokens, its own included, a token may look at; all if None.
+
+    Returns:
+        [T, heads, head size] in the dtype of `query`, with gradients for all three.
+    """
+    if window is not None and window >= layout.longest:
+        window = None
+    kernel = _variable_length_kernel()
+    if kernel is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        bounds, longest = layout.cumulative_lengths, layout.longest
+        reach = (-1 if window is None else window - 1, 0)
+        attended: torch.Tensor = kernel(
+            query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=reach
+        )
+        return attended
+    return _bucketed_attention(query, key, value, layout, scale=scale, window=window)
+
+
+@cache
+def _variable_length_kernel() -> Callable[..., Any] | None:
+    """PyTorch's kernel, where this version has it with all that is needed here."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    parameters = inspect.signature(varlen_attn).parameters.keys()
+    if not {"scale", "window_size"} <= parameters:
+        return None
+    # PyTorch 2.11 groups query heads unasked, later versions only when told to
+    return partial(varlen_attn, enable_gqa=True) if "enable_gqa" in parameters else varlen_attn
+
+
+def _bucketed_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: PackedLayout,
+    *,
+    scale: float | None,
+    window: int | None,
+) -> torch.Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    if not layout.is_identity:
+        query, key, value = (_ToBuckets.apply(tensor, layout) for tensor in (query, key, value))  # type: ignore[no-untyped-call]
+    sizes = [rows * width for rows, width in layout.buckets]
+    outputs = []
+    parts = (torch.split(tensor, sizes) for tensor in (query, key, value))
+    for (rows, width), *inputs in zip(layout.buckets, *parts, strict=True):
+        q, k, v = (part.unflatten(0, (rows, width)).transpose(1, 2) for part in inputs)
+        mask = _window_mask(width, window, query.device) if window is not None and window < width else None
+        attended = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+        )
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return padded if layout.is_identity else _FromBuckets.apply(padded, layout)  # type: ignore[no-untyped-call]
+
+
+def _window_mask(width: int, window: int, device: torch.device) -> torch.Tensor:
+    """[width, width] bool, True where the row's token may look at the column's."""
+    ones = torch.ones(width, width, dtype=torch.bool, device=device)
+    return ones.tril() & ones.triu(1 - window)
+
+
+class _ToBuckets(torch.autograd.Function):
+    """Packed to bucketed. A packed token has one place in the buckets, so the gradient is a gather too.
+
+    PyTorch's own gradient of an indexing adds row by row, which on a CPU takes ten times as long as the gather. The
+    gradient at padding is dropped: it is zero, as no real token sees padding and padding's own output is thrown away.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+        ctx.layout = layout
+        return packed.index_select(0, layout.padded_from_packed)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.index_select(0, ctx.layout.packed_from_padded), None
+
+
+class _FromBuckets(torch.autograd.Function):
+    """Bucketed to packed; the gradient of padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: torch.Tensor, layout: PackedLayout) -> torch.Tensor:
+        ctx.layout = layout
+        return padded.index_select(0, layout.packed_from_padded)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        layout = ctx.layout
+        spread = gradient.index_select(0, layout.padded_from_packed)
+        if layout.padding is not None:
+            spread.index_fill_(0, layout.padding, 0)
+        return spread, None

@@ -1,0 +1,236 @@
+"""Many sequences of different lengths in one batch, without padding.
+
+The values of a key are stored flat, one sequence behind another, with one set of lengths for all keys of a level. The
+same form goes over every channel, into the ledger and to the trainer's ranks: a safetensors buffer of flat values and
+lengths. `jagged` gives a key as PyTorch's jagged tensor for those who want to compute in that form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load, save
+
+from areal_core.data.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(slots=True)
+class Ragged:
+    """Flat values of several keys that share one set of row lengths.
+
+    Attributes:
+        lengths: [B] int64.
+        values: by key, [sum(lengths), ...].
+
+    Raises:
+        ValueError: a key's values are not as long as the lengths say.
+    """
+
+    lengths: torch.Tensor
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        total = int(self.lengths.sum())
+        for key, value in self.values.items():
+            if len(value) != total:
+                raise ValueError(f"key '{key}' holds {len(value)} values, the lengths of the rows add up to {total}")
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """[B + 1] int64: row i is `offsets[i]:offsets[i + 1]`."""
+        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
+
+    @property
+    def row_index(self) -> torch.Tensor:
+        """[sum(lengths)] int64: the row that each value belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
+
+    def select(self, rows: torch.Tensor) -> Ragged:
+        """These rows, in this order."""
+        starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
+        within = Ragged(lengths)
+        index = torch.arange(int(lengths.sum()), device=lengths.device)
+        index += torch.repeat_interleave(starts - within.offsets[:-1], lengths)
+        return Ragged(lengths, {key: value[index] for key, value in self.values.items()})
+
+    def to(self, device: torch.device | str) -> Ragged:
+        """The same on another device."""
+        return Ragged(self.lengths.to(device), {key: value.to(device) for key, value in self.values.items()})
+
+    @staticmethod
+    def concatenate(parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, in order; every part must have the same keys."""
+        lengths = torch.cat([part.lengths for part in parts])
+        return Ragged(lengths, _concatenate_columns([part.values for part in parts]))
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """Packed sequences with values of each token, of each turn and of the whole sequence.
+
+    Attributes:
+        tokens: per-token values, flat [sum(T), ...]; `input_ids` is always among them.
+        sequences: per-sequence values, [B, ...].
+        turns: per-turn values, flat [sum(turns), ...].
+    """
+
+    tokens: Ragged
+    sequences: dict[str, torch.Tensor] = field(default_factory=dict)
+    turns: Ragged | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in self.sequences.items():
+            if len(value) != len(self):
+                raise ValueError(f"key '{key}' has {len(value)} values for {len(self)} sequences")
+        if self.turns is not None and len(self.turns.lengths) != len(self):
+            raise ValueError(f"turns are given for {len(self.turns.lengths)} of {len(self)} sequences")
+
+    def __len__(self) -> int:
+        return len(self.tokens.lengths)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        """The flat values of a token key, or else the values of a sequence key or a turn key.
+
+        Raises:
+            KeyError: the batch has no such key; the message lists those it has.
+        """
+        for values in self._levels():
+            if key in values:
+                return values[key]
+        raise KeyError(f"the batch has no key '{key}'; it has {sorted(k for level in self._levels() for k in level)}")
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in values for values in self._levels())
+
+    def _levels(self) -> list[dict[str, torch.Tensor]]:
+        return [self.tokens.values, self.sequences, self.turns.values if self.turns is not None else {}]
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[B] int64, tokens of each sequence."""
+        return self.tokens.lengths
+
+    @property
+    def token_count(self) -> int:
+        """Tokens in the whole batch."""
+        return len(self.tokens.values["input_ids"])
+
+    @classmethod
+    def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        """Pack trajectories, in order. All must carry the same keys.
+
+        Raises:
+            ValueError: there are none, or their keys differ (the message names the odd ones).
+        """
+        if not trajectories:
+            raise ValueError("a batch needs at least one trajectory")
+        tokens = Ragged(
+            torch.tensor([len(t) for t in trajectories]), _concatenate_columns([t.tokens for t in trajectories])
+        )
+        sequences = _stack_columns([t.sequence for t in trajectories])
+        if not any(t.turns for t in trajectories):
+            return cls(tokens, sequences)
+        turn_counts = [len(next(iter(t.turns.values()), ())) for t in trajectories]
+        return cls(
+            tokens, sequences, Ragged(torch.tensor(turn_counts), _concatenate_columns([t.turns for t in trajectories]))
+        )
+
+    def to_trajectories(self) -> list[Trajectory]:
+        """The sequences one by one, as views into this batch."""
+        offsets = self.tokens.offsets.tolist()
+        turn_offsets = self.turns.offsets.tolist() if self.turns is not None else [0] * (len(self) + 1)
+        turns = self.turns.values if self.turns is not None else {}
+        return [
+            Trajectory(
+                tokens={key: value[offsets[i] : offsets[i + 1]] for key, value in self.tokens.values.items()},
+                sequence={key: value[i] for key, value in self.sequences.items()},
+                turns={key: value[turn_offsets[i] : turn_offsets[i + 1]] for key, value in turns.items()},
+            )
+            for i in range(len(self))
+        ]
+
+    def with_tokens(self, **values: torch.Tensor) -> PackedBatch:
+        """A batch with these per-token values added or replaced; the other tensors are shared."""
+        tokens = Ragged(self.tokens.lengths, {**self.tokens.values, **values})
+        return PackedBatch(tokens, self.sequences, self.turns)
+
+    def with_sequences(self, **values: torch.Tensor) -> PackedBatch:
+        """A batch with these per-sequence values added or replaced; the other tensors are shared."""
+        return PackedBatch(self.tokens, {**self.sequences, **values}, self.turns)
+
+    def select(self, rows: torch.Tensor | Sequence[int]) -> PackedBatch:
+        """These sequences, in this order."""
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths.device)
+        return PackedBatch(
+            self.tokens.select(index),
+            {key: value[index] for key, value in self.sequences.items()},
+            self.turns.select(index) if self.turns is not None else None,
+        )
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """The same on another device."""
+        return PackedBatch(
+            self.tokens.to(device),
+            {key: value.to(device) for key, value in self.sequences.items()},
+            self.turns.to(device) if self.turns is not None else None,
+        )
+
+    def jagged(self, key: str) -> torch.Tensor:
+        """A token key as PyTorch's jagged tensor of shape [B, j]."""
+        return torch.nested.nested_tensor_from_jagged(self.tokens.values[key], self.tokens.offsets)
+
+    @staticmethod
+    def concatenate(batches: Sequence[PackedBatch]) -> PackedBatch:
+        """The sequences of all batches, in order; every batch must have the same keys."""
+        turns = [batch.turns for batch in batches if batch.turns is not None]
+        if turns and len(turns) != len(batches):
+            raise ValueError(f"turn keys are given in {len(turns)} of {len(batches)} batches")
+        return PackedBatch(
+            Ragged.concatenate([batch.tokens for batch in batches]),
+            _concatenate_columns([batch.sequences for batch in batches]),
+            Ragged.concatenate(turns) if turns else None,
+        )
+
+    def to_bytes(self) -> bytes:
+        """The batch as one safetensors buffer."""
+        flat = {"tokens/lengths": self.tokens.lengths}
+        flat |= {f"tokens.{key}": value.contiguous() for key, value in self.tokens.values.items()}
+        flat |= {f"sequences.{key}": value.contiguous() for key, value in self.sequences.items()}
+        if self.turns is not None:
+            flat["turns/lengths"] = self.turns.lengths
+            flat |= {f"turns.{key}": value.contiguous() for key, value in self.turns.values.items()}
+        return save(flat)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PackedBatch:
+        """Read back what `to_bytes` wrote. The lengths are checked again against every key."""
+        flat = load(data)
+
+        def level(name: str) -> dict[str, torch.Tensor]:
+            prefix = f"{name}."
+            return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
+
+        turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
+        return cls(Ragged(flat["tokens/lengths"], level("tokens")), level("sequences"), turns)
+
+
+def _keys_in_common(columns: Sequence[dict[str, torch.Tensor]]) -> Iterable[str]:
+    first = columns[0].keys()
+    for row, other in enumerate(columns):
+        if other.keys() != first:
+            odd = sorted(first ^ other.keys())
+            raise ValueError(f"row {row} of the batch differs from row 0 in the keys {odd}: each must be in all or none")
+    return first
+
+
+def _concatenate_columns(columns: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {key: torch.cat([column[key] for column in columns]) for key in _keys_in_common(columns)}
+
+
+def _stack_columns(columns: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {key: torch.stack([column[key] for column in columns]) for key in _keys_in_common(columns)}

@@ -1,0 +1,61 @@
+"""Splitting a batch over ranks by tokens, and into micro-batches under a token budget.
+
+Sequences stay whole. No split changes what is learnt: the weights of the tokens in the loss are fixed on the whole
+batch before it is split.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+
+def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
+    """Deal sequences out to parts so that their token counts are close: longest first, to the lightest part.
+
+    Args:
+        lengths: tokens of each sequence.
+        parts: how many; some stay empty where there are fewer sequences than parts.
+
+    Returns:
+        For each part the sequences' indices, ascending.
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    lightest = [(0, 0, part) for part in range(parts)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        tokens, count, part = heapq.heappop(lightest)
+        shares[part].append(index)
+        heapq.heappush(lightest, (tokens + lengths[index], count + 1, part))
+    return [sorted(share) for share in shares]
+
+
+def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Fill micro-batches up to a token budget: first fit, longest sequence first.
+
+    Args:
+        lengths: tokens of each sequence.
+        max_tokens: budget of one micro-batch.
+
+    Returns:
+        For each micro-batch the sequences' indices, ascending.
+
+    Raises:
+        ValueError: a single sequence is over the budget.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = lengths[index]
+        if length > max_tokens:
+            raise ValueError(
+                f"a sequence of {length} tokens does not fit into a micro-batch of max_tokens_per_microbatch: {max_tokens}; "
+                "raise that setting or lower sampling.max_new_tokens"
+            )
+        for number, free in enumerate(room):
+            if length <= free:
+                bins[number].append(index)
+                room[number] -= length
+                break
+        else:
+            bins.append([index])
+            room.append(max_tokens - length)
+    return [sorted(members) for members in bins]

@@ -1,0 +1,165 @@
+"""One token sequence that the policy (partly) wrote, and the episode that it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.interfaces.inference import Generation
+
+
+class FinishReason(IntEnum):
+    """Why the last generation of a trajectory ended. Truncation is known, never inferred from a width."""
+
+    STOP = 0
+    LENGTH = 1
+    TOOL = 2
+    ABORT = 3
+
+
+TOKEN_DTYPES = {
+    "input_ids": torch.int64,
+    "loss_mask": torch.bool,
+    "logprobs": torch.float32,
+    "versions": torch.int32,
+    "turn_ids": torch.int32,
+}
+"""The per-token keys that every trajectory has, each of shape [T]."""
+
+SEQUENCE_DTYPES = {
+    "reward": torch.float32,
+    "prompt_id": torch.int64,
+    "group_id": torch.int64,
+    "episode_id": torch.int64,
+    "sample_index": torch.int64,
+    "finish_reason": torch.int8,
+}
+"""The per-sequence keys that the rollout runtime fills in; each is a scalar, but for `prompt_id` of shape [2]."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One token sequence with what is known of each token, of each turn and of the whole.
+
+    Attributes:
+        tokens: values of shape [T, ...]. Always there: `input_ids` int64; `loss_mask` bool, token was sampled by the
+            policy; `logprobs` float32, log-softmax(logits / temperature) of token t under the weights that sampled
+            it, 0 where not sampled; `versions` int32, the weight version that sampled token t, -1 where not sampled;
+            `turn_ids` int32, turn of a multi-turn episode, -1 outside. Further keys travel along untouched.
+        sequence: values of any fixed shape that hold for the whole sequence (`reward`, named rewards, ids).
+        turns: values of shape [turns, ...].
+
+    Raises:
+        ValueError: a required key is missing, has another dtype, or the lengths of the token keys differ.
+    """
+
+    tokens: dict[str, torch.Tensor]
+    sequence: dict[str, torch.Tensor] = field(default_factory=dict)
+    turns: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key, dtype in TOKEN_DTYPES.items():
+            if key not in self.tokens:
+                raise ValueError(f"a trajectory needs the token key '{key}'; it has {sorted(self.tokens)}")
+            if self.tokens[key].dtype != dtype:
+                raise ValueError(f"token key '{key}' has dtype {self.tokens[key].dtype}, it must be {dtype}")
+        for name, values in (("token", self.tokens), ("turn", self.turns)):
+            lengths = {key: len(value) for key, value in values.items()}
+            if len(set(lengths.values())) > 1:
+                raise ValueError(f"the {name} keys of a trajectory differ in length: {lengths}")
+        if not len(self):
+            raise ValueError("a trajectory needs at least one token")
+
+    def __len__(self) -> int:
+        return len(self.tokens["input_ids"])
+
+    @classmethod
+    def from_generation(cls, prompt_ids: Sequence[int], generation: Generation) -> Trajectory:
+        """The trajectory of one prompt and what the policy wrote behind it."""
+        builder = TrajectoryBuilder()
+        builder.add_context(prompt_ids)
+        builder.add_generation(generation)
+        return builder.build()
+
+
+class TrajectoryBuilder:
+    """Collects the tokens of a trajectory in order, context and generations in turns; tokens are only appended."""
+
+    __slots__ = ("_finish_reason", "_input_ids", "_logprobs", "_loss_mask", "_turn", "_turn_ids", "_versions")
+
+    def __init__(self) -> None:
+        self._input_ids: list[int] = []
+        self._loss_mask: list[bool] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._turn_ids: list[int] = []
+        self._turn = -1
+        self._finish_reason = FinishReason.ABORT
+
+    @property
+    def input_ids(self) -> list[int]:
+        """All tokens so far: what the next generation continues."""
+        return list(self._input_ids)
+
+    def add_context(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not write: the prompt, a tool's answer, the user's next turn."""
+        count = len(token_ids)
+        self._input_ids += token_ids
+        self._loss_mask += [False] * count
+        self._logprobs += [0.0] * count
+        self._versions += [-1] * count
+        self._turn_ids += [self._turn] * count
+
+    def add_generation(self, generation: Generation) -> None:
+        """Append what the policy wrote, as the next turn."""
+        self._turn += 1
+        count = len(generation.output_ids)
+        self._input_ids += generation.output_ids
+        self._loss_mask += [True] * count
+        self._logprobs += generation.logprobs
+        self._versions += generation.versions
+        self._turn_ids += [self._turn] * count
+        self._finish_reason = generation.finish_reason
+
+    def build(self, sequence: Mapping[str, torch.Tensor] | None = None) -> Trajectory:
+        """The trajectory; `sequence` adds per-sequence values such as named rewards."""
+        return Trajectory(
+            tokens={
+                "input_ids": torch.tensor(self._input_ids, dtype=torch.int64),
+                "loss_mask": torch.tensor(self._loss_mask, dtype=torch.bool),
+                "logprobs": torch.tensor(self._logprobs, dtype=torch.float32),
+                "versions": torch.tensor(self._versions, dtype=torch.int32),
+                "turn_ids": torch.tensor(self._turn_ids, dtype=torch.int32),
+            },
+            sequence={"finish_reason": torch.tensor(int(self._finish_reason), dtype=torch.int8), **(sequence or {})},
+        )
+
+
+@dataclass(slots=True)
+class Episode:
+    """What one run of a workflow brought: its trajectories, its reward, and what a reader of samples wants to see.
+
+    Attributes:
+        trajectories: at least one; several where a template rewrites the prefix between turns.
+        reward: the outcome reward of the episode, given to each of its trajectories.
+        rewards: named components of the reward, for metrics.
+        text: prompt and completion as text, for the report; never used in training.
+    """
+
+    trajectories: list[Trajectory]
+    reward: float
+    rewards: dict[str, float] = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest weight version that sampled a token of this episode, -1 where none was sampled."""
+        sampled = [t.tokens["versions"][t.tokens["loss_mask"]] for t in self.trajectories]
+        versions = [int(v.min()) for v in sampled if len(v)]
+        return min(versions, default=-1)

@@ -1,0 +1,93 @@
+"""Every error that areal raises on purpose, and the exit code that each one ends the program with.
+
+    ArealError
+    ├── UsageError                 2   the command line itself is wrong
+    ├── ConfigError                2   a config, or a value in it, is wrong; carries all problems found
+    ├── PluginError                2   something about plugins; the subclasses say what
+    │   ├── PluginMissingError          2   a plugin that was named is not installed
+    │   ├── PluginBrokenError           2   it is installed and cannot be loaded, or supplies something invalid
+    │   ├── PluginIncompatibleError     2   its range on areal-core excludes the core that is installed, or is missing
+    │   ├── PluginConflictError         2   two plugins claim one name
+    │   └── ComponentNotFoundError      2   no loaded plugin supplies a component of this name
+    └── RunError                   1   the request was right and the run failed
+
+An error is read by somebody who wants to go on working. Its message says what was asked and what is wrong; its hints,
+one line each, say first which command or edit repairs it and then what is available. The command line prints both
+without a traceback; `--debug` shows the traceback.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class ArealError(Exception):
+    """The root of the tree: a message, hint lines and the exit code of the program."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hints: Iterable[str] = (), exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hints = tuple(hints)
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return "\n  ".join((self.message, *self.hints))
+
+
+class UsageError(ArealError):
+    """The command line is wrong: an unknown word, a missing file, two options that exclude each other."""
+
+
+class ConfigError(ArealError):
+    """A config is wrong. `problems` holds each mistake with its place; all of them are found before any is told."""
+
+    def __init__(self, message: str, *, hints: Iterable[str] = (), problems: Sequence[str] = ()) -> None:
+        super().__init__(message, hints=hints)
+        self.problems = tuple(problems)
+
+
+class PluginError(ArealError):
+    """Something about plugins is wrong; the message names the plugin, its distribution and its version.
+
+    Several errors found at once travel as one: `parts` are they, or the error itself.
+    """
+
+    def __init__(self, message: str, *, hints: Iterable[str] = (), parts: Sequence[PluginError] = ()) -> None:
+        super().__init__(message, hints=hints)
+        self.parts = tuple(parts) or (self,)
+
+
+class PluginMissingError(PluginError):
+    """Plugins that were named are not installed; `names` are theirs."""
+
+    def __init__(self, message: str, *, hints: Iterable[str] = (), names: Sequence[str] = ()) -> None:
+        super().__init__(message, hints=hints)
+        self.names = tuple(names)
+
+
+class PluginBrokenError(PluginError):
+    """A plugin is installed but cannot be imported, or what it supplies does not follow the rules."""
+
+
+class PluginIncompatibleError(PluginError):
+    """A plugin's declared range on areal-core does not contain the core that is installed, or is not declared."""
+
+
+class PluginConflictError(PluginError):
+    """Two distributions claim one plugin name, or two plugins one component name."""
+
+
+class ComponentNotFoundError(PluginError):
+    """No loaded plugin supplies a component of this kind and name."""
+
+
+class RunError(ArealError):
+    """The request was right and the run failed: a worker died, a deadline passed, a disk was full."""
+
+    exit_code = 1

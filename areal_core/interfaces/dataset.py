@@ -1,0 +1,20 @@
+"""What a data set must do: rows by number."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Dataset(Protocol):
+    """A finite, indexable collection; the same index always gives the same row.
+
+    A row is a mapping. Workflows of the core read `prompt` (text, or a list of chat messages) and hand the whole row
+    to the reward, which by convention reads `answer`. For supervised fine-tuning a row has `prompt` and `completion`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...

@@ -1,0 +1,146 @@
+"""What the rollout controller asks of an engine that generates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.data.trajectory import FinishReason
+    from areal_core.interfaces.model import ModelReference
+
+UpdateMode = Literal["keep_cache", "recompute"]
+"""What becomes of the keys and values of live requests when weights change under them: kept, or rebuilt under the new
+weights. Behaviour log-probabilities are exact for the token's version in `recompute`; in `keep_cache` tokens after an
+update attend to keys and values of older weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: logits are divided by it, above 0.
+        max_new_tokens: at most so many tokens are generated.
+        min_new_tokens: the stop tokens are not drawn before.
+        stop_token_ids: a generation ends behind one of these; the token itself is part of the output.
+        greedy: take the most probable token; log-probabilities are still those of the tempered distribution.
+        top_p, top_k, min_p, repetition_penalty, frequency_penalty, presence_penalty, stop: as servers name them, with
+            the values that switch them off; an engine that cannot serve one says so in its capabilities.
+    """
+
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    greedy: bool = False
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to continue.
+
+    Attributes:
+        request_id: unique in the run.
+        input_ids: prompt and everything after it so far.
+        sampling: shared by many requests.
+        seed: of this sample's random numbers; the same seed, weights and prompt give the same tokens.
+        affinity: requests with the same affinity share a prefix (siblings of a group, turns of an episode).
+    """
+
+    request_id: str
+    input_ids: list[int]
+    sampling: SamplingParameters
+    seed: int
+    affinity: str = ""
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was generated for one request; the three lists are equally long.
+
+    Attributes:
+        output_ids: the sampled tokens, a stop token included.
+        logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, not truncated.
+        versions: the weight version that sampled each token, as the engine itself recorded it.
+        finish_reason: why it ended.
+    """
+
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """Weights for the engine to take over.
+
+    Attributes:
+        version: counts publications, never reused in a run.
+        path: a folder with `model.safetensors`, complete when announced; it stays until the update returns.
+    """
+
+    version: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceCapabilities:
+    """What an engine can do, so that a config which asks for more is refused before the run starts.
+
+    Attributes:
+        update_modes: the in-flight update modes that it offers.
+        sampling: names of `SamplingParameters` fields, beyond temperature, lengths and stop tokens, that it honours.
+        deterministic: whether the same requests one after another give the same bits.
+    """
+
+    update_modes: frozenset[UpdateMode]
+    sampling: frozenset[str] = field(default_factory=frozenset)
+    deterministic: bool = False
+
+
+class InferenceEngine(Protocol):
+    """Generates, and changes weights while it generates. Lives in the rollout controller's event loop."""
+
+    capabilities: InferenceCapabilities
+
+    async def start(self, model: ModelReference) -> None:
+        """Load the model and be ready to generate with its weights as version 0.
+
+        Raises:
+            RunError: it cannot start; the message carries the engine's own words.
+        """
+        ...
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Continue one sequence. Cancelling the caller's task cancels the request in the engine.
+
+        Raises:
+            ValueError: the request cannot be served (too long, an unsupported setting).
+            RunError: the engine has died.
+        """
+        ...
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Change the weights under the requests in flight; on return every further token is of `update.version`.
+
+        Requests continue; each token keeps the label of the version that sampled it.
+
+        Raises:
+            RunError: the weights could not be taken over; nothing may be generated with half of them.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop, cancel what runs and free everything; safe to call twice."""
+        ...

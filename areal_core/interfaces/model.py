@@ -1,0 +1,32 @@
+"""Where a model comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReference:
+    """A Hugging Face model folder (config, safetensors, tokenizer) and how to load it.
+
+    Attributes:
+        path: a folder on this machine, or a name on the Hugging Face hub.
+        dtype: of the parameters while the engine computes.
+        trust_remote_code: whether code that ships with the model may run.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    trust_remote_code: bool = False
+
+
+class ModelSource(Protocol):
+    """Makes or fetches a model folder before the run starts; runs once, in a process of its own."""
+
+    def prepare(self, cache: Path) -> Path:
+        """The folder of the model, made below `cache` if it is not there yet. Must be safe to call again."""
+        ...

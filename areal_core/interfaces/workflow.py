@@ -1,0 +1,74 @@
+"""An episode: how a prompt becomes trajectories and a reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from areal_core.data.trajectory import Episode
+    from areal_core.interfaces.inference import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class RewardScore:
+    """An outcome reward with its named components (already weighted sums have no components)."""
+
+    value: float
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+class Reward(Protocol):
+    """A plain function that scores one completion; runs in a pool of processes, so it may block and may crash.
+
+    Parameters are passed by keyword and only those that the function names: `prompt` (str), `completion` (str, special
+    tokens removed), `row` (the whole data row), `completion_ids` (list of int), `finish_reason` (str: stop, length,
+    tool, abort), or any key of the row, such as `answer`.
+    """
+
+    def __call__(self, **arguments: Any) -> float: ...
+
+
+@dataclass(slots=True)
+class WorkflowContext:
+    """What an episode may use. One for each episode; nothing in it is shared between episodes but the resources.
+
+    Attributes:
+        tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
+        generate: continue these token ids with the run's sampling settings; deadline, seed and retries are the
+            runtime's. `max_new_tokens` lowers the setting for this call.
+        score: the run's rewards on one completion, computed in the pool; raises `RewardError` when one fails.
+        is_evaluation: the episode is part of an evaluation.
+        sample_index: which sibling of its group this episode is.
+    """
+
+    tokenizer: Any
+    generate: Callable[..., Awaitable[Generation]]
+    score: Callable[..., Awaitable[RewardScore]]
+    is_evaluation: bool
+    sample_index: int
+
+
+class RolloutWorkflow(Protocol):
+    """Runs one episode. One object serves all episodes at once, so it holds no state of an episode."""
+
+    async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        """From a row of the data set to trajectories and a reward.
+
+        An exception is retried up to `rollout.max_retries` times, then recorded with its traceback as failed.
+        """
+        ...
+
+
+class Environment(Protocol):
+    """The world that a multi-turn workflow talks to. One object for each episode."""
+
+    async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+        """Begin; the chat messages that open the episode."""
+        ...
+
+    async def step(self, completion: str) -> tuple[str | None, float]:
+        """Take the policy's turn; the world's answer (None ends the episode) and the reward of this turn."""
+        ...

@@ -1,0 +1,111 @@
+"""The plan of a run: what would be started, with which shapes and sizes. Checks what can be checked without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from areal_core.config import Resolved
+
+BYTES_PER_PARAMETER = 16
+"""Of the trainer in float32: parameter, gradient and two moments of AdamW."""
+
+
+def make_plan(resolved: Resolved) -> str:
+    """Check model, data and arithmetic, and describe the run.
+
+    Raises:
+        ConfigError: the model cannot be read, the data set is empty or unreadable, or tokens exceed the model's context.
+    """
+    config = resolved.config
+    problems: list[str] = []
+    model = _model_lines(resolved, problems)
+    rows = _dataset_rows(resolved, problems)
+    if problems:
+        raise ConfigError("the run cannot start", problems=problems, hints=problems)
+    launcher = config.launcher.keywords()
+    ranks = launcher.get("trainer_processes", 1)
+    lines = ["plan", f"  plugins        {', '.join(record.name for record in resolved.provenance())}", *model]
+    lines.append(f"  data           {config.dataset.reference}: {rows:,} rows")
+    rollout = config.rollout
+    processes = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
+    if config.inference_engine is not None:
+        sequences = rollout.batch_size * rollout.group_size
+        processes = f"1 controller, {rollout.reward_processes} reward, 1 {config.inference_engine.reference}, {processes}"
+        lines += [
+            f"  batch          {rollout.batch_size} prompts x {rollout.group_size} episodes = {sequences} sequences, "
+            f"{config.training.updates_per_batch * config.training.epochs_per_batch} update(s)",
+            f"  staleness      at most {rollout.max_staleness} (policy {rollout.stale}), "
+            f"{rollout.pipeline_depth} batches in the pipeline",
+            f"  epochs         {config.steps * rollout.batch_size / max(1, rows):.2f} over {config.steps} steps",
+        ]
+    else:
+        lines.append(f"  batch          {rollout.batch_size} examples, {config.steps} steps")
+    lines.insert(2, f"  processes      {processes}")
+    return "\n".join(lines)
+
+
+def _model_lines(resolved: Resolved, problems: list[str]) -> list[str]:
+    model = resolved.config.model
+    if model.source is not None:
+        return [f"  model          made by {model.source.reference} before the run starts"]
+    folder = resolved.base_dir / (model.path or "")
+    if not folder.is_dir():
+        if model.path and (model.path.startswith((".", "/", "~")) or model.path.count("/") != 1):
+            problems.append(f"model.path: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
+        return [f"  model          {model.path} (from the Hugging Face hub)"]
+    path = folder / "config.json"
+    try:
+        description: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        problems.append(f"model.path: {path} cannot be read ({error}); a Hugging Face folder has a config.json")
+        return []
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if not weights:
+        problems.append(f"model.path: {folder} holds no *.safetensors; save the model with save_pretrained")
+    _check_context(resolved, description, problems)
+    stored = {"float16": 2, "bfloat16": 2}.get(str(description.get("dtype", description.get("torch_dtype"))), 4)
+    parameters = weights // stored
+    memory = parameters * BYTES_PER_PARAMETER
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return [
+        f"  model          {folder}: {description.get('model_type')}, about {parameters / 1e6:,.1f} M parameters",
+        f"  memory         trainer about {memory / 2**30:.2f} GiB for parameters, gradients and moments; "
+        f"this machine has {available / 2**30:.0f} GiB",
+    ]
+
+
+def _check_context(resolved: Resolved, description: dict[str, Any], problems: list[str]) -> None:
+    context = description.get("max_position_embeddings")
+    tokens = resolved.config.sampling.max_new_tokens
+    if resolved.config.inference_engine is not None and isinstance(context, int) and tokens >= context:
+        problems.append(
+            f"sampling.max_new_tokens: {tokens} new tokens leave no room for a prompt in the model's context of {context}"
+        )
+
+
+def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
+    """Length of the data set; building it is the check that it can be read."""
+    rows = 0
+    chosen = [("dataset", resolved.config.dataset)]
+    if resolved.config.evaluation is not None:
+        chosen.append(("evaluation.dataset", resolved.config.evaluation.dataset))
+    for key, selection in reversed(chosen):
+        try:
+            dataset = selection.build()
+            rows = len(dataset)
+            if rows:
+                dataset[0]
+        except ConfigError as error:
+            problems.append(f"{key}: {error.message}")
+        except Exception as error:  # noqa: BLE001 - a data set is anybody's code
+            problems.append(f"{key}: {selection.reference} cannot be read: {type(error).__name__}: {error}")
+        else:
+            if not rows:
+                problems.append(f"{key}: {selection.reference} is empty; it must have at least one row")
+    return rows
+

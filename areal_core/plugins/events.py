@@ -1,0 +1,81 @@
+"""The typed side of the event hooks: one method per event, the only way in which areal's code tells plugins anything.
+
+pluggy's own relay is untyped and stops at the first exception. Here every plugin is called by itself: an error
+before the run has begun ends the program and names the plugin; an error of an observer while the run goes on is
+logged, and that plugin hears no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from areal_core.errors import PluginBrokenError, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pluggy
+
+    from areal_core.config import RunConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Events:
+    """Tells the loaded plugins what happens in a run; see `areal_core.plugins.hooks` for when each is called."""
+
+    def __init__(self, relay: pluggy.PluginManager) -> None:
+        self._relay = relay
+        self._silenced: set[str] = set()
+
+    def configure(self, config: RunConfig) -> None:
+        """The config is complete and checked; an exception ends the program with exit code 2."""
+        for name, error in self._tell("areal_configure", config=config):
+            raise PluginBrokenError(
+                f"plugin '{name}' refuses the config in areal_configure: {error}",
+                hints=(f"leave it out with: --plugins no:{name}",),
+            ) from error
+
+    def run_started(self, config: RunConfig, run_dir: Path) -> None:
+        """A run begins or goes on; an exception ends it with exit code 1."""
+        for name, error in self._tell("areal_run_started", config=config, run_dir=run_dir):
+            raise RunError(
+                f"plugin '{name}' failed in areal_run_started: {error}",
+                hints=(f"leave it out with: --plugins no:{name}",),
+            ) from error
+
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step is over; an exception silences the plugin."""
+        self._observe("areal_step_finished", step=step, metrics=metrics)
+
+    def weights_published(self, step: int, version: int) -> None:
+        """The engines generate with `version`; an exception silences the plugin."""
+        self._observe("areal_weights_published", step=step, version=version)
+
+    def checkpoint_saved(self, step: int, path: Path) -> None:
+        """A checkpoint is committed at `path`; an exception silences the plugin."""
+        self._observe("areal_checkpoint_saved", step=step, path=path)
+
+    def run_finished(self, run_dir: Path, outcome: str) -> None:
+        """The run is over; an exception is logged and changes nothing."""
+        self._observe("areal_run_finished", run_dir=run_dir, outcome=outcome)
+
+    def _observe(self, hook: str, **arguments: object) -> None:
+        for name, error in self._tell(hook, **arguments):
+            self._silenced.add(name)
+            logger.error("plugin '%s' failed in %s and hears no further events", name, hook, exc_info=error)
+
+    def _tell(self, hook: str, **arguments: object) -> list[tuple[str, Exception]]:
+        """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""
+        failures = []
+        implementations = getattr(self._relay.hook, hook).get_hookimpls()
+        for implementation in sorted(implementations, key=lambda found: found.plugin_name):
+            if implementation.plugin_name in self._silenced:
+                continue
+            try:
+                implementation.function(*(arguments[name] for name in implementation.argnames))
+            except Exception as error:  # noqa: BLE001  whatever a plugin raises is reported under its name
+                failures.append((implementation.plugin_name, error))
+        return failures

@@ -1,0 +1,312 @@
+"""The hook specifications: every place where areal asks its plugins something or tells them something.
+
+*Registration hooks* return records (strings) and are asked before a config is validated. *Event hooks* observe a run.
+Nothing that happens for every token or every sample is a hook: that is a method of a Protocol in
+`areal_core.interfaces`. No parameter has a default value, because pluggy would hand plugins the default instead of
+the value; wrappers are refused, because then the error of one plugin would look like another's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_core.plugins.markers import hookspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+    from areal_core.plugins.records import Command, Component, HealthCheck, Preset
+
+# --- registration: what a plugin supplies -----------------------------------------------------------------------
+
+
+@hookspec
+def areal_train_engines() -> Iterable[Component]:
+    """Training engines: they hold the parameters and take the optimizer steps.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.TrainEngine`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_inference_engines() -> Iterable[Component]:
+    """Inference engines: they generate tokens and label each with the version that sampled it.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.InferenceEngine`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_workflows() -> Iterable[Component]:
+    """Workflows: how one episode is played, from a prompt to its trajectories.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.RolloutWorkflow`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_reward_functions() -> Iterable[Component]:
+    """Reward functions: what an answer is worth.
+
+    Supplies: `Component` records; each leads to a function, or a class whose instances are called.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_datasets() -> Iterable[Component]:
+    """Data sets: where prompts and their answers come from.
+
+    Supplies: `Component` records; each leads to a class or function that gives rows by index.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_algorithms() -> Iterable[Component]:
+    """Algorithms: named compositions of advantage, filter, correction, loss and aggregation.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.Algorithm`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_advantages() -> Iterable[Component]:
+    """Advantages: from the rewards of a whole batch to a number for every token.
+
+    Supplies: `Component` records; each leads to a class or pure function of the batch.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_policy_losses() -> Iterable[Component]:
+    """Policy losses: pure functions of packed tensors, one value for every token.
+
+    Supplies: `Component` records; each leads to a class or pure function of tensors.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_corrections() -> Iterable[Component]:
+    """Corrections for data that older weights have sampled: weights and masks for every token.
+
+    Supplies: `Component` records; each leads to a class or pure function of log-probabilities.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_aggregations() -> Iterable[Component]:
+    """Aggregations: how the values of tokens become the one number that is minimised.
+
+    Supplies: `Component` records; each leads to a class or pure function of values, mask and lengths.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_filters() -> Iterable[Component]:
+    """Filters: which finished prompt groups are worth training on.
+
+    Supplies: `Component` records; each leads to a class or pure function of a group.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_models() -> Iterable[Component]:
+    """Models: they make or fetch a model folder that every engine can open.
+
+    Supplies: `Component` records; each leads to a function that returns the path of a folder.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_launchers() -> Iterable[Component]:
+    """Launchers: they start the processes of a run and notice when one dies.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.Launcher`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_trackers() -> Iterable[Component]:
+    """Trackers: where metrics go beside the run folder's own file.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.Tracker`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_presets() -> Iterable[Preset]:
+    """Presets: complete configs that ship inside the plugin.
+
+    Supplies: `Preset` records; each leads to YAML beside a module.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_commands() -> Iterable[Command]:
+    """Commands: `areal PLUGIN COMMAND ...`.
+
+    Supplies: `Command` records; each leads to a function of the remaining words that returns the exit code.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def areal_health_checks() -> Iterable[HealthCheck]:
+    """Health checks: questions about the machine, asked by the commands that diagnose.
+
+    Supplies: `HealthCheck` records; each leads to a function that returns None or one line.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+# --- events: what happens in a run ----------------------------------------------------------------------------
+
+
+@hookspec
+def areal_configure(config: RunConfig) -> None:
+    """The config is resolved, complete and checked.
+
+    When: after every check has passed and before any process is started, also with `--dry-run`.
+    Process: the one that launched the run.
+    How often: once.
+    Exception: ends the program with exit code 2; nothing has started.
+    """
+
+
+@hookspec
+def areal_run_started(config: RunConfig, run_dir: Path) -> None:
+    """A run begins, or goes on after a resume.
+
+    When: when every process of the run is ready and before the first training step.
+    Process: trainer rank 0.
+    How often: once; a resume is a new start.
+    Exception: ends the run with exit code 1.
+    """
+
+
+@hookspec
+def areal_step_finished(step: int, metrics: Mapping[str, float]) -> None:
+    """A training step is over and its metrics are final.
+
+    When: after the optimizer updates of a batch, beside generation.
+    Process: trainer rank 0.
+    How often: once for every step.
+    Exception: is logged with the plugin's name; the plugin hears no further events and the run goes on.
+    """
+
+
+@hookspec
+def areal_weights_published(step: int, version: int) -> None:
+    """The engines generate with new weights.
+
+    When: when every engine has confirmed this version.
+    Process: trainer rank 0.
+    How often: once for every publication.
+    Exception: is logged with the plugin's name; the plugin hears no further events and the run goes on.
+    """
+
+
+@hookspec
+def areal_checkpoint_saved(step: int, path: Path) -> None:
+    """A checkpoint is committed: from now on a resume starts here.
+
+    When: after the commit, never for a checkpoint that is still provisional.
+    Process: trainer rank 0.
+    How often: once for every checkpoint.
+    Exception: is logged with the plugin's name; the plugin hears no further events and the run goes on.
+    """
+
+
+@hookspec
+def areal_run_finished(run_dir: Path, outcome: str) -> None:
+    """The run is over: `outcome` is finished, interrupted or failed.
+
+    When: after the last checkpoint and the report, before the processes end.
+    Process: trainer rank 0.
+    How often: once, unless the process was killed.
+    Exception: is logged with the plugin's name; the outcome of the run stays.
+    """

@@ -1,0 +1,144 @@
+"""The records that registration hooks return: strings that say what a plugin supplies and where it lies.
+
+Records name their code as "module:attribute" and never hold it, so that listing every plugin on a machine imports no
+engine and no torch. The plugin manager checks each record and stamps it with where it came from, so that every later
+error can name the plugin, its distribution and its version.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+_LOCATION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_RESOURCE = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+\.ya?ml")
+
+KINDS: Final[Mapping[str, str]] = {
+    "train_engines": "training engine",
+    "inference_engines": "inference engine",
+    "workflows": "workflow",
+    "reward_functions": "reward function",
+    "datasets": "data set",
+    "algorithms": "algorithm",
+    "advantages": "advantage",
+    "policy_losses": "policy loss",
+    "corrections": "correction",
+    "aggregations": "aggregation",
+    "filters": "filter",
+    "models": "model",
+    "launchers": "launcher",
+    "trackers": "tracker",
+    "presets": "preset",
+    "commands": "command",
+    "health_checks": "health check",
+}
+"""Every kind of thing a plugin may supply, and what one of it is called; the hook of a kind is `areal_<kind>`."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What every record has; `plugin`, `distribution` and `version` are stamped on by the manager."""
+
+    name: str
+    summary: str
+    plugin: str = field(default="", kw_only=True)
+    distribution: str = field(default="", kw_only=True)
+    version: str = field(default="", kw_only=True)
+
+    @property
+    def reference(self) -> str:
+        """The unmistakable name, as it may stand in a config: `plugin/name`."""
+        return f"{self.plugin}/{self.name}"
+
+    @property
+    def supplier(self) -> str:
+        """Who supplied this, in the words of every error: plugin, distribution and version."""
+        return f"plugin {self.plugin} ({self.distribution} {self.version})"
+
+    def faults(self) -> list[str]:
+        """What is wrong with the record itself; the manager refuses the plugin and prints all of it."""
+        found = []
+        if not NAME.fullmatch(self.name):
+            found.append(f"the name {self.name!r} is not of the form [a-z][a-z0-9_]*")
+        if not self.summary.strip():
+            found.append(f"{self.name!r} has no summary; one line tells a reader what it is for")
+        return found
+
+
+@dataclass(frozen=True)
+class Component(Record):
+    """A part that a config can choose with `type:`, of any of the kinds up to `trackers`.
+
+    `target` is the class or function. `config` is its `Settings` model; without one the component takes no settings.
+    Importing the module of `config` must not import torch: configs are checked on machines that have none.
+    """
+
+    target: str
+    config: str | None = None
+
+    def faults(self) -> list[str]:
+        """Faults of the name, and locations that are not written "module:attribute"."""
+        found = super().faults()
+        for key, location in (("target", self.target), ("config", self.config)):
+            if location is not None and not _LOCATION.fullmatch(location):
+                found.append(f'{key} of {self.name!r} is {location!r}; write it "package.module:attribute"')
+        return found
+
+
+@dataclass(frozen=True)
+class Preset(Record):
+    """A complete config that ships inside a plugin, with the plugins it needs.
+
+    `path` is "package.module:file.yaml", the file lying beside that module (or in that package). `default` marks the
+    preset that `areal run --plugins NAME` runs when no config is named; a plugin has at most one.
+    """
+
+    path: str
+    plugins: tuple[str, ...] = ()
+    default: bool = False
+
+    def faults(self) -> list[str]:
+        """Faults of the name, and a path that does not lead to a YAML file."""
+        found = super().faults()
+        if not _RESOURCE.fullmatch(self.path):
+            found.append(f'path of {self.name!r} is {self.path!r}; write it "package.module:file.yaml"')
+        return found
+
+
+@dataclass(frozen=True)
+class Command(Record):
+    """`areal PLUGIN COMMAND ...`: `target` is called with the remaining words and returns the exit code."""
+
+    target: str
+
+    def faults(self) -> list[str]:
+        """Faults of the name, and a target that is not written "module:attribute"."""
+        found = super().faults()
+        if not _LOCATION.fullmatch(self.target):
+            found.append(f'target of {self.name!r} is {self.target!r}; write it "package.module:attribute"')
+        return found
+
+
+@dataclass(frozen=True)
+class HealthCheck(Command):
+    """A question about the machine: `target()` returns None when all is well, else what is wrong in one line."""
+
+
+RECORD_TYPES: Final[Mapping[str, type[Record]]] = {
+    kind: {"presets": Preset, "commands": Command, "health_checks": HealthCheck}.get(kind, Component) for kind in KINDS
+}
+
+
+def normalise(name: str) -> str:
+    """A plugin or component name as it is compared: `-` is read as `_`."""
+    return name.strip().replace("-", "_")
+
+
+def with_article(noun: str) -> str:
+    """The noun with "a" or "an"."""
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

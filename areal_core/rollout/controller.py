@@ -1,0 +1,384 @@
+"""The rollout controller: admits prompt groups under the staleness bound and hands finished ones out as batches.
+
+The way of a group: `_admit` gives it a number and starts its episodes; each episode that ends calls `_episode_ended`;
+the last one calls `_group_ended`, which fails, filters or finishes the group; `_flush` makes finished groups durable;
+`next_batch` hands out the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
+that another prompt takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from areal_core.errors import RunError
+from areal_core.rollout.collect import (
+    FlushedGroup,
+    batch_metrics,
+    join_groups,
+    mask_stale,
+    pack_groups,
+    restore_groups,
+)
+from areal_core.rollout.episodes import EpisodeFailed
+from areal_core.rollout.staleness import AdmissionCounts
+
+if TYPE_CHECKING:
+    from areal_core.data.batch import PackedBatch
+    from areal_core.data.trajectory import Episode
+    from areal_core.interfaces.algorithm import Filter
+    from areal_core.interfaces.dataset import Dataset
+    from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
+    from areal_core.rollout.episodes import EpisodeRunner
+    from areal_core.rollout.ledger import Ledger
+    from areal_core.rollout.sampler import PromptSampler
+    from areal_core.rollout.samples import SampleLog
+    from areal_core.rollout.staleness import StalenessBound, StalePolicy
+
+FLUSH_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPolicy:
+    """The settings of the rollout runtime; `areal_core.config` documents each under `rollout`."""
+
+    bound: StalenessBound
+    group_size: int
+    stale: StalePolicy = "drop"
+    incomplete_groups: Literal["replace", "drop", "use"] = "replace"
+    max_consecutive_failures: int = 16
+    episode_timeout_s: float = 600.0
+    stall_timeout_s: float = 1800.0
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A prompt group under way.
+
+    Attributes:
+        number: its place in the data, and its `group_id`.
+        occurrence: (row, epoch).
+        episodes: by sample index; None while it runs or where it failed.
+        missing: episodes that have not ended yet.
+    """
+
+    number: int
+    occurrence: tuple[int, int]
+    episodes: list[Episode | None]
+    missing: int
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened since the last batch was handed out."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    rewards: list[float] = field(default_factory=list)
+
+    def take(self) -> dict[str, float]:
+        metrics = {f"groups/{name}": float(count) for name, count in self.events.items()}
+        if self.rewards:
+            metrics["reward/all_episodes"] = sum(self.rewards) / len(self.rewards)
+        self.events.clear()
+        self.rewards.clear()
+        return metrics
+
+
+class RolloutController:
+    """Keeps episodes running and batches ready. Lives in one event loop; see the module's text for the way of a group.
+
+    Args:
+        policy: settings.
+        runner: runs episodes.
+        engine: whose weights `publish` changes.
+        dataset: rows to prompt with.
+        sampler: which row comes when.
+        sampling: settings of every generation in training.
+        ledger: records what becomes of each group.
+        keep_group: the algorithm's filter, given the rewards of a complete group.
+        samples: keeps a few episodes for the report.
+    """
+
+    def __init__(
+        self,
+        policy: RolloutPolicy,
+        runner: EpisodeRunner,
+        engine: InferenceEngine,
+        dataset: Dataset,
+        sampler: PromptSampler,
+        sampling: SamplingParameters,
+        ledger: Ledger,
+        keep_group: Filter | None = None,
+        samples: SampleLog | None = None,
+    ) -> None:
+        self._policy = policy
+        self._runner = runner
+        self._engine = engine
+        self._dataset = dataset
+        self._sampler = sampler
+        self._sampling = sampling
+        self._ledger = ledger
+        self._keep_group = keep_group
+        self._samples = samples
+        self.counts = AdmissionCounts()
+        self._published = {0: 0}
+        self.version = 0
+        self._tally = _Tally()
+        self._next_number = 0
+        self._reissue: list[int] = []
+        self._ended: list[Group] = []  # finished, not yet durable
+        self._ready: list[tuple[int, int, FlushedGroup]] = []  # heap: resumed groups first, then by number
+        self._running: dict[asyncio.Task[None], float] = {}
+        self._changed = asyncio.Event()
+        self._fatal: RunError | None = None
+        self._consecutive_failures = 0
+        self._paused = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    # The life of the controller.
+
+    def restore(self, *, discard: bool) -> None:
+        """Take up a run where its last commit left it. `discard`: see `Ledger.rollback`."""
+        self._ledger.rollback(discard=discard)
+        self._published = {0: 0, **self._ledger.publications()}
+        self._next_number = self._ledger.position()
+        self._reissue = self._ledger.unfinished()
+        for order, group in enumerate(restore_groups(self._ledger.finished())):
+            heapq.heappush(self._ready, (-1, order, group))
+        self.counts = AdmissionCounts(
+            ready=len(self._ready),
+            consumed=self._ledger.committed_step * self._policy.bound.batch_size,
+            trained=self._ledger.committed_step,
+        )
+
+    @property
+    def highest_version(self) -> int:
+        """The highest version ever published; a new publication must be above it."""
+        return max(self._published)
+
+    def start(self) -> None:
+        """Begin to admit groups."""
+        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._admit()
+
+    def pause(self) -> None:
+        """Admit no further groups; those under way go on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Admit groups again."""
+        self._paused = False
+        self._admit()
+
+    async def close(self) -> None:
+        """Cancel what runs and make the ledger whole."""
+        self._paused = True
+        tasks = [*self._running, *([self._keeper] if self._keeper else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._flush()
+
+    # The trainer's requests.
+
+    async def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
+        """The batch of `step`, which is also the number of batches trained before it.
+
+        Returns:
+            The trajectories of B groups in the order of their numbers, and metrics; None where all B groups failed
+            and `incomplete_groups` is `drop`.
+
+        Raises:
+            RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
+        """
+        began, size = time.monotonic(), self._policy.bound.batch_size
+        while True:
+            self._flush()
+            self._drop_stale(step)
+            if len(self._ready) >= size:
+                break
+            await self._wait_for_change(began)
+        groups = [heapq.heappop(self._ready)[2] for _ in range(size)]
+        self._ledger.consumed([group.number for group in groups], step)
+        self.counts.ready -= size
+        self.counts.consumed = (step + 1) * size
+        self._admit()
+        batch = join_groups(groups)
+        metrics = {"time/wait_for_rollouts_s": time.monotonic() - began, **self._tally.take()}
+        if batch is None:
+            return None, metrics
+        batch, staleness = mask_stale(batch, self._published, step, self._policy)
+        return batch, metrics | staleness | batch_metrics(batch)
+
+    async def publish(self, update: WeightUpdate, trained: int) -> None:
+        """Change the engine's weights under the requests in flight; `trained` batches went into them."""
+        self._ledger.published(update.version, trained)
+        self._published[update.version] = trained
+        await self._engine.update_weights(update)
+        self.version = update.version
+        self.counts.trained = trained
+        self._admit()
+
+    def commit(self, step: int, checkpoint: str) -> None:
+        """A checkpoint of `step` trained batches is complete on disk."""
+        self._flush()
+        self._ledger.commit(step, checkpoint, self._next_number)
+
+    # Groups.
+
+    def _admit(self) -> None:
+        while not self._paused and self._fatal is None and self._policy.bound.capacity(self.counts) > 0:
+            if self._reissue:
+                number = self._reissue.pop(0)
+            else:
+                number, self._next_number = self._next_number, self._next_number + 1
+            occurrence = self._sampler[number]
+            self._ledger.issued(number, *occurrence)
+            self.counts.running += 1
+            size = self._policy.group_size
+            group = Group(number, occurrence, [None] * size, size)
+            row = self._dataset[occurrence[0]]
+            for index in range(size):
+                task = asyncio.get_running_loop().create_task(self._run_episode(group, row, index))
+                self._running[task] = time.monotonic()
+                task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+
+    async def _run_episode(self, group: Group, row: object, index: int) -> None:
+        try:
+            group.episodes[index] = await self._runner.run(
+                row,  # type: ignore[arg-type]
+                group.occurrence,
+                group=group.number,
+                sample_index=index,
+                sampling=self._sampling,
+            )
+        except EpisodeFailed as error:
+            group.failure = str(error)
+        except RunError as error:
+            self._fail(error)
+            return
+        except asyncio.CancelledError:
+            if self._paused:  # closing
+                raise
+            group.failure = f"the episode took longer than rollout.episode_timeout_s: {self._policy.episode_timeout_s:g}"
+            self._ledger.failed(group.number, index, 0, group.failure)
+        group.missing -= 1
+        if not group.missing:
+            self._group_ended(group)
+
+    def _group_ended(self, group: Group) -> None:
+        self.counts.running -= 1
+        episodes = [episode for episode in group.episodes if episode is not None]
+        self._tally.rewards += [episode.reward for episode in episodes]
+        if group.failure:
+            self._count_failure(group)
+        else:
+            self._consecutive_failures = 0
+            if self._samples is not None:
+                self._samples.saw(group, self.version)
+        policy = self._policy.incomplete_groups
+        if group.failure and (policy == "replace" or (policy == "use" and not episodes)):
+            self._leave(group.number, "failed")
+        elif not group.failure and self._keep_group and not self._keep_group([e.reward for e in episodes]):
+            self._leave(group.number, "filtered")
+        else:
+            if group.failure and policy == "drop":
+                group.episodes = []
+            self.counts.ready += 1
+            self._ended.append(group)
+        if self.counts.ready >= self._policy.bound.batch_size or self._fatal:
+            self._changed.set()
+        self._admit()
+
+    def _count_failure(self, group: Group) -> None:
+        self._consecutive_failures += 1
+        if self._consecutive_failures >= self._policy.max_consecutive_failures:
+            self._fail(
+                RunError(
+                    f"{self._consecutive_failures} prompt groups failed one after another; the last one:\n{group.failure}",
+                    hints=["mend the workflow or the reward, or raise rollout.max_consecutive_failures"],
+                )
+            )
+
+    def _leave(self, number: int, reason: str) -> None:
+        """A group that is not trained on and leaves every count."""
+        self._tally.events[reason] += 1
+        self._ledger.dropped(number, reason, self.counts.trained)
+
+    def _drop_stale(self, step: int) -> None:
+        if self._policy.stale != "drop":
+            return
+        fresh = []
+        for item in self._ready:
+            if item[2].staleness(self._published, step) > self._policy.bound.max_staleness:
+                self._leave(item[2].number, "stale")
+                self.counts.ready -= 1
+            else:
+                fresh.append(item)
+        if len(fresh) < len(self._ready):
+            heapq.heapify(fresh)
+            self._ready = fresh
+            self._admit()
+
+    def _flush(self) -> None:
+        """Make finished groups durable, and with them everything the ledger holds back."""
+        ended, self._ended = self._ended, []
+        batch, ranges = pack_groups(ended)
+        self._ledger.flush(ranges, batch)
+        for number, rows in ranges:
+            heapq.heappush(self._ready, (0, number, FlushedGroup.of(number, batch, rows)))
+
+    # Waiting.
+
+    def _fail(self, error: RunError) -> None:
+        if self._fatal is None:
+            self._fatal = error
+        self._changed.set()
+
+    async def _wait_for_change(self, began: float) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+        remaining = began + self._policy.stall_timeout_s - time.monotonic()
+        if remaining <= 0:
+            raise RunError(
+                f"no batch was complete within rollout.stall_timeout_s: {self._policy.stall_timeout_s:g}; "
+                f"{self.describe()}",
+                hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
+            )
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), min(remaining, 1.0))
+        except TimeoutError:
+            return
+
+    def describe(self) -> str:
+        """One line on where the groups are, for whoever waits."""
+        counts = self.counts
+        events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
+        return (
+            f"{counts.ready} of {self._policy.bound.batch_size} groups ready, {counts.running} running, "
+            f"weights of version {self.version}" + (f"; since the last batch: {events}" if events else "")
+        )
+
+    async def _keep(self) -> None:
+        """Flush in the background, and cancel episodes that are over their deadline."""
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            try:
+                self._flush()
+            except RunError as error:
+                self._fail(error)
+                return
+            overdue = time.monotonic() - self._policy.episode_timeout_s
+            for task, started in list(self._running.items()):
+                if started >= overdue:
+                    break  # tasks are in the order in which they were started
+                task.cancel()

@@ -1,0 +1,142 @@
+"""Running one episode: what a workflow is given, retries, deadlines and seeds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal_core.data.trajectory import Episode
+from areal_core.errors import RunError
+from areal_core.interfaces.inference import GenerationRequest
+from areal_core.interfaces.workflow import WorkflowContext
+from areal_core.rollout.sampler import sample_seed
+from areal_core.rollout.scoring import RewardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from areal_core.data.trajectory import FinishReason
+    from areal_core.interfaces.inference import Generation, InferenceEngine, SamplingParameters
+    from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
+    from areal_core.rollout.scoring import Scorer
+
+
+class EpisodeFailed(Exception):
+    """An episode failed for good; the message is the traceback of its last attempt."""
+
+
+class EpisodeRunner:
+    """Runs episodes of one workflow against one engine.
+
+    Args:
+        workflow: shared by all episodes.
+        engine: generates.
+        scorer: the run's rewards.
+        tokenizer: of the model.
+        seed: of the run.
+        max_retries: further attempts after an exception. A reward that fails is not tried again: it would fail again.
+        on_failure: told of every failed attempt: group, sample index, attempt and traceback.
+    """
+
+    def __init__(
+        self,
+        workflow: RolloutWorkflow,
+        engine: InferenceEngine,
+        scorer: Scorer,
+        tokenizer: Any,
+        *,
+        seed: int = 0,
+        max_retries: int = 0,
+        on_failure: Callable[[int, int, int, str], None] = lambda *_: None,
+    ) -> None:
+        self._workflow = workflow
+        self._engine = engine
+        self._scorer = scorer
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._max_retries = max_retries
+        self._on_failure = on_failure
+        self._request_numbers = itertools.count()
+
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        occurrence: tuple[int, int],
+        *,
+        group: int,
+        sample_index: int,
+        sampling: SamplingParameters,
+        is_evaluation: bool = False,
+    ) -> Episode:
+        """One episode, tried again where it failed.
+
+        Args:
+            row: of the data set.
+            occurrence: (row, epoch), for the sample's seed.
+            group: number of the prompt group; siblings share it.
+            sample_index: which sibling.
+            sampling: the settings that every generation starts from.
+            is_evaluation: whether the episode is part of an evaluation.
+
+        Raises:
+            EpisodeFailed: all attempts failed.
+            RunError: the engine has died.
+        """
+        for attempt in range(self._max_retries + 1):
+            context = self._context(row, occurrence, group, sample_index, sampling, is_evaluation)
+            try:
+                episode = await self._workflow.run_episode(row, context)
+                if isinstance(episode, Episode) and episode.trajectories:
+                    return episode
+                raise TypeError(f"run_episode returned {episode!r:.80}; it must return an Episode with trajectories")
+            except (RunError, asyncio.CancelledError):
+                raise
+            except Exception as error:  # noqa: BLE001 - a workflow is the user's code and may raise anything
+                words = "".join(traceback.format_exception(error))
+                self._on_failure(group, sample_index, attempt, words)
+                if attempt == self._max_retries or isinstance(error, RewardError):
+                    raise EpisodeFailed(words) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _context(
+        self,
+        row: Mapping[str, Any],
+        occurrence: tuple[int, int],
+        group: int,
+        sample_index: int,
+        sampling: SamplingParameters,
+        is_evaluation: bool,
+    ) -> WorkflowContext:
+        turns = itertools.count()
+
+        async def generate(input_ids: list[int], *, max_new_tokens: int | None = None) -> Generation:
+            settings = sampling
+            if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:
+                settings = replace(sampling, max_new_tokens=max_new_tokens)
+            return await self._engine.generate(
+                GenerationRequest(
+                    request_id=str(next(self._request_numbers)),
+                    input_ids=input_ids,
+                    sampling=settings,
+                    seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
+                    affinity=str(group),
+                )
+            )
+
+        async def score(
+            *, prompt: str, completion: str, completion_ids: list[int], finish_reason: FinishReason
+        ) -> RewardScore:
+            return await self._scorer.score(
+                {
+                    "prompt": prompt,
+                    "completion": completion,
+                    "completion_ids": completion_ids,
+                    "finish_reason": finish_reason.name.lower(),
+                    "row": row,
+                }
+            )
+
+        return WorkflowContext(self._tokenizer, generate, score, is_evaluation, sample_index)

@@ -1,0 +1,57 @@
+"""The process of a reward worker: load the run's rewards, then answer one request after another.
+
+    python -m areal_core.rollout.reward_worker RUN_DIR SOCKET PARENT_PID
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.config import load_run
+from areal_core.processes import end_with_parent
+from areal_core.rollout.channel import BlockingChannel, ChannelClosed, Message
+from areal_core.rollout.scoring import RewardError, RewardSum, RewardTerm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from areal_core.config import Selection
+
+
+def build_rewards(selections: Sequence[Selection]) -> RewardSum:
+    """The run's rewards from its config; a reward without a name is called after its component."""
+    return RewardSum(
+        [
+            RewardTerm(
+                name=selection.common.name or selection.reference.rsplit("/", 1)[-1].rsplit(":", 1)[-1],
+                function=selection.build(),
+                weight=selection.common.weight,
+            )
+            for selection in selections
+        ]
+    )
+
+
+def main(run_dir: Path, socket: Path) -> None:
+    """Serve until the pool closes the channel."""
+    rewards = build_rewards(load_run(run_dir).config.rewards)
+    channel = BlockingChannel.connect(socket, timeout_s=30)
+    channel.send(Message("ready"))
+    while True:
+        try:
+            request = channel.receive()
+        except ChannelClosed:
+            return
+        try:
+            score = rewards(request.fields["arguments"])
+            answer = Message("score", {"value": score.value, "components": dict(score.components)})
+        except RewardError as error:
+            answer = Message("score", {"error": str(error)})
+        channel.send(answer)
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[3]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,34 @@
+"""Samples of what the policy writes, for the report: one group for each weight version."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.rollout.controller import Group
+
+SHOWN_EPISODES = 4
+
+
+class SampleLog:
+    """Appends a few episodes of the first group that finished under each version to `samples.jsonl`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "samples.jsonl"
+        self._version = -1
+
+    def saw(self, group: Group, version: int) -> None:
+        """A group has finished while `version` was generating."""
+        if version == self._version:
+            return
+        self._version = version
+        episodes = [
+            {"text": episode.text, "reward": episode.reward, "rewards": episode.rewards}
+            for episode in group.episodes[:SHOWN_EPISODES]
+            if episode is not None
+        ]
+        with self._path.open("a") as file:
+            file.write(json.dumps({"version": version, "group": group.number, "episodes": episodes}) + "\n")

@@ -1,0 +1,89 @@
+"""How far generation may run ahead of training, and how stale a token is when it is trained on.
+
+The unit is one trained batch. A token's staleness is the number of batches trained before the one that consumes it,
+less the number trained when the weights that sampled it were published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+StalePolicy = Literal["drop", "mask", "keep"]
+"""What becomes of data that is over the bound when it is about to be consumed: the group is dropped (and replaced),
+its tokens over the bound leave the loss, or it is kept; each is counted."""
+
+
+@dataclass(slots=True)
+class AdmissionCounts:
+    """Where the prompt groups of a run are. Failed, filtered and dropped groups are in none of these terms.
+
+    Attributes:
+        running: groups whose episodes are under way.
+        ready: finished groups that wait to be consumed.
+        consumed: groups handed to the trainer, as whole batches.
+        trained: batches that were trained when the weights now generating were published.
+    """
+
+    running: int = 0
+    ready: int = 0
+    consumed: int = 0
+    trained: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessBound:
+    """Admission so that, consumed in order, no group is over the bound.
+
+    Attributes:
+        batch_size: prompt groups in a batch, B.
+        max_staleness: the bound; 0 is synchronous training, exactly.
+        pipeline_depth: batches of groups that may be under way or waiting, whatever the bound allows: a budget on
+            staleness fills up, so the depth is a setting of its own.
+    """
+
+    batch_size: int
+    max_staleness: int
+    pipeline_depth: int
+
+    def capacity(self, counts: AdmissionCounts) -> int:
+        """How many more groups may be admitted now; may be negative after a bound was lowered.
+
+        With B groups in a batch and t batches trained:
+        `min(pipeline_depth * B - (running + ready), (max_staleness + t + 1) * B - (consumed + ready + running))`.
+        """
+        under_way = counts.running + counts.ready
+        depth = self.pipeline_depth * self.batch_size - under_way
+        lead = (self.max_staleness + counts.trained + 1) * self.batch_size - (counts.consumed + under_way)
+        return min(depth, lead)
+
+
+def token_staleness(
+    versions: torch.Tensor, sampled: torch.Tensor, published: Mapping[int, int], trained: int
+) -> torch.Tensor:
+    """Staleness of each token at consumption.
+
+    Args:
+        versions: [T] int32, weight version that sampled each token.
+        sampled: [T] bool, where a version stands.
+        published: for each version the number of batches trained when it was published.
+        trained: batches trained before the batch that consumes the tokens.
+
+    Returns:
+        [T] int64; 0 where not sampled. Weights of a history that a resume has discarded count as fresh, not as
+        younger than the trainer.
+
+    Raises:
+        KeyError: a token carries a version that was never published.
+    """
+    staleness = torch.zeros(len(versions), dtype=torch.int64)
+    for version in torch.unique(versions[sampled]).tolist():
+        if version not in published:
+            raise KeyError(f"a token was sampled by version {version}, which was never published")
+        staleness[sampled & (versions == version)] = max(0, trained - published[version])
+    return staleness

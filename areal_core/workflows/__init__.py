@@ -1,0 +1,1 @@
+"""The workflows that come with the core: one turn, and several turns with an environment."""

@@ -1,0 +1,36 @@
+"""Settings of the FSDP engine. Imports no torch, so that a config is checked anywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from areal_core.config import Settings
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class FSDPConfig(Settings):
+    """Optimizer, memory and batching of one training engine."""
+
+    learning_rate: float = Field(1e-5, gt=0, description="the highest, reached after the warm-up")
+    betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's decay of the first and second moment")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's term in the denominator")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled; matrices only, never biases and norms")
+    warmup_steps: int = Field(0, ge=0, description="updates in which the learning rate rises linearly from 0")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    minimum_learning_rate_ratio: float = Field(
+        0.0, ge=0, le=1, description="where linear and cosine end, as a share of learning_rate"
+    )
+    max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
+    max_tokens_per_microbatch: int = Field(16384, ge=1, description="tokens that go through the model at once")
+    activation_checkpointing: bool = Field(
+        False, description="keep only each layer's input and compute the layer again in the backward pass"
+    )
+    logprob_chunk_tokens: int = Field(
+        1024, ge=1, description="tokens whose logits exist at once; more where the vocabulary is tiny"
+    )
+    offload_parameters: bool = Field(
+        False, description="keep parameters, gradients and optimizer in host memory (GPUs only)"
+    )

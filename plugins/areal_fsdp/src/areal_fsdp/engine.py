@@ -1,0 +1,214 @@
+"""The training engine: one model in one role, on every rank of the trainer."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from areal_core.data import PackedBatch, Ragged
+from areal_core.data.attention import PackedLayout
+from areal_core.errors import RunError
+from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
+from areal_fsdp.model import RoleModule, load_model, recompute_activations, shard
+from areal_fsdp.optimizer import clip_gradients, gradient_norm, learning_rate_at, make_optimizer
+from areal_fsdp.probe import check_module
+from areal_fsdp.work import Work, join_group_of_one, rank_and_ranks, sum_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+    from areal_fsdp.config import FSDPConfig
+
+
+class FSDPEngine:
+    """Trains a Hugging Face causal model, or serves it frozen, on all ranks of `torch.distributed`.
+
+    See `areal_core.interfaces.TrainEngine` for what each method promises.
+
+    Args:
+        settings: the engine's section of the config.
+    """
+
+    def __init__(self, settings: FSDPConfig) -> None:
+        self._config = settings
+        self._device = torch.device("cpu")
+        self._module: RoleModule | None = None
+        self._optimizer: torch.optim.AdamW | None = None
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._updates = torch.zeros((), dtype=torch.int64)
+
+    def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
+        """Load, check and shard the model, and make the optimizer of a role that learns."""
+        if torch.cuda.is_available():
+            self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(self._device)
+        self._reference, self._role, self._run = model, role, settings
+        self._dtype = getattr(torch, model.dtype)
+        module = RoleModule(
+            load_model(model, role),
+            role,
+            temperature=settings.temperature,
+            chunk_tokens=self._config.logprob_chunk_tokens,
+        )
+        self._longest = getattr(module.model.config.get_text_config(), "max_position_embeddings", None)
+        if self._config.activation_checkpointing and not role.is_frozen:
+            recompute_activations(module.model)
+        if self._must_shard():
+            join_group_of_one(self._device)
+            mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
+            shard(module, mesh, self._config, self._dtype)
+        else:
+            module.to(self._device)
+        self._module = module
+        self._parameters = dict(module.model.named_parameters())
+        check_module(module, self._device, self._dtype)
+        self._reshard()
+        if not role.is_frozen:
+            self._optimizer = make_optimizer(self._parameters.values(), self._config)
+
+    def _must_shard(self) -> bool:
+        """Whether `fully_shard` has anything to do.
+
+        With one rank there is nothing to shard, and its hooks and copies cost 9% of the demonstration's train step (88
+        ms instead of 80, benchmarks/train_step.py). It is still needed where the model computes in another precision
+        than its parameters have, or where they are offloaded.
+        """
+        lower = self._dtype != torch.float32 and not self._role.is_frozen
+        return rank_and_ranks()[1] > 1 or lower or (self._config.offload_parameters and self._device.type != "cpu")
+
+    def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
+        self._check_outputs(outputs)
+        result = torch.zeros(len(outputs), batch.token_count)
+        if not len(batch):
+            return dict(zip(outputs, result, strict=True))
+        place = torch.arange(batch.token_count)
+        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": place}
+        slim = PackedBatch(Ragged(batch.lengths, needed))
+        with torch.no_grad():
+            for part, counts in self._rounds(slim, self._plan(batch)):
+                computed = self._compute(part, outputs)
+                if counts:
+                    result[:, part["place"].cpu()] = torch.stack([computed[name] for name in outputs]).cpu()
+        self._reshard()
+        if rank_and_ranks()[1] > 1:
+            dist.all_reduce(result)  # each token is on one rank and 0 on the others
+        return dict(zip(outputs, result, strict=True))
+
+    def train(
+        self,
+        batch: PackedBatch,
+        loss: Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult],
+        outputs: Sequence[str],
+    ) -> dict[str, float]:
+        """One optimizer update on the summed loss; an empty batch changes nothing."""
+        if self._optimizer is None:
+            raise RunError(f"an engine in the role '{self._role}' is frozen and cannot be trained")
+        self._check_outputs(outputs)
+        rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
+        if not len(batch):
+            return {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": rate, "skipped": 0.0}
+        work = self._plan(batch)
+        sums: dict[str, torch.Tensor] = {}
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        for number, (part, counts) in enumerate(self._rounds(batch, work), start=1):
+            if isinstance(self._module, FSDPModule):
+                self._module.set_requires_gradient_sync(number == work.rounds)
+            computed = self._compute(part, outputs)
+            if counts:
+                result = loss(part, computed)
+                for name, value in {"loss": result.loss, **result.metrics}.items():
+                    sums[name] = sums.get(name, zero) + value.detach().double()
+                total = result.loss
+            if not counts or not total.requires_grad:  # sharding's collectives wait for every rank's backward pass
+                total = torch.stack([value.sum() for value in computed.values()]).sum() * 0
+            torch.autograd.backward(total)
+        metrics = sum_by_name(sums, work)
+        return {**metrics, **self._update(rate)}
+
+    def _update(self, rate: float) -> dict[str, float]:
+        """Clip and apply the gradients, unless they are not finite."""
+        assert self._optimizer is not None
+        parameters = self._parameters.values()
+        norm = float(gradient_norm(parameters))
+        if math.isfinite(norm):
+            if self._config.max_gradient_norm is not None:
+                clip_gradients(parameters, self._config.max_gradient_norm, norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+            self._updates += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        return {"gradient_norm": norm, "learning_rate": rate, "skipped": float(not math.isfinite(norm))}
+
+    def _plan(self, batch: PackedBatch) -> Work:
+        rank, ranks = rank_and_ranks()
+        budget = self._config.max_tokens_per_microbatch
+        return Work.plan(batch.lengths.tolist(), rank=rank, ranks=ranks, max_tokens=budget, longest=self._longest)
+
+    def _rounds(self, batch: PackedBatch, work: Work) -> Iterator[tuple[PackedBatch, bool]]:
+        """This rank's micro-batches on the device, and whether each counts; the same number on every rank."""
+        for number in range(work.rounds):
+            counts = number < len(work.microbatches)
+            rows = work.microbatches[number] if counts else work.dummy
+            part = batch if len(rows) == len(batch) else batch.select(rows)
+            yield part.to(self._device), counts
+
+    def _compute(self, part: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        layout = PackedLayout.from_lengths(part.lengths, self._device)
+        computed: dict[str, torch.Tensor] = self._ready()(part["input_ids"], layout, part["targets"], outputs)
+        return computed
+
+    def _check_outputs(self, outputs: Sequence[str]) -> None:
+        known = ["values"] if self._role.is_scalar else ["logprobs", "entropy"]
+        if unknown := [name for name in outputs if name not in known]:
+            raise RunError(f"an engine in the role '{self._role}' computes {', '.join(known)}, not {unknown}")
+
+    def _ready(self) -> RoleModule:
+        if self._module is None:
+            raise RunError("the engine has no model: call setup first, and nothing after close")
+        return self._module
+
+    def _reshard(self) -> None:
+        """Give back the root's whole parameters, which stay after a forward pass that no backward pass follows."""
+        if isinstance(self._module, FSDPModule):
+            self._module.reshard()
+
+    def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and whole tensor of each parameter, in the dtype that the model was asked for."""
+        self._ready()
+        for name, parameter in self._parameters.items():
+            whole = parameter.detach()
+            if isinstance(whole, DTensor):
+                moved = whole.to(self._device)  # from host memory, if parameters are offloaded
+                assert isinstance(moved, DTensor)
+                whole = moved.full_tensor()
+            yield name, whole.to(self._dtype)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; collective."""
+        self._ready()
+        write_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+
+    def load(self, folder: Path) -> None:
+        """Restore a checkpoint; collective."""
+        self._ready()
+        read_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder; collective."""
+        write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
+
+    def close(self) -> None:
+        """Free model and optimizer; safe to call twice."""
+        self._module = self._optimizer = None
+        self._parameters = {}

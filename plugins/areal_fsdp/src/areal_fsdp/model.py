@@ -1,0 +1,229 @@
+"""Loading a Hugging Face model, and the module around it that computes what a role is for."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.utils import logging as _transformers_logging
+
+from areal_core.errors import RunError
+from areal_fsdp.attention import PACKED, register_packed_attention
+from areal_fsdp.logprobs import token_logprobs
+from areal_fsdp.norms import speed_up_norms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+    from areal_core.data.attention import PackedLayout
+    from areal_core.interfaces import ModelReference, Role
+    from areal_fsdp.config import FSDPConfig
+
+
+transformers_logging: Any = _transformers_logging
+"""Its functions have no types."""
+
+
+class RoleModule(torch.nn.Module):
+    """A model with its head taken apart: packed tokens in, values of each token out.
+
+    The head's product is computed here and not in the model, so that logits exist for a chunk of tokens at a time.
+    This module is the root of sharding: the head's parameters are whole while `forward` runs.
+    """
+
+    def __init__(self, model: PreTrainedModel, role: Role, *, temperature: float, chunk_tokens: int) -> None:
+        super().__init__()
+        self.model = model
+        self.head_name = _scalar_head_name(model) if role.is_scalar else ""
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
+
+    @property
+    def head(self) -> torch.nn.Linear:
+        """What turns a hidden state into logits, or into one value."""
+        model: Any = self.model
+        head: torch.nn.Linear = model.get_submodule(self.head_name) if self.head_name else model.get_output_embeddings()
+        return head
+
+    def forward(
+        self, input_ids: torch.Tensor, layout: PackedLayout, targets: torch.Tensor, outputs: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """Args: input_ids and targets, [T] int64; outputs, of `logprobs`, `entropy`, `values`.
+
+        Returns:
+            By name, [T] float32, with gradients unless they are off.
+        """
+        hidden = self.model.base_model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=layout.position_ids.unsqueeze(0),
+            use_cache=False,
+            packed_layout=layout,
+        )[0][0]
+        if self.head_name:
+            return {"values": self.head(hidden)[:, 0].float()}
+        head = self.head
+        logprobs, entropy = token_logprobs(
+            hidden,
+            head.weight,
+            getattr(head, "bias", None),
+            targets,
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            with_entropy="entropy" in outputs,
+        )
+        return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
+
+    def unpacked(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What transformers itself computes of one sequence, [T] int64: logits [T, vocabulary] or values [T], float32.
+
+        Eager attention, the model's own forward; only for checking `forward` on a few tokens.
+        """
+        self.model.set_attn_implementation("eager")
+        try:
+            if self.head_name:
+                hidden = self.model.base_model(input_ids=input_ids.unsqueeze(0), use_cache=False)[0]
+                return self.head(hidden)[0, :, 0].float()
+            return self.model(input_ids=input_ids.unsqueeze(0), use_cache=False).logits[0].float()
+        finally:
+            self.model.set_attn_implementation(PACKED)
+
+
+def _scalar_head_name(model: PreTrainedModel) -> str:
+    heads = [
+        name
+        for name, child in model.named_children()
+        if child is not model.base_model and getattr(child, "out_features", 0) == 1
+    ]
+    if len(heads) != 1:
+        raise RunError(
+            f"model type {model.config.model_type}: no single linear head of one output was found ({heads}), so it can "
+            "be neither critic nor reward model in this engine"
+        )
+    return heads[0]
+
+
+def load_model(reference: ModelReference, role: Role) -> PreTrainedModel:
+    """Load a model on the CPU, in eval mode, with packed attention.
+
+    A model that learns is held in float32 whatever `reference.dtype` says: small updates vanish in bfloat16. A frozen
+    one is held in the dtype that it computes in.
+
+    Raises:
+        RunError: it cannot be read, or weights that the role needs are missing.
+    """
+    register_packed_attention()
+    factory: Any = AutoModelForSequenceClassification if role.is_scalar else AutoModelForCausalLM
+    path = Path(reference.path)
+    if (path.is_absolute() or reference.path.startswith(".")) and not (path / "config.json").is_file():
+        raise RunError(
+            f"no model in '{reference.path}': the folder has no config.json",
+            hints=["name a Hugging Face model folder (config.json, *.safetensors, tokenizer files) or a hub name"],
+        )
+    with _quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # every rank must draw the same new scalar head
+        try:
+            model, report = factory.from_pretrained(
+                reference.path,
+                dtype=getattr(torch, reference.dtype) if role.is_frozen else torch.float32,
+                trust_remote_code=reference.trust_remote_code,
+                attn_implementation="eager",
+                output_loading_info=True,
+                **({"num_labels": 1} if role.is_scalar else {}),
+            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise RunError(
+                f"the model '{reference.path}' cannot be loaded: {error}",
+                hints=["check the folder: config.json, *.safetensors; or download it again"],
+            ) from error
+    _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
+    speed_up_norms(model)
+    model.set_attn_implementation(PACKED)
+    model.eval()
+    model.requires_grad_(not role.is_frozen)
+    return model
+
+
+def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
+    """A critic may start with a new head, which was drawn in loading; nothing else may be made up."""
+    if role.is_scalar and not role.is_frozen:
+        head = _scalar_head_name(model)
+        missing = [name for name in missing if not name.startswith(f"{head}.")]
+    if missing:
+        kind = "scalar head" if role.is_scalar else "causal language model"
+        raise RunError(
+            f"the model '{reference.path}' lacks weights that a {kind} needs: {', '.join(missing[:5])}"
+            + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
+            hints=[f"role '{role}' needs the folder of a complete {type(model).__name__}"],
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars, and without transformers' report of missing weights: `_refuse_missing` judges those."""
+    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_bars:
+            transformers_logging.enable_progress_bar()
+
+
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The model's layers, which are sharded and checkpointed one by one.
+
+    Raises:
+        RunError: there is no list of as many modules as the config has layers.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return module
+    raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Keep only each layer's input for the backward pass.
+
+    The layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around the recomputation.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def shard(module: RoleModule, mesh: DeviceMesh, config: FSDPConfig, dtype: torch.dtype) -> None:
+    """Shard each layer, and the rest with the root. Gradients are summed over ranks, in float32, not averaged."""
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy()
+        if config.offload_parameters and mesh.device_type != "cpu"
+        else OffloadPolicy(),
+    }
+    for layer in decoder_layers(module.model):
+        fully_shard(layer, **options)
+    fully_shard(module, **options)
+    register_fsdp_forward_method(module, "unpacked")
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum

@@ -1,0 +1,74 @@
+"""AdamW, its learning rate, and the clipping of gradients; the same for plain and for sharded parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_fsdp.config import FSDPConfig
+
+
+def learning_rate_at(update: int, config: FSDPConfig, total_updates: int) -> float:
+    """The learning rate of an update.
+
+    Args:
+        update: how many updates were applied before it.
+        config: warm-up, schedule and bounds.
+        total_updates: of the whole run; a decay ends there.
+    """
+    if update < config.warmup_steps:
+        return config.learning_rate * (update + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    progress = min(1.0, (update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
+    left = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    lowest = config.minimum_learning_rate_ratio
+    return config.learning_rate * (lowest + (1 - lowest) * left)
+
+
+def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: FSDPConfig) -> torch.optim.AdamW:
+    """Fused AdamW whose state exists from the start.
+
+    The state is made here and not in the first step, so that a checkpoint always has the same tensors and memory does
+    not grow after the first batch.
+    """
+    everything = list(parameters)
+    if config.weight_decay:
+        groups = [
+            {"params": [p for p in everything if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in everything if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+    else:
+        groups = [{"params": everything, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        fused=True,
+    )
+    for parameter in everything:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+    return optimizer
+
+
+def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+    """Norm of all gradients of all ranks together, [] float32; collective where parameters are sharded."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: float) -> None:
+    """Scale all gradients so that their norm is at most `max_norm`; `norm` is what it is now."""
+    if norm > max_norm:
+        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], max_norm / (norm + 1e-6))

@@ -1,0 +1,76 @@
+"""Checks at setup, on a few tokens, that this engine computes what transformers computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_core.data.attention import PackedLayout
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from areal_fsdp.model import RoleModule
+
+_LENGTHS = (9, 5, 2)
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
+"""How far two log-probabilities of the same token may lie apart; bfloat16 keeps three digits of a logit."""
+
+
+@torch.no_grad()
+def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -> None:
+    """Compare `module` with the model's own forward, first on one sequence, then on several packed ones.
+
+    Raises:
+        RunError: they differ; it names the model type and says which of the two comparisons failed.
+    """
+    config = module.model.config.get_text_config()
+    if getattr(config, "final_logit_softcapping", None):  # on a model whose logits are small yet, no probe would see it
+        raise _changed_logits(config.model_type, f"it caps them at {config.final_logit_softcapping}")
+    longest = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
+    generator = torch.Generator().manual_seed(0)
+    sequences = [
+        torch.randint(config.vocab_size, (min(length, longest),), generator=generator).to(device) for length in _LENGTHS
+    ]
+    targets = [sequence.roll(-1) for sequence in sequences]
+    pairs = list(zip(sequences, targets, strict=True))
+    wanted = [_wanted(module, sequence, target) for sequence, target in pairs]
+    alone = torch.cat([_computed(module, [sequence], target) for sequence, target in pairs])
+    packed = _computed(module, sequences, torch.cat(targets))
+    kind = module.model.config.model_type
+    if (error := _distance(alone, torch.cat(wanted))) > _TOLERANCE[dtype]:
+        raise _changed_logits(kind, f"a probe differs by {error:.2g}, allowed are {_TOLERANCE[dtype]:.0e}")
+    if (error := _distance(packed, torch.cat(wanted))) > _TOLERANCE[dtype]:
+        raise RunError(
+            f"model type '{kind}' gives other results for packed sequences than one by one: on a probe they differ by "
+            f"{error:.2g}, at most {_TOLERANCE[dtype]:.0e} is allowed",
+            hints=["its layers mix tokens outside attention; the fsdp engine needs a model that does not"],
+        )
+
+
+def _changed_logits(kind: str, how: str) -> RunError:
+    return RunError(
+        f"model type '{kind}' changes its logits or hidden states in a way that the fsdp engine does not reproduce: "
+        f"{how}",
+        hints=["soft-capped, scaled or shifted logits are not supported; choose a model without them"],
+    )
+
+
+def _wanted(module: RoleModule, sequence: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = module.unpacked(sequence)
+    if module.head_name:
+        return result
+    return torch.log_softmax(result / module.temperature, -1).gather(1, target[:, None])[:, 0]
+
+
+def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    layout = PackedLayout.from_lengths([len(sequence) for sequence in sequences], targets.device)
+    outputs: dict[str, torch.Tensor] = module(torch.cat(list(sequences)), layout, targets, ["logprobs"])
+    return outputs["values" if module.head_name else "logprobs"]
+
+
+def _distance(computed: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Largest difference; NaN counts as infinitely far."""
+    return float((computed - wanted).abs().nan_to_num(nan=torch.inf).max())

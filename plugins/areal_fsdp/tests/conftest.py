@@ -1,0 +1,85 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
+
+from areal_core.interfaces import ModelReference, OptimizerSettings, Role
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+
+def pytest_configure():
+    torch.set_num_threads(1)
+
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=4),
+    "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+}
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    """A function from a model's kind to its folder; weights are large enough that temperature and position matter."""
+    made = {}
+
+    def make(kind="qwen3"):
+        if kind not in made:
+            torch.manual_seed(3)
+            model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() > 1:
+                        parameter.mul_(6)
+            made[kind] = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(made[kind])
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def program():
+    """The module that the ranks of `test_ranks.py` run, which also holds what all tests share: batch and loss."""
+    path = Path(__file__).parent / "rank_program.py"
+    specification = importlib.util.spec_from_file_location("areal_fsdp_rank_program", path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["areal_fsdp_rank_program"] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def batch(program):
+    return program.make_batch()
+
+
+@pytest.fixture
+def make_engine(model_folder):
+    """A function that sets up an engine; all of them are closed at the end."""
+    engines = []
+
+    def make(kind="qwen3", role=Role.ACTOR, temperature=1.0, dtype="float32", total_updates=100, **settings):
+        folder = kind if isinstance(kind, Path) else model_folder(kind)
+        engine = FSDPEngine(FSDPConfig(**{"learning_rate": 1e-3, **settings}))
+        engine.setup(ModelReference(str(folder), dtype), role, OptimizerSettings(total_updates, temperature))
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()

@@ -1,0 +1,100 @@
+"""What one of several ranks does in `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER.
+
+Rank r writes `rank{r}.pt` into FOLDER: gradients, metrics, outputs, parameters, by name.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from areal_core.data import PackedBatch, Ragged, shift_to_predictions
+from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+OUTPUTS = ["logprobs", "entropy"]
+
+
+def make_batch(lengths=(9, 30, 3, 12, 12, 1, 25, 7), vocabulary=61):
+    generator = torch.Generator().manual_seed(1)
+    total = sum(lengths)
+    tokens = {
+        "input_ids": torch.randint(vocabulary, (total,), generator=generator),
+        "loss_mask": torch.rand(total, generator=generator) < 0.7,
+        "advantages": torch.randn(total, generator=generator),
+    }
+    rows = torch.arange(len(lengths))
+    batch = PackedBatch(Ragged(torch.tensor(lengths), tokens), {"group_id": rows // 2, "episode_id": rows})
+    batch = shift_to_predictions(batch)
+    return batch.with_tokens(loss_weights=batch["loss_mask"].float() / batch["loss_mask"].sum())
+
+
+def policy_loss(batch, outputs):
+    each = -batch["advantages"] * outputs["logprobs"] - 0.1 * outputs["entropy"]
+    loss = (batch["loss_weights"] * each).sum()
+    return LossResult(loss, {"tokens": batch["loss_mask"].sum(), "rows": torch.tensor(float(len(batch)))})
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
+    """Gradients and metrics of one `train`, whose update is left out."""
+    found = {}
+
+    def keep(rate):
+        found.update({name: whole(p.grad).to("cpu", copy=True) for name, p in engine._parameters.items()})
+        engine._optimizer.zero_grad()
+        return {}
+
+    update, engine._update = engine._update, keep
+    metrics = engine.train(batch, loss, outputs)
+    engine._update = update
+    return found, metrics
+
+
+def parameters_of(engine):
+    return {name: tensor.to("cpu", copy=True) for name, tensor in engine.named_full_parameters()}
+
+
+def main():
+    rank, ranks, store, model, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    torch.set_num_threads(1)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    results = {}
+    engine = FSDPEngine(FSDPConfig(learning_rate=1e-3, max_tokens_per_microbatch=31))
+    engine.setup(ModelReference(model), Role.ACTOR, OptimizerSettings(total_updates=100, temperature=0.7))
+    batch = make_batch()
+    results["gradients"], results["metrics"] = gradients_of(engine, batch)
+    results["idle"], results["idle_metrics"] = gradients_of(engine, batch.select([1]))
+    results["outputs"] = engine.forward(batch, OUTPUTS)
+    results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
+    results["steps"] = [engine.train(batch, policy_loss, OUTPUTS) for _ in range(2)]
+    engine.save(Path(folder) / "checkpoint")
+    results["third"] = engine.train(batch, policy_loss, OUTPUTS)
+    results["parameters"] = parameters_of(engine)
+    engine.load(Path(folder) / "checkpoint")
+    results["third_again"] = engine.train(batch, policy_loss, OUTPUTS)
+    results["parameters_again"] = parameters_of(engine)
+    results["poisoned"] = engine.train(batch, lambda b, o: LossResult(o["logprobs"].sum() * torch.nan), OUTPUTS)
+    results["parameters_unpoisoned"] = parameters_of(engine)
+    engine.export(Path(folder) / "export")
+    if (Path(folder) / "single").exists():
+        engine.load(Path(folder) / "single")
+        results["from_single"] = parameters_of(engine)
+    for role in (Role.REFERENCE, Role.CRITIC):
+        other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
+        other.setup(ModelReference(model), role, OptimizerSettings(total_updates=100, temperature=0.7))
+        results[str(role)] = other.forward(batch, ["values"] if role.is_scalar else OUTPUTS)
+        other.close()
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    engine.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

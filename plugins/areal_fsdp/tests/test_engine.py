@@ -1,0 +1,292 @@
+import shutil
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Gemma2Config,
+    PreTrainedTokenizerFast,
+)
+
+from areal_core.data.attention import packed_attention
+from areal_core.errors import RunError
+from areal_core.interfaces import LossResult, Role
+
+KINDS = ["qwen3", "llama", "mistral", "gpt2"]
+
+
+def assert_close(found, wanted, tolerance=1e-6):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def hugging_face_outputs(folder, batch, temperature):
+    """Log-probabilities and entropy one sequence at a time, from the logits of transformers' own model."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    logprobs, entropies = [], []
+    for ids, targets in zip(
+        *(batch[key].split(batch.lengths.tolist()) for key in ("input_ids", "targets")), strict=True
+    ):
+        log_p = torch.log_softmax(model(input_ids=ids[None]).logits[0].double() / temperature, -1)
+        logprobs.append(log_p.gather(1, targets[:, None])[:, 0])
+        entropies.append(-(log_p.exp() * log_p).sum(-1))
+    return model, {"logprobs": torch.cat(logprobs), "entropy": torch.cat(entropies)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_packed_equals_one_by_one_in_values_and_gradients(kind, temperature, make_engine, model_folder, batch, program):
+    engine = make_engine(kind, temperature=temperature)
+    model, wanted = hugging_face_outputs(model_folder(kind), batch, temperature)
+    found = engine.forward(batch, program.OUTPUTS)
+    assert_close(found, {name: value.detach().float() for name, value in wanted.items()}, 1e-4)
+    program.policy_loss(batch, wanted).loss.backward()
+    gradients, _ = program.gradients_of(engine, batch)
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
+    scale = max(1.0, *(float(gradient.abs().max()) for gradient in expected.values()))
+    assert_close(gradients, expected, 2e-5 * scale)
+
+
+def test_any_microbatches_give_the_same_gradient(make_engine, program, batch):
+    whole, metrics = program.gradients_of(make_engine(), batch)
+    assert max(gradient.abs().max() for gradient in whole.values()) > 1e-2
+    for budget in (60, 31, 30):
+        gradients, other = program.gradients_of(make_engine(max_tokens_per_microbatch=budget), batch)
+        assert_close(gradients, whole)
+        assert other == pytest.approx(metrics, abs=1e-5)
+
+
+def test_siblings_apart_and_any_order_give_the_same_gradient(make_engine, program, batch):
+    engine = make_engine()
+    whole, _ = program.gradients_of(engine, batch)
+    apart = [program.gradients_of(engine, batch.select(rows))[0] for rows in ([0, 2, 4, 6], [7, 5, 3, 1])]
+    assert_close({name: apart[0][name] + apart[1][name] for name in whole}, whole)
+
+
+def test_activation_checkpointing_changes_nothing(make_engine, program, batch):
+    plain, _ = program.gradients_of(make_engine(), batch)
+    recomputed, _ = program.gradients_of(make_engine(activation_checkpointing=True), batch)
+    assert_close(recomputed, plain, 0)
+
+
+def test_training_raises_the_probability_of_what_is_rewarded(make_engine, batch):
+    engine = make_engine(learning_rate=1e-2)
+
+    def likelihood(part, outputs):
+        return LossResult(-(outputs["logprobs"] * part["loss_weights"]).sum())
+
+    losses = [engine.train(batch, likelihood, ["logprobs"]) for _ in range(30)]
+    assert losses[-1]["loss"] < 0.5 * losses[0]["loss"]
+    assert losses[0]["skipped"] == 0
+    assert losses[0]["learning_rate"] == 1e-2
+
+
+def test_non_finite_gradients_are_skipped(make_engine, program, batch):
+    engine = make_engine(warmup_steps=10)
+    before = program.parameters_of(engine)
+    metrics = engine.train(batch, lambda part, outputs: LossResult(outputs["logprobs"].sum() * torch.inf), ["logprobs"])
+    assert metrics["skipped"] == 1
+    assert_close(program.parameters_of(engine), before, 0)
+    metrics = engine.train(batch, program.policy_loss, program.OUTPUTS)
+    assert metrics["skipped"] == 0
+    assert metrics["learning_rate"] == pytest.approx(1e-4)  # the skipped one did not count
+
+
+def test_empty_batch_and_loss_without_gradients(make_engine, program, batch):
+    engine = make_engine()
+    before = program.parameters_of(engine)
+    metrics = engine.train(batch.select([]), program.policy_loss, program.OUTPUTS)
+    assert metrics == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 1e-3, "skipped": 0.0}
+    assert engine.forward(batch.select([]), ["logprobs"])["logprobs"].shape == (0,)
+    metrics = engine.train(batch, lambda part, outputs: LossResult(torch.tensor(2.0)), ["logprobs"])
+    assert metrics["loss"] == 2
+    assert metrics["gradient_norm"] == 0
+    assert_close(program.parameters_of(engine), before, 0)
+
+
+def test_checkpoint_continues_bit_for_bit(make_engine, program, batch, tmp_path):
+    settings = {"warmup_steps": 3, "schedule": "cosine", "weight_decay": 0.1}
+    engine = make_engine(**settings)
+    engine.save(tmp_path / "start")
+    for _ in range(2):
+        engine.train(batch, program.policy_loss, program.OUTPUTS)
+    engine.save(tmp_path / "two")
+    noise = torch.rand(3)
+    first = [engine.train(batch, program.policy_loss, program.OUTPUTS) for _ in range(2)]
+    wanted = program.parameters_of(engine)
+    other = make_engine(**settings)
+    other.load(tmp_path / "two")
+    assert torch.equal(torch.rand(3), noise)
+    assert [other.train(batch, program.policy_loss, program.OUTPUTS) for _ in range(2)] == first
+    assert_close(program.parameters_of(other), wanted, 0)
+    other.load(tmp_path / "start")
+    assert other.train(batch, program.policy_loss, program.OUTPUTS)["learning_rate"] == pytest.approx(1e-3 / 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_export_loads_with_transformers(kind, make_engine, program, batch, model_folder, tmp_path):
+    engine = make_engine(kind)
+    engine.train(batch, program.policy_loss, program.OUTPUTS)
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "old").touch()
+    engine.export(tmp_path / "best")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    assert not (tmp_path / "best" / "old").exists()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "best")
+    assert_close(program.parameters_of(engine), {name: p.detach() for name, p in model.named_parameters()}, 0)
+    again = make_engine(tmp_path / "best")
+    assert_close(again.forward(batch, ["logprobs"]), engine.forward(batch, ["logprobs"]), 0)
+
+
+def test_export_brings_the_tokenizer(make_engine, model_folder, tmp_path):
+    words = {"[UNK]": 0, "sum": 1, "is": 2}
+    source = tmp_path / "source"
+    shutil.copytree(model_folder(), source)
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, "[UNK]")), unk_token="[UNK]", chat_template="{{ messages }}"
+    ).save_pretrained(source)
+    make_engine(source).export(tmp_path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer.get_vocab() == words
+    assert tokenizer.chat_template == "{{ messages }}"
+
+
+def test_names_are_those_of_the_files(make_engine, model_folder):
+    from safetensors import safe_open
+
+    for kind in ("qwen3", "llama", "gpt2"):
+        with safe_open(model_folder(kind) / "model.safetensors", "pt") as file:
+            assert {name for name, _ in make_engine(kind).named_full_parameters()} == set(file.keys())
+
+
+def test_bfloat16_keeps_float32_masters(make_engine, program, batch, tmp_path):
+    engine = make_engine(dtype="bfloat16", learning_rate=1e-6)
+    before = {name: p.to_local().clone() for name, p in engine._parameters.items()}
+    metrics = engine.train(batch, program.policy_loss, program.OUTPUTS)
+    assert metrics["skipped"] == 0
+    changed = [name for name, p in engine._parameters.items() if not torch.equal(p.to_local(), before[name])]
+    assert len(changed) == len(before)
+    assert {tensor.dtype for _, tensor in engine.named_full_parameters()} == {torch.bfloat16}
+    exact = make_engine().forward(batch, ["logprobs"])["logprobs"]
+    assert (engine.forward(batch, ["logprobs"])["logprobs"] - exact).abs().mean() < 0.1
+    engine.export(tmp_path / "half")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto").dtype == torch.bfloat16
+
+
+def test_reference_is_frozen(make_engine, program, batch):
+    engine = make_engine(role=Role.REFERENCE)
+    assert_close(engine.forward(batch, program.OUTPUTS), make_engine().forward(batch, program.OUTPUTS), 0)
+    with pytest.raises(RunError, match="frozen"):
+        engine.train(batch, program.policy_loss, program.OUTPUTS)
+    assert not any(p.requires_grad for p in engine._parameters.values())
+
+
+def test_critic_learns_and_its_export_is_a_reward_model(make_engine, program, batch, tmp_path):
+    critic = make_engine(role=Role.CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=40)
+    goal = torch.linspace(-1, 1, batch.token_count)
+    batch = batch.with_tokens(returns=goal)
+
+    def squared(part, outputs):
+        return LossResult((outputs["values"] - part["returns"]).square().sum() / len(goal))
+
+    losses = [critic.train(batch, squared, ["values"])["loss"] for _ in range(40)]
+    assert losses[-1] < 0.5 * losses[0]
+    values = critic.forward(batch, ["values"])
+    critic.export(tmp_path / "value")
+    reward = make_engine(tmp_path / "value", role=Role.REWARD)
+    assert_close(reward.forward(batch, ["values"]), values, 1e-5)
+    with pytest.raises(RunError, match="computes values"):
+        reward.forward(batch, ["logprobs"])
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "value").eval()
+    model.config.pad_token_id = 0
+    last = batch.tokens.offsets[1:] - 1
+    ids = batch["input_ids"].split(batch.lengths.tolist())
+    scores = torch.cat([model(input_ids=row[None], attention_mask=torch.ones_like(row)[None]).logits[0] for row in ids])
+    rows = torch.tensor([bool(row[-1] != 0) for row in ids])
+    torch.testing.assert_close(values["values"][last][rows], scores.detach()[rows], atol=1e-5, rtol=0)
+
+
+def test_a_new_critic_is_the_same_every_time(make_engine, batch):
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(make_engine(role=Role.CRITIC).forward(batch, ["values"]))
+        assert torch.initial_seed() == seed
+    assert_close(found[0], found[1], 0)
+
+
+def test_reward_model_without_a_head_is_refused(make_engine):
+    with pytest.raises(RunError, match=r"lacks weights that a scalar head needs: score\.weight"):
+        make_engine(role=Role.REWARD)
+
+
+def test_unreadable_models(make_engine, tmp_path, model_folder):
+    with pytest.raises(RunError, match=r"no config\.json"):
+        make_engine(tmp_path)
+    (tmp_path / "config.json").write_text((model_folder() / "config.json").read_text())
+    with pytest.raises(RunError, match="cannot be loaded"):
+        make_engine(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0garbage!")
+    with pytest.raises(RunError, match="cannot be loaded"):
+        make_engine(tmp_path)
+
+
+def test_sequences_that_do_not_fit(make_engine, program):
+    long = program.make_batch(lengths=(5, 65))
+    with pytest.raises(RunError, match="65 tokens is beyond the model's max_position_embeddings of 64"):
+        make_engine().forward(long, ["logprobs"])
+    with pytest.raises(RunError, match="max_tokens_per_microbatch: 50"):
+        make_engine(max_tokens_per_microbatch=50).train(
+            program.make_batch(lengths=(5, 60)), program.policy_loss, program.OUTPUTS
+        )
+
+
+def test_capped_logits_are_refused(make_engine, tmp_path):
+    config = Gemma2Config(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, attn_logit_softcapping=None,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(RunError, match=r"model type 'gemma2' changes its logits.*caps them at 30"):
+        make_engine(tmp_path)
+
+
+def test_scaled_logits_are_refused(make_engine, monkeypatch):
+    original = torch.nn.Linear.forward
+    monkeypatch.setattr(
+        torch.nn.Linear, "forward", lambda self, x: original(self, x) * (1.01 if self.out_features == 61 else 1)
+    )
+    with pytest.raises(RunError, match=r"model type 'qwen3' changes its logits.*a probe differs"):
+        make_engine()
+
+
+def test_models_that_mix_packed_sequences_are_refused(make_engine, monkeypatch):
+    def leaky(query, key, value, layout, **options):
+        return packed_attention(query, key, value, type(layout).from_lengths([len(query)]), **options)
+
+    monkeypatch.setattr("areal_fsdp.attention.packed_attention", leaky)
+    with pytest.raises(RunError, match="model type 'llama' gives other results for packed sequences"):
+        make_engine("llama")
+
+
+def test_close_twice(make_engine, batch):
+    engine = make_engine()
+    engine.close()
+    engine.close()
+    with pytest.raises(RunError, match="call setup first"):
+        engine.forward(batch, ["logprobs"])
+
+
+def test_missing_checkpoint(make_engine, tmp_path):
+    with pytest.raises(RunError, match="cannot be loaded"):
+        make_engine().load(tmp_path / "nothing")
+    reference = make_engine(role=Role.REFERENCE)
+    reference.save(tmp_path / "frozen")
+    with pytest.raises(RunError, match="cannot be loaded"):
+        make_engine().load(tmp_path / "frozen")

@@ -1,0 +1,122 @@
+"""One process against two ranks, started for real: gloo on the CPU, NCCL where there are two GPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory, model_folder, program):
+    """What two ranks wrote, after one process left a checkpoint for them."""
+    from areal_core.interfaces import ModelReference, OptimizerSettings, Role
+    from areal_fsdp.config import FSDPConfig
+    from areal_fsdp.engine import FSDPEngine
+
+    folder = tmp_path_factory.mktemp("ranks")
+    single = FSDPEngine(FSDPConfig(learning_rate=1e-3))
+    single.setup(ModelReference(str(model_folder())), Role.ACTOR, OptimizerSettings(100, 0.7))
+    for _ in range(2):
+        single.train(program.make_batch(), program.policy_loss, program.OUTPUTS)
+    single.save(folder / "single")
+    expected = program.parameters_of(single)
+    arguments = [str(folder / "store"), str(model_folder()), str(folder)]
+    hidden_gpus = {} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program.__file__, str(rank), "2", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **hidden_gpus, "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return folder, results, expected
+
+
+def assert_close(found, wanted, tolerance=1e-6):
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def assert_equal(found, wanted):
+    assert_close(found, wanted, tolerance=0)
+
+
+def test_two_ranks_have_the_gradient_of_one(ranks, make_engine, program, batch):
+    _, results, _ = ranks
+    gradients, metrics = program.gradients_of(make_engine(temperature=0.7), batch)
+    assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
+    for result in results:
+        assert_close(result["gradients"], gradients)
+        assert result["metrics"] == pytest.approx(metrics, abs=1e-6)
+
+
+def test_a_rank_without_a_sequence(ranks, make_engine, program, batch):
+    _, results, _ = ranks
+    engine = make_engine(temperature=0.7)
+    gradients, metrics = program.gradients_of(engine, batch.select([1]))
+    for result in results:
+        assert_close(result["idle"], gradients)
+        assert result["idle_metrics"] == pytest.approx(metrics, abs=1e-6)
+        assert_close(result["idle_outputs"], engine.forward(batch.select([1]), program.OUTPUTS), 1e-5)
+
+
+def test_outputs_of_the_whole_batch_on_every_rank(ranks, make_engine, program, batch):
+    _, results, _ = ranks
+    wanted = make_engine(temperature=0.7).forward(batch, program.OUTPUTS)
+    for result in results:
+        assert_close(result["outputs"], wanted, 1e-5)
+
+
+def test_other_roles(ranks, make_engine, program, batch):
+    from areal_core.interfaces import Role
+
+    reference = make_engine(role=Role.REFERENCE, temperature=0.7).forward(batch, program.OUTPUTS)
+    critic = make_engine(role=Role.CRITIC).forward(batch, ["values"])
+    for result in ranks[1]:
+        assert_close(result["reference"], reference, 1e-5)
+        assert_close(result["critic"], critic, 1e-5)
+
+
+def test_updates_and_checkpoint_continue_bit_for_bit(ranks):
+    _, results, _ = ranks
+    for result in results:
+        assert result["third"] == result["third_again"]
+        assert_equal(result["parameters_again"], result["parameters"])
+    assert_equal(results[0]["parameters"], results[1]["parameters"])
+
+
+def test_skipped_on_all_ranks(ranks):
+    for result in ranks[1]:
+        assert result["poisoned"]["skipped"] == 1
+        assert_equal(result["parameters_unpoisoned"], result["parameters_again"])
+
+
+def test_checkpoint_of_one_loads_on_two_and_back(ranks, make_engine, program, batch):
+    folder, results, expected = ranks
+    for result in results:
+        assert_equal(result["from_single"], expected)
+    engine = make_engine(temperature=0.7)
+    engine.load(folder / "checkpoint")
+    assert int(engine._updates) == 2
+    engine.train(batch, program.policy_loss, program.OUTPUTS)
+    assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
+
+
+def test_export_of_two_ranks(ranks):
+    folder, results, _ = ranks
+    exported = dict(AutoModelForCausalLM.from_pretrained(folder / "export").named_parameters())
+    assert_equal({name: p.detach() for name, p in exported.items()}, results[0]["parameters_again"])

@@ -1,0 +1,3 @@
+"""TensorBoard, wandb and trackio for areal."""
+
+__version__ = "0.1.0"

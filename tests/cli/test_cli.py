@@ -1,0 +1,229 @@
+"""The command line: help without imports, every command, every way in which its words can be wrong."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+FAKE_RUN = """
+import sys, types
+fake = types.ModuleType("areal_core.run")
+def execute(resolved, *, run_dir, resume, dry_run, allow_changed_plugins):
+    print("steps", resolved.config.steps, "folder", run_dir, "resume", resume, dry_run, allow_changed_plugins)
+    return 7
+fake.execute = execute
+sys.modules["areal_core.run"] = fake
+from areal_core.cli import main
+sys.exit(main({words!r}))
+"""
+
+HEAVY = "torch", "pydantic", "pluggy", "rich", "importlib.metadata", "numpy", "yaml"
+
+
+def run(box, *words, **environment):
+    """`areal run` with a run that only says what it was asked."""
+    return box.python(FAKE_RUN.format(words=["run", *words]), **environment)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["config", "-h"], ["plugins", "-h"]])
+def test_help_imports_nothing_heavy(box, words):
+    code = (
+        "import sys; from areal_core.cli import main\n"
+        f"code = main({words!r})\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules]); sys.exit(code)"
+    )
+    outcome = box.python(code)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.endswith("heavy: []\n")
+
+
+def test_help_takes_little_longer_than_python_itself(box):
+    def seconds(*words):
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *words], capture_output=True, check=True, cwd=box.libraries)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    bare, helped = seconds("-c", "pass"), seconds("-m", "areal_core", "--help")
+    assert helped <= max(4 * bare, bare + 0.060), (bare, helped)
+
+
+def test_help_lists_every_command_and_no_words_are_a_wrong_request(box):
+    outcome = box.areal("--help")
+    for command in ("run", "plugins", "config", "audit"):
+        assert f"\n    {command} " in outcome.out
+    assert box.areal().code == 2
+    assert box.areal("--version").out == "areal 0.1.0\n"
+
+
+def test_a_run_gets_the_resolved_config_and_a_new_folder(kit):
+    outcome = run(kit, "run.yaml", "--dry-run", "steps=9", "run_dir=here")
+    assert (outcome.code, outcome.out) == (7, "steps 9 folder here resume None True False\n")
+    outcome = run(kit, "steps=3", "--plugins", "kit", "seed=4")
+    assert outcome.out.startswith("steps 3 folder runs/small-2")
+
+
+def test_a_word_with_an_equals_sign_is_an_override_wherever_it_stands(kit):
+    for words in (["seed=1", "run.yaml", "steps=2"], ["steps=2", "--dry-run", "run.yaml", "seed=1"]):
+        assert run(kit, *words, "run_dir=x=y").out.startswith("steps 2 folder x=y")
+
+
+def saved(kit):
+    kit.python("from areal_core.config import resolve; import pathlib; p = pathlib.Path('old'); p.mkdir();"
+               "(p / 'config.yaml').write_text(resolve('run.yaml').to_yaml())")  # fmt: skip
+
+
+def test_a_resume_takes_the_saved_config_and_tells_what_changes(kit):
+    saved(kit)
+    outcome = run(kit, "--resume", "old", "--allow-changed-plugins")
+    assert outcome.out == "steps 5 folder None resume old False True\n"
+    outcome = run(
+        kit, "--resume", "old", "steps=50", "checkpoint.every=5", "trackers=[{type: kit/remote, token: env:T}]"
+    )
+    assert "changed on resume: steps: 5 -> 50\n" in outcome.out
+    assert "changed on resume: checkpoint.every: 0 -> 5\n" in outcome.out
+    assert "changed on resume: trackers.0.type: None -> kit/remote\n" in outcome.out
+    assert "steps 50 folder None resume old" in outcome.out
+
+
+def test_a_resume_with_another_learning_rate_is_refused(kit):
+    saved(kit)
+    outcome = run(kit, "--resume", "old", "steps=50", "train_engine.learning_rate=1", "seed=3")
+    assert outcome.code == 2
+    assert outcome.err == (
+        "areal: error: a resumed run must stay the run that it was; 2 changes would make it another\n"
+        "  seed: 0 -> 3\n"
+        "  train_engine.learning_rate: 0.0003 -> 1.0\n"
+        "  may change: steps, checkpoint, evaluation.every, trackers; for anything else start a new run\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "a.yaml", "b.yaml"], "2 configs are named, a.yaml and b.yaml, and a run has one"),
+        (
+            ["run", "run.yaml", "run_dir=there"],
+            "the run folder there exists already\n  go on with it: areal run --resume there",
+        ),
+        (["run", "--resume", "there"], "there is no run folder: it has no config.yaml"),
+        (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
+        (["run", "run.yaml", "--allow-changed-plugins"], "has a meaning only with --resume"),
+        (["run"], "nothing says what to run"),
+        (["run", "--plugins", "kti"], "no plugin named 'kti' is installed"),
+        (["run", "nix.yaml"], "there is no config file nix.yaml"),
+        (["run", "run.yaml", "stepz=3"], "command line: stepz: unknown key"),
+        (["run", "run.yaml", "--dryrun"], "unrecognized arguments: --dryrun"),
+        (["config", "shwo"], "invalid choice: 'shwo'"),
+        (["config", "show", "nix.yaml"], "there is no config file nix.yaml"),
+        (["config", "check", "nix.yaml"], "there is no config file nix.yaml"),
+        (["config", "schema", "run.yaml"], "areal config schema describes every config"),
+        (["config", "init", "run.yaml"], "run.yaml exists already"),
+        (["config", "init", "x.yaml", "steps=3"], "areal config init takes no overrides"),
+        (["audit", "nix"], "there is no run folder nix"),
+        (["plugins", "nix"], "no plugin named 'nix' is installed"),
+        (["rnu"], "areal has no command 'rnu', and no plugin named 'rnu' is installed\n  did you mean 'areal run'?"),
+        (["kit", "gret"], "plugin kit (areal-kit 1.2.3) supplies no command named 'gret'"),
+        (["bare", "x"], "the plugin bare has no commands"),
+    ],
+)
+def test_wrong_requests_end_with_2_and_leave_nothing_behind(kit, words, told):
+    (kit.work / "there").mkdir()
+    kit.plugin("bare")
+    before = sorted(kit.work.rglob("*"))
+    outcome = kit.areal(*words)
+    assert outcome.code == 2, outcome.err
+    assert told in outcome.err
+    assert "Traceback" not in outcome.err
+    assert sorted(kit.work.rglob("*")) == before
+
+
+def test_debug_shows_the_traceback(kit):
+    outcome = kit.areal("run", "nix.yaml", "--debug")
+    assert "Traceback" in outcome.err
+    assert "UsageError: there is no config file nix.yaml" in outcome.err
+
+
+def test_config_check(kit):
+    assert kit.areal("config", "check", "run.yaml").out == "run is valid; plugins: kit\n"
+    outcome = kit.areal("config", "check", "run.yaml", "stepz=3")
+    assert outcome.code == 1
+    assert "areal: error: command line: stepz: unknown key" in outcome.err
+
+
+def test_config_show_tells_the_origin_of_every_value_and_can_be_run(kit):
+    outcome = kit.areal("config", "show", "run.yaml", "seed=3", AREAL_SET="rollout.group_size=4")
+    lines = {line.partition("  #")[0].strip(): line.partition("# ")[2] for line in outcome.out.splitlines()}
+    assert lines["seed: 3"] == "command line"
+    assert lines["group_size: 4"] == "AREAL_SET"
+    assert lines["learning_rate: 0.0003"] == "run.yaml:8"
+    assert lines["batch_size: 16"] == "default"
+    assert lines["path: tiny"] == "run.yaml:2"
+    kit.file("again.yaml", outcome.out)
+    assert kit.areal("config", "check", "again.yaml").code == 0
+
+
+def test_config_schema_has_descriptions_kinds_and_the_loaded_components(kit):
+    schema = json.loads(kit.areal("config", "schema", "--plugins", "kit").out)
+    assert schema["properties"]["algorithm"]["x-areal-kind"] == "algorithms"
+    assert {"steps", "model", "dataset", "algorithm", "train_engine"} <= set(schema["required"])
+    assert "workflow" not in schema["required"]
+    assert "kit/policy" in schema["x-areal-components"]["algorithms"]
+    settings = schema["x-areal-components"]["train_engines"]["kit/engine"]["settings"]
+    assert settings["properties"]["learning_rate"]["description"] == "the step size"
+
+
+def test_config_init_writes_what_can_be_run(kit):
+    outcome = kit.areal("config", "init", "new.yaml", "--plugins", "kit")
+    assert outcome.out == "wrote new.yaml; run it with: areal run new.yaml\n"
+    assert kit.areal("config", "check", "new.yaml").code == 0
+    starter = kit.areal("config", "init").out
+    assert "\n# sampling:\n#   temperature: 1.0  # " in starter
+
+
+def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):
+    kit.plugin("broken", "raise RuntimeError('boom')")
+    kit.plugin("hearer", "@hookimpl\ndef areal_step_finished(step): ...")
+    outcome = kit.areal("plugins")
+    assert outcome.code == 0
+    assert "core  areal-core 0.1.0\n" in outcome.out
+    assert "kit  areal-kit 1.2.3\n" in outcome.out
+    assert "  advantages: grouped, plain\n" in outcome.out
+    assert "  BROKEN: plugin 'broken' (areal-broken 1.2.3) is installed but cannot be imported" in outcome.out
+    assert "  hears: step_finished\n" in outcome.out
+
+
+def test_one_plugin_is_described_with_its_settings(kit):
+    out = kit.areal("plugins", "kit").out
+    for told in (
+        "plugin kit, distribution areal-kit 1.2.3\n",
+        "hooks: areal_advantages, areal_algorithms,",
+        "train_engines: kit/engine\n  trains\n  target: kit_package.parts:Engine\n",
+        "    learning_rate: float, default 1e-05  (the step size)\n",
+        "    token: Secret, required\n",
+    ):
+        assert told in out, told
+
+
+def test_plugins_as_json(kit):
+    kit.plugin("broken", "raise RuntimeError('boom')")
+    reports = {report["name"]: report for report in json.loads(kit.areal("plugins", "--json").out)}
+    assert "RuntimeError: boom" in reports["broken"]["broken"]
+    assert reports["kit"]["broken"] is None
+    assert {"kind": "commands", "name": "greet"}.items() <= next(
+        found.items() for found in reports["kit"]["components"] if found["kind"] == "commands"
+    )
+    assert kit.areal("plugins", "broken").code == 1
+
+
+def test_a_command_of_a_plugin_gets_its_words_and_gives_its_code(kit):
+    outcome = kit.areal("kit", "greet", "a", "--b")
+    assert (outcome.code, outcome.out) == (4, "hello a --b\n")
+    assert "greet                says hello" in kit.areal("kit", "--help").out

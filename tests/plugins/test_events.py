@@ -1,0 +1,100 @@
+"""What plugins are told, and what their errors do."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pluggy
+import pytest
+
+from areal_core.errors import PluginBrokenError, RunError
+from areal_core.plugins import hookimpl, hooks
+from areal_core.plugins.events import Events
+
+
+class Listener:
+    """Hears everything and remembers it; fails where it is told to."""
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.heard: list[tuple[object, ...]] = []
+        self.fails_in = fails_in
+
+    def _hear(self, *what: object) -> None:
+        self.heard.append(what)
+        if what[0] == self.fails_in:
+            raise ValueError("listener is tired")
+
+    @hookimpl
+    def areal_configure(self, config):
+        self._hear("configure", config)
+
+    @hookimpl
+    def areal_run_started(self, run_dir):
+        self._hear("run_started", run_dir)
+
+    @hookimpl
+    def areal_step_finished(self, step, metrics):
+        self._hear("step_finished", step, dict(metrics))
+
+    @hookimpl
+    def areal_weights_published(self, step, version):
+        self._hear("weights_published", step, version)
+
+    @hookimpl
+    def areal_checkpoint_saved(self, step, path):
+        self._hear("checkpoint_saved", step, path)
+
+    @hookimpl
+    def areal_run_finished(self, outcome):
+        self._hear("run_finished", outcome)
+
+
+def events_for(**listeners: Listener) -> Events:
+    relay = pluggy.PluginManager("areal")
+    relay.add_hookspecs(hooks)
+    for name, listener in listeners.items():
+        relay.register(listener, name)
+    return Events(relay)
+
+
+def tell_everything(events: Events) -> None:
+    events.configure("config")  # type: ignore[arg-type]
+    events.run_started("config", Path("run"))  # type: ignore[arg-type]
+    events.step_finished(1, {"reward": 0.5})
+    events.weights_published(1, 7)
+    events.checkpoint_saved(1, Path("checkpoint"))
+    events.run_finished(Path("run"), "finished")
+
+
+def test_every_event_reaches_every_plugin_with_the_arguments_it_asks_for():
+    one, other = Listener(), Listener()
+    tell_everything(events_for(one=one, other=other))
+    assert one.heard == other.heard
+    assert one.heard == [
+        ("configure", "config"),
+        ("run_started", Path("run")),
+        ("step_finished", 1, {"reward": 0.5}),
+        ("weights_published", 1, 7),
+        ("checkpoint_saved", 1, Path("checkpoint")),
+        ("run_finished", "finished"),
+    ]
+
+
+def test_an_error_before_the_run_ends_it_and_names_the_plugin():
+    with pytest.raises(PluginBrokenError, match=r"plugin 'one' refuses the config.*listener is tired") as caught:
+        tell_everything(events_for(one=Listener("configure")))
+    assert caught.value.exit_code == 2
+    with pytest.raises(RunError, match="plugin 'one' failed in areal_run_started") as failed:
+        tell_everything(events_for(one=Listener("run_started")))
+    assert failed.value.exit_code == 1
+    assert "no:one" in str(failed.value)
+
+
+def test_an_error_of_an_observer_is_logged_and_silences_only_that_plugin(caplog):
+    bad, good = Listener("step_finished"), Listener()
+    with caplog.at_level(logging.ERROR):
+        tell_everything(events_for(bad=bad, good=good))
+    assert [what[0] for what in bad.heard] == ["configure", "run_started", "step_finished"]
+    assert good.heard[-1] == ("run_finished", "finished")
+    assert "plugin 'bad' failed in areal_step_finished and hears no further events" in caplog.text

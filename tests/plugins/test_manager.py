@@ -1,0 +1,303 @@
+"""Loading, finding and refusing plugins, with distributions that are really installed as far as Python can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+LIST = """
+from areal_core.errors import ArealError
+from areal_core.plugins import PluginManager
+try:
+    manager = PluginManager.load({names!r})
+    {then}
+except ArealError as error:
+    print(type(error).__name__, error.exit_code)
+    print(error)
+"""
+
+RLOO = """
+@hookimpl
+def areal_advantages():
+    return [Component("rloo", "leave one out", target="{package}.maths:rloo")]
+"""
+
+
+def load(box, *names, then="print('loaded', manager.names)"):
+    outcome = box.python(LIST.format(names=list(names), then=then))
+    assert not outcome.err, outcome.err
+    return outcome.out
+
+
+def test_a_named_plugin_is_loaded_and_its_records_say_where_they_come_from(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"))
+    out = load(
+        box, "grpo", then="record = manager.find('advantages', 'grpo/rloo'); print(record.supplier, record.reference)"
+    )
+    assert out == "plugin grpo (areal-grpo 1.2.3) grpo/rloo\n"
+
+
+def test_a_dash_in_a_name_is_read_as_an_underscore(box):
+    box.plugin("my-plugin", RLOO.format(package="my_plugin_package"))
+    assert load(box, "my_plugin") == "loaded ['my_plugin']\n"
+    assert (
+        load(box, "my-plugin", then="print(manager.find('advantages', 'my-plugin/rloo').reference)")
+        == "my_plugin/rloo\n"
+    )
+
+
+def test_what_nobody_named_is_never_imported(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"))
+    box.plugin("other", "raise SystemExit('must not be imported')")
+    assert load(box, "grpo") == "loaded ['grpo']\n"
+    assert box.imported("grpo")
+    assert not box.imported("other")
+
+
+def test_no_takes_one_away_and_the_order_of_words_does_not_matter(box):
+    box.plugin("grpo")
+    box.plugin("hf")
+    assert load(box, "no:grpo", "grpo", "hf") == "loaded ['hf']\n"
+    assert not box.imported("grpo")
+
+
+def test_a_plugin_is_loaded_by_the_prefix_of_a_reference_and_by_a_bare_name_equal_to_its_own(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"))
+    box.plugin(
+        "fsdp", '@hookimpl\ndef areal_train_engines():\n    return [Component("fsdp", "trains", target="a:b")]\n'
+    )
+    then = "manager.find('advantages', 'grpo/rloo'); manager.find('train_engines', 'fsdp'); print(manager.names)"
+    assert load(box, then=then) == "['grpo', 'fsdp']\n"
+
+
+def test_missing_plugins_are_told_together_with_one_pip_line(box):
+    box.plugin("fsdp")
+    out = load(box, "grpo", "fsdp", "hf", "gropo", "mine")
+    assert out == (
+        "PluginMissingError 2\n"
+        "no plugins named 'grpo', 'hf', 'gropo', 'mine' are installed\n"
+        "  install them with: pip install areal-grpo areal-hf\n"
+        "  'gropo' is no plugin of this project: install its distribution by its name; did you mean 'grpo'?\n"
+        "  'mine' is no plugin of this project: install its distribution by its name\n"
+        "  installed plugins: fsdp\n"
+    )
+
+
+def test_only_first_party_distributions_are_ever_proposed_for_installation(box):
+    assert "pip install" not in load(box, "mine")
+    assert "pip install areal-grpo\n" in load(box, "grpo")
+
+
+@pytest.mark.parametrize(
+    ("requires", "told"),
+    [
+        (
+            ("areal-core>=0.2,<0.3",),
+            "PluginIncompatibleError 2\nplugin 'dapo' (areal-dapo 1.2.3) needs areal-core<0.3,>=0.2 "
+            "but 0.1.0 is installed\n"
+            "  upgrade it with: pip install --upgrade areal-dapo\n  or leave it out with: --plugins no:dapo\n",
+        ),
+        (
+            (),
+            "PluginIncompatibleError 2\nplugin 'dapo' (areal-dapo 1.2.3) does not declare which versions of areal-core "
+            'it works with\n  add to the dependencies of areal-dapo: "areal-core>=0.1,<0.2"\n'
+            "  areal-core 0.1.0 is installed\n",
+        ),
+        (
+            ("areal-core",),
+            "PluginIncompatibleError 2\nplugin 'dapo' (areal-dapo 1.2.3) does not declare which versions of areal-core "
+            'it works with\n  add to the dependencies of areal-dapo: "areal-core>=0.1,<0.2"\n'
+            "  areal-core 0.1.0 is installed\n",
+        ),
+    ],
+)
+def test_the_range_on_the_core_is_checked_before_anything_is_imported(box, requires, told):
+    box.plugin("dapo", requires=requires)
+    assert load(box, "dapo") == told
+    assert not box.imported("dapo")
+
+
+def test_a_missing_library_is_told_with_the_extra_that_brings_it(box):
+    box.plugin(
+        "fsdp",
+        "import torch_like",
+        requires=("areal-core>=0.1,<0.2", "torch-like>=2; extra == 'engine'"),
+        metadata="Provides-Extra: engine",
+    )
+    assert load(box, "fsdp") == (
+        "PluginBrokenError 2\n"
+        "plugin 'fsdp' (areal-fsdp 1.2.3) is installed but cannot be imported: module 'torch_like' is missing\n"
+        "  repair it with: pip install 'areal-fsdp[engine]'\n"
+    )
+
+
+def test_a_missing_library_without_an_extra_is_repaired_by_installing_the_plugin_again(box):
+    box.plugin("fsdp", "import torch_like")
+    assert "repair it with: pip install --upgrade areal-fsdp\n" in load(box, "fsdp")
+
+
+@pytest.mark.parametrize(
+    ("records", "cause"),
+    [
+        ("import broken_package.nowhere", "ModuleNotFoundError: No module named 'broken_package.nowhere'"),
+        ("raise RuntimeError('boom')", "RuntimeError: boom"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_mistake_in_the_plugin_is_told_with_where_to_report_it(box, records, cause):
+    box.plugin("broken", records, metadata="Project-URL: Issues, https://example.org/broken/issues")
+    out = load(box, "broken")
+    assert out.startswith(
+        "PluginBrokenError 2\nplugin 'broken' (areal-broken 1.2.3) is installed but cannot be imported: "
+    )
+    assert cause in out
+    assert "report it to https://example.org/broken/issues\n" in out
+
+
+def test_several_plugins_that_cannot_be_used_are_told_at_once_and_the_others_are_loaded(box):
+    box.plugin("broken", "raise RuntimeError('boom')")
+    box.plugin("old", requires=("areal-core<0.1",))
+    box.plugin("good")
+    out = load(box, "broken", "old", "nix", "good")
+    assert out.startswith("PluginError 2\n3 problems with plugins\n  no plugin named 'nix' is installed\n")
+    assert "RuntimeError: boom" in out
+    assert "needs areal-core<0.1" in out
+    assert box.imported("good")
+
+
+def test_two_distributions_with_one_plugin_name_are_both_named(box):
+    box.plugin("grpo", module="first")
+    box.plugin("grpo", module="second", distribution="someones-grpo", version="3.0")
+    out = load(box, "grpo")
+    assert (
+        "PluginConflictError 2\nthe plugin name 'grpo' is claimed by areal-grpo 1.2.3 and by someones-grpo 3.0\n" in out
+    )
+    assert "pip uninstall someones-grpo" in out
+
+
+def test_nobody_may_call_a_plugin_core(box):
+    box.plugin("core", distribution="pirate")
+    assert load(box) == "loaded []\n"
+    assert "is claimed by pirate 1.2.3 and by areal-core itself" in load(box, then="manager.catalog.get('core')")
+
+
+def test_one_component_name_from_two_plugins_names_both(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"))
+    box.plugin("mine", RLOO.format(package="mine_package"))
+    assert load(box, "grpo", "mine") == (
+        "PluginConflictError 2\n"
+        "the advantage 'rloo' is supplied by plugin grpo (areal-grpo 1.2.3) and by plugin mine (areal-mine 1.2.3)\n"
+        "  leave one of them out, for example with: --plugins no:mine\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "told"),
+    [
+        (
+            "@hookimpl\ndef areal_worklows():\n    return []",
+            ["areal_worklows, which is no hook", "did you mean areal_workflows?"],
+        ),
+        (
+            "def areal_workflows():\n    return []",
+            ["'areal_workflows' is named like a hook but is not marked", "@hookimpl"],
+        ),
+        ("@hookimpl\ndef areal_workflows(config):\n    return []", ["does not fit the hooks", "config"]),
+        ("@hookimpl(wrapper=True)\ndef areal_workflows():\n    return (yield)", ["wraps areal_workflows"]),
+        ("@hookimpl\ndef areal_workflows():\n    return None", ["fails in areal_workflows: TypeError"]),
+        ("@hookimpl\ndef areal_workflows():\n    return ['a:b']", ["areal_workflows", "returned str, not Component"]),
+        (
+            "@hookimpl\ndef areal_presets():\n    return [Component('a', 'b', target='c:d')]",
+            ["areal_presets", "returned Component, not Preset"],
+        ),
+        (
+            "@hookimpl\ndef areal_workflows():\n    return [Component('A-b', '', target='nowhere', config='c')]",
+            [
+                "'A-b' is not of the form",
+                "'A-b' has no summary",
+                "target of 'A-b' is 'nowhere'",
+                "config of 'A-b' is 'c'",
+            ],
+        ),
+        (
+            "@hookimpl\ndef areal_presets():\n    return [Preset('a', 'b', path='c:d.toml')]",
+            ["path of 'a' is 'c:d.toml'; write it \"package.module:file.yaml\""],
+        ),
+        (
+            "@hookimpl\ndef areal_workflows():\n    return [Component('a', 'b', target='c:d')] * 2",
+            ["supplies 'a' twice"],
+        ),
+        ("@hookimpl\ndef areal_workflows():\n    raise ValueError('oh')", ["fails in areal_workflows: ValueError: oh"]),
+    ],
+)
+def test_what_a_plugin_supplies_is_checked_and_the_plugin_is_named(box, records, told):
+    box.plugin("wrong", records)
+    out = load(box, "wrong", then="print(manager)")
+    assert out.startswith("PluginBrokenError 2\nplugin 'wrong' (areal-wrong 1.2.3)"), out
+    for text in told:
+        assert text in out
+
+
+def test_a_bad_plugin_name_is_refused(box):
+    box.plugin("Grpo")
+    assert "plugin 'Grpo' (areal-Grpo 1.2.3): the name is not of the form [a-z][a-z0-9_]*" in load(box, "Grpo")
+
+
+def find(box, kind, reference, *names):
+    return load(box, *names, then=f"print(manager.find({kind!r}, {reference!r}).reference)")
+
+
+def test_an_unnamed_plugin_that_supplies_it_is_proposed(box):
+    box.plugin("mine", RLOO.format(package="mine_package"))
+    box.plugin("broken", "raise RuntimeError('boom')")
+    out = find(box, "advantages", "rloo")
+    assert out == (
+        "ComponentNotFoundError 2\n"
+        "the loaded plugins supply no advantage named 'rloo'\n"
+        "  'rloo' is supplied by the installed plugin mine: write 'mine/rloo' or add --plugins mine\n"
+        "  available for advantages: nothing in the loaded plugins\n"
+    )
+
+
+def test_a_misspelt_component_a_wrong_kind_and_a_plugin_that_is_not_installed_are_told_apart(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"))
+    assert "plugin grpo (areal-grpo 1.2.3) supplies no advantage named 'rlo'\n  did you mean 'grpo/rloo'?" in find(
+        box, "advantages", "grpo/rlo"
+    )
+    assert "  available for advantages: grpo/rloo\n" in find(box, "advantages", "rlooo", "grpo")
+    assert "'grpo/rloo' is an advantage, not a policy loss" in find(box, "policy_losses", "rloo", "grpo")
+    assert "install it with: pip install areal-hf" in find(box, "inference_engines", "hf")
+    assert "install it with: pip install areal-hf" in find(box, "inference_engines", "hf/engine")
+
+
+def test_blocking_a_plugin_that_is_needed_is_told(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"))
+    out = find(box, "advantages", "grpo/rloo", "no:grpo")
+    assert "plugin 'grpo' is needed (asked for by 'grpo/rloo'), but 'no:grpo' takes it away" in out
+    assert "did you mean 'no:grpo'?" in load(box, "grpo", "no:gropo")
+    assert "cannot be taken away" in load(box, "no:core")
+
+
+def test_a_target_that_cannot_be_imported_names_component_plugin_and_cure(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"), modules={"maths.py": "import torch_like"})
+    then = "record = manager.find('advantages', 'rloo'); manager.import_from(record, record.target)"
+    assert load(box, "grpo", then=then) == (
+        "PluginBrokenError 2\n"
+        "'grpo/rloo' of plugin grpo (areal-grpo 1.2.3) is installed but cannot be imported: "
+        "module 'torch_like' is missing\n"
+        "  repair it with: pip install --upgrade areal-grpo\n"
+    )
+
+
+def test_a_target_without_the_attribute_is_a_mistake_of_the_plugin(box):
+    box.plugin("grpo", RLOO.format(package="grpo_package"), modules={"maths.py": "def rlo(): ..."})
+    then = "record = manager.find('advantages', 'rloo'); manager.import_from(record, record.target)"
+    out = load(box, "grpo", then=then)
+    assert "names grpo_package.maths:rloo, but grpo_package.maths has no 'rloo'" in out
+    assert "grpo_package.maths has: rlo\n" in out
+
+
+def test_core_records_come_through_the_same_path(box):
+    assert load(box, then="print(manager.hooks('core')[0], manager.provenance()[0].distribution)") == (
+        "areal_datasets areal-core\n"
+    )

@@ -1,0 +1,59 @@
+"""What is recorded about the plugins of a run, and what a resume finds to be different."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from areal_core.plugins import Provenance, compare
+
+
+def provenance(box, *names):
+    outcome = box.python(
+        "import json; from areal_core.plugins import PluginManager\n"
+        f"print(json.dumps([record.as_dict() for record in PluginManager.load({list(names)!r}).provenance()]))"
+    )
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def make_editable(box, name):
+    folder = next(box.site.glob(f"areal_{name}-*.dist-info"))
+    folder.joinpath("direct_url.json").write_text('{"url": "file:///somewhere", "dir_info": {"editable": true}}')
+
+
+def test_an_installed_plugin_is_recorded_by_version_and_an_editable_one_by_its_source_too(box):
+    box.plugin("grpo")
+    core, grpo = provenance(box, "grpo")
+    assert (core["name"], core["distribution"]) == ("core", "areal-core")
+    assert (grpo["distribution"], grpo["version"], grpo["source_hash"]) == ("areal-grpo", "1.2.3", None)
+    assert grpo["location"].endswith("grpo_package")
+    make_editable(box, "grpo")
+    before = provenance(box, "grpo")
+    assert before[1]["source_hash"]
+    assert compare(before, provenance(box, "grpo")) == []
+    (box.site / "grpo_package" / "more.py").write_text("x = 1\n")
+    assert compare(before, provenance(box, "grpo")) == [
+        "grpo: the source of areal-grpo 1.2.3 has changed since the run was saved"
+    ]
+
+
+def record(name="grpo", version="1", **changes):
+    return Provenance(**{"name": name, "distribution": "areal-grpo", "version": version, "location": "/a", **changes})
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ([record()], []),
+        ([record(location="/elsewhere")], []),
+        ([record(version="2")], ["grpo: was areal-grpo 1, is now areal-grpo 2"]),
+        ([record(distribution="someones")], ["grpo: was areal-grpo 1, is now someones 1"]),
+        ([], ["grpo: areal-grpo 1 was part of the saved run and is not loaded now"]),
+        ([record(), record("hf")], ["hf: was not part of the saved run"]),
+        ([record(source_hash="x")], ["grpo: the source of areal-grpo 1 has changed since the run was saved"]),
+    ],
+)
+def test_differences_are_told_one_line_each(now, told):
+    assert compare([record().as_dict()], now) == told
