@@ -1,0 +1,18 @@
+"""What this plugin supplies."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Component, hookimpl
+
+
+@hookimpl
+def areal_inference_engines() -> list[Component]:
+    """The embedded engine."""
+    return [
+        Component(
+            "hf",
+            "any Hugging Face causal model, generated from in a process of its own on the CPU or one GPU",
+            target="areal_hf.client:HFEngine",
+            config="areal_hf.config:HFConfig",
+        )
+    ]
