@@ -11,13 +11,31 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import areal_core
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 LIBRARIES = ("pluggy", "packaging", "pydantic", "pydantic_core", "annotated_types", "typing_extensions")
 LIBRARIES += ("typing_inspection", "yaml", "_yaml")
+
+
+RESOLVE = """
+from pathlib import Path
+from areal_core.config import resolve, load_run, selections
+from areal_core.errors import ArealError
+try:
+    resolved = resolve({config!r}, {plugins!r}, {overrides!r})
+    config = resolved.config
+    {then}
+except ArealError as error:
+    print(type(error).__name__, error.exit_code)
+    print(error)
+"""
 
 
 @dataclass
@@ -106,6 +124,24 @@ class Box:
     def areal(self, *words: str, **environment: str) -> Outcome:
         """Run the command line in the box."""
         return self._run(["-m", "areal_core", *words], environment)
+
+    def resolve(
+        self,
+        *overrides: str,
+        config: str | None = "run.yaml",
+        plugins: Sequence[str] = (),
+        then: str = "print('valid')",
+        **environment: str,
+    ) -> str:
+        """Resolve a config and run a statement that sees `resolved` and `config`; its output, or the error's text."""
+        code = RESOLVE.format(config=config, plugins=list(plugins), overrides=list(overrides), then=then)
+        outcome = self.python(code, **environment)
+        assert not outcome.err, outcome.err
+        return outcome.out
+
+    def shown(self, expression: str, *overrides: str, **options: Any) -> str:
+        """What an expression of `resolved` and `config` prints."""
+        return self.resolve(*overrides, then=f"print({expression})", **options).strip()
 
     def _run(self, words: list[str], environment: dict[str, str]) -> Outcome:
         paths = os.pathsep.join(map(str, (self.site, self.libraries)))

@@ -52,3 +52,9 @@ class SupervisedSettings(Settings):
     aggregation: Selection = component(
         "aggregations", default="core/token_mean", description="how the tokens' losses are added up"
     )
+
+
+class ConstantLengthSettings(Settings):
+    """The denominator of Dr. GRPO."""
+
+    length: int = Field(ge=1, description="the constant, usually sampling.max_new_tokens")

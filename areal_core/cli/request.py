@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.errors import UsageError
 
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     import argparse
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What the command line asks for: a config or preset, overrides, and plugins."""
 
     config: str | None

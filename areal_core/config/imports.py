@@ -31,6 +31,7 @@ class Located(str):
     """A reference to a file, with the folder that it is relative to: that of the config, or the current one."""
 
     __slots__ = ("folder",)
+    folder: Path
 
     def __new__(cls, text: str, folder: Path) -> Self:
         """The text itself; the folder travels with it."""
@@ -38,7 +39,8 @@ class Located(str):
         located.folder = folder
         return located
 
-    folder: Path
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,11 @@ class Selection:
     def load(self) -> object:
         """Import the class or function behind this choice; the only place where that happens for a plugin's."""
         if self.record is None:
-            return import_reference(self.target, Path()).value
+            try:
+                return import_reference(self.target, Path()).value
+            except RejectedError as error:
+                first = error.problems[0]
+                raise ConfigError(first.message, hints=first.hints) from error
         installed = Catalog.scan().get(self.record.plugin) if self.record.plugin != "core" else None
         title = f"the {KINDS[self.kind]} '{self.record.reference}' of {self.record.supplier}"
         return load_attribute(self.record.target, title, installed)

@@ -23,6 +23,8 @@ _INT: Final = "tag:yaml.org,2002:int"
 _FLOAT: Final = "tag:yaml.org,2002:float"
 _STR: Final = "tag:yaml.org,2002:str"
 
+_LINE_BREAKS: Final = re.compile("[\x85\u2028\u2029]")
+
 _RESOLVERS: Final = (
     (_NULL, re.compile(r"null|Null|NULL|~|"), ["n", "N", "~", ""]),
     (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
@@ -48,6 +50,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
+    """Text as it is; with characters that PyYAML takes for line breaks, escaped in double quotes."""
+    style = '"' if _LINE_BREAKS.search(text) else None
+    return dumper.represent_scalar(_STR, text, style=style)
+
+
+_Dumper.add_representer(str, _write_text)
 for _tag, _pattern, _first in _RESOLVERS:
     _anchored = re.compile(rf"(?:{_pattern.pattern})\Z")
     _Loader.add_implicit_resolver(_tag, _anchored, _first)

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from areal_core.plugins.markers import hookimpl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from areal_core.plugins.records import Component
+from areal_core.plugins.records import Component
 
 
 @hookimpl
 def areal_workflows() -> Iterable[Component]:
     """How an episode is played."""
-    return []
+    return [
+        Component(
+            "single_turn",
+            "one prompt, one answer, scored by the run's rewards",
+            target="areal_core.workflows.single_turn:SingleTurn",
+            config="areal_core.workflows.settings:SingleTurnSettings",
+        ),
+        Component(
+            "multi_turn",
+            "a conversation with an environment, which gives the rewards",
+            target="areal_core.workflows.multi_turn:MultiTurn",
+            config="areal_core.workflows.settings:MultiTurnSettings",
+        ),
+    ]
 
 
 @hookimpl
 def areal_launchers() -> Iterable[Component]:
     """How the processes of a run are started."""
-    return []
+    return [
+        Component(
+            "local",
+            "all processes on this machine",
+            target="areal_core.launchers.local:LocalLauncher",
+            config="areal_core.launchers.settings:LocalSettings",
+        )
+    ]
 
 
 @hookimpl
-def areal_datasets() -> Iterable[Component]:
-    """Where prompts come from."""
-    return []
+def areal_aggregations() -> Iterable[Component]:
+    """How the losses of tokens are added up."""
+    module = "areal_core.algorithms.aggregation"
+    return [
+        Component("token_mean", "every token counts the same", target=f"{module}:token_mean"),
+        Component("sequence_mean", "every sequence counts the same", target=f"{module}:sequence_mean"),
+        Component(
+            "constant_length",
+            "every token counts one over a constant length",
+            target=f"{module}:constant_length",
+            config="areal_core.algorithms.settings:ConstantLengthSettings",
+        ),
+    ]

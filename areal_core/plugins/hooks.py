@@ -62,10 +62,23 @@ def areal_workflows() -> Iterable[Component]:
 
 
 @hookspec
+def areal_environments() -> Iterable[Component]:
+    """Environments: the worlds that answer a policy's turns in a workflow of several turns.
+
+    Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.Environment`.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+    raise NotImplementedError
+
+
+@hookspec
 def areal_reward_functions() -> Iterable[Component]:
     """Reward functions: what an answer is worth.
 
-    Supplies: `Component` records; each leads to a function, or a class whose instances are called.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Reward` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -78,7 +91,7 @@ def areal_reward_functions() -> Iterable[Component]:
 def areal_datasets() -> Iterable[Component]:
     """Data sets: where prompts and their answers come from.
 
-    Supplies: `Component` records; each leads to a class or function that gives rows by index.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Dataset` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -104,7 +117,7 @@ def areal_algorithms() -> Iterable[Component]:
 def areal_advantages() -> Iterable[Component]:
     """Advantages: from the rewards of a whole batch to a number for every token.
 
-    Supplies: `Component` records; each leads to a class or pure function of the batch.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Advantage` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -117,7 +130,7 @@ def areal_advantages() -> Iterable[Component]:
 def areal_policy_losses() -> Iterable[Component]:
     """Policy losses: pure functions of packed tensors, one value for every token.
 
-    Supplies: `Component` records; each leads to a class or pure function of tensors.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.PolicyLoss` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -130,7 +143,7 @@ def areal_policy_losses() -> Iterable[Component]:
 def areal_corrections() -> Iterable[Component]:
     """Corrections for data that older weights have sampled: weights and masks for every token.
 
-    Supplies: `Component` records; each leads to a class or pure function of log-probabilities.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Correction` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -143,7 +156,7 @@ def areal_corrections() -> Iterable[Component]:
 def areal_aggregations() -> Iterable[Component]:
     """Aggregations: how the values of tokens become the one number that is minimised.
 
-    Supplies: `Component` records; each leads to a class or pure function of values, mask and lengths.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Aggregation` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -156,7 +169,7 @@ def areal_aggregations() -> Iterable[Component]:
 def areal_filters() -> Iterable[Component]:
     """Filters: which finished prompt groups are worth training on.
 
-    Supplies: `Component` records; each leads to a class or pure function of a group.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Filter` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -169,7 +182,7 @@ def areal_filters() -> Iterable[Component]:
 def areal_models() -> Iterable[Component]:
     """Models: they make or fetch a model folder that every engine can open.
 
-    Supplies: `Component` records; each leads to a function that returns the path of a folder.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.ModelSource` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.
@@ -250,7 +263,7 @@ def areal_health_checks() -> Iterable[HealthCheck]:
 def areal_configure(config: RunConfig) -> None:
     """The config is resolved, complete and checked.
 
-    When: after every check has passed and before any process is started, also with `--dry-run`.
+    When: after every check has passed and before any process is started, never with `--dry-run`.
     Process: the one that launched the run.
     How often: once.
     Exception: ends the program with exit code 2; nothing has started.
@@ -261,8 +274,8 @@ def areal_configure(config: RunConfig) -> None:
 def areal_run_started(config: RunConfig, run_dir: Path) -> None:
     """A run begins, or goes on after a resume.
 
-    When: when every process of the run is ready and before the first training step.
-    Process: trainer rank 0.
+    When: after the run folder is written and before the other processes are started.
+    Process: the one that launched the run.
     How often: once; a resume is a new start.
     Exception: ends the run with exit code 1.
     """
@@ -303,10 +316,10 @@ def areal_checkpoint_saved(step: int, path: Path) -> None:
 
 @hookspec
 def areal_run_finished(run_dir: Path, outcome: str) -> None:
-    """The run is over: `outcome` is finished, interrupted or failed.
+    """The run is over: `outcome` is done, interrupted or failed.
 
-    When: after the last checkpoint and the report, before the processes end.
-    Process: trainer rank 0.
+    When: when every other process of the run has ended.
+    Process: the one that launched the run.
     How often: once, unless the process was killed.
     Exception: is logged with the plugin's name; the outcome of the run stays.
     """

@@ -22,6 +22,7 @@ KINDS: Final[Mapping[str, str]] = {
     "train_engines": "training engine",
     "inference_engines": "inference engine",
     "workflows": "workflow",
+    "environments": "environment",
     "reward_functions": "reward function",
     "datasets": "data set",
     "algorithms": "algorithm",

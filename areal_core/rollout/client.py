@@ -40,7 +40,7 @@ class RolloutClient:
         is_interrupted: Callable[[], bool] = lambda: False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._channel = BlockingChannel.connect(socket, timeout_s)
+        self._channel = BlockingChannel(socket, timeout_s)
         self._numbers = itertools.count()
         self._replies: dict[int, Message] = {}
         self._is_interrupted = is_interrupted

@@ -138,6 +138,7 @@ class RolloutController:
         self._fatal: RunError | None = None
         self._consecutive_failures = 0
         self._paused = False
+        self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
 
     # The life of the controller.
@@ -197,6 +198,7 @@ class RolloutController:
             RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
         """
         began, size = time.monotonic(), self._policy.bound.batch_size
+        self._awaited = step
         while True:
             self._flush()
             self._drop_stale(step)
@@ -232,7 +234,7 @@ class RolloutController:
     # Groups.
 
     def _admit(self) -> None:
-        while not self._paused and self._fatal is None and self._policy.bound.capacity(self.counts) > 0:
+        while self._may_admit():
             if self._reissue:
                 number = self._reissue.pop(0)
             else:
@@ -247,6 +249,13 @@ class RolloutController:
                 task = asyncio.get_running_loop().create_task(self._run_episode(group, row, index))
                 self._running[task] = time.monotonic()
                 task.add_done_callback(self._forget)
+
+    def _may_admit(self) -> bool:
+        if self._paused or self._fatal is not None or self._policy.bound.capacity(self.counts) <= 0:
+            return False
+        # While newer weights are still on their way, what would be sampled now may already be too old to be used.
+        lag = self._awaited - self.counts.trained
+        return self._policy.stale != "drop" or lag <= self._policy.bound.max_staleness
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)

@@ -133,7 +133,7 @@ class RewardPool:
             if request.result.done():
                 continue
             try:
-                worker.channel.send(Message("score", {"arguments": dict(request.arguments)}))
+                worker.channel.post(Message("score", {"arguments": dict(request.arguments)}))
             except (TypeError, ValueError) as error:
                 request.result.set_exception(RewardError(f"the data row cannot be sent to a reward process: {error}"))
                 continue

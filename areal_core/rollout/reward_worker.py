@@ -37,7 +37,7 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
 def main(run_dir: Path, socket: Path) -> None:
     """Serve until the pool closes the channel."""
     rewards = build_rewards(load_run(run_dir).config.rewards)
-    channel = BlockingChannel.connect(socket, timeout_s=30)
+    channel = BlockingChannel(socket, timeout_s=30)
     channel.send(Message("ready"))
     while True:
         try:

@@ -66,7 +66,7 @@ class RolloutService:
             while True:
                 message = await channel.receive()
                 if message.kind == "goodbye":
-                    channel.send(Message("reply", {"id": message.fields["id"]}))
+                    channel.post(Message("reply", {"id": message.fields["id"]}))
                     await asyncio.sleep(0)
                     return
                 task = asyncio.get_running_loop().create_task(self._answer(channel, message))
@@ -83,7 +83,7 @@ class RolloutService:
             fields, payload = await handler(message.fields)
         except ArealError as error:
             fields, payload = {"error": error.message, "hints": list(error.hints)}, b""
-        channel.send(Message("reply", {"id": message.fields["id"], **fields}, payload))
+        channel.post(Message("reply", {"id": message.fields["id"], **fields}, payload))
 
     async def _on_begin(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """The trainer is ready: take its weights over where it publishes some, then begin to admit groups."""

@@ -6,42 +6,16 @@ import json
 
 import pytest
 
-RESOLVE = """
-from pathlib import Path
-from areal_core.config import resolve, load_run, selections
-from areal_core.errors import ArealError
-try:
-    resolved = resolve({config!r}, {plugins!r}, {overrides!r})
-    config = resolved.config
-    {then}
-except ArealError as error:
-    print(type(error).__name__, error.exit_code)
-    print(error)
-"""
-
-
-def resolve(box, *overrides, config="run.yaml", plugins=(), then="print('valid')", **environment):
-    outcome = box.python(
-        RESOLVE.format(config=config, plugins=list(plugins), overrides=list(overrides), then=then), **environment
-    )
-    assert not outcome.err, outcome.err
-    return outcome.out
-
-
-def shown(box, expression, *overrides, **options):
-    return resolve(box, *overrides, then=f"print({expression})", **options).strip()
-
 
 def test_a_config_is_resolved_with_the_plugins_that_it_names(kit):
-    assert shown(kit, "resolved.plugins.names, config.plugins") == "['kit'] ['kit']"
-    assert shown(kit, "config.train_engine.settings.learning_rate, config.rewards[0].common.weight") == "0.0003 2.0"
-    assert shown(kit, "config.algorithm.settings.advantage.target") == "kit/grouped"
+    assert kit.shown("resolved.plugins.names, config.plugins") == "['kit'] ['kit']"
+    assert kit.shown("config.train_engine.settings.learning_rate, config.rewards[0].common.weight") == "0.0003 2.0"
+    assert kit.shown("config.algorithm.settings.advantage.target") == "kit/grouped"
 
 
 def test_precedence_and_the_origin_of_each_value(kit):
     kit.file("over.yaml", "preset: kit/small\nsteps: 6\nseed: 1\nalgorithm: {clip: 0.3}\n")
-    out = resolve(
-        kit,
+    out = kit.resolve(
         "sampling.temperature=0.7",
         config="over.yaml",
         then="print(config.steps, config.seed, config.sampling.temperature, config.rollout.group_size);"
@@ -84,15 +58,15 @@ def test_precedence_and_the_origin_of_each_value(kit):
     ],
 )
 def test_overrides(kit, override, expression, value):
-    assert shown(kit, expression, override) == value
+    assert kit.shown(expression, override) == value
 
 
 def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words(kit):
     kit.file("one.py", "class Mine:\n    def __init__(self, clip: float = 1.0): ...\n")
     words = ["algorithm.clip=0.5", "algorithm.type=one.py:Mine"]
-    assert shown(kit, "config.algorithm.settings", *words) == "{'clip': 0.5}"
+    assert kit.shown("config.algorithm.settings", *words) == "{'clip': 0.5}"
     kit.file("with.yaml", "preset: kit/small\nalgorithm: {type: one.py:Mine}\n")
-    assert shown(kit, "config.algorithm.settings", config="with.yaml") == "{}"
+    assert kit.shown("config.algorithm.settings", config="with.yaml") == "{}"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +92,7 @@ def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words
     ],
 )
 def test_wrong_overrides(kit, override, told):
-    out = resolve(kit, override)
+    out = kit.resolve(override)
     assert out.startswith(("ConfigError 2\n", "ComponentNotFoundError 2\n", "PluginError")), out
     assert told in out
 
@@ -139,12 +113,12 @@ def test_all_problems_are_told_at_once_with_their_places(kit):
         launcher: grpo/here
         """,
     )
-    out = resolve(kit, config="bad.yaml")
+    out = kit.resolve(config="bad.yaml")
     assert out.startswith("ConfigError 2\n8 problems in bad\n"), out
     for told in (
         "no plugins named 'hf', 'grpo' are installed\n    install them with: pip install areal-hf areal-grpo\n",
         "bad.yaml:2: model.dtype: must be 'float32' or 'bfloat16', not 'float16'\n",
-        "bad.yaml:3: dataset.type: plugin kit (areal-kit 1.2.3) supplies no data set named 'rowz'\n    did you mean 'kit/ro",
+        "bad.yaml:3: dataset.type: plugin kit (areal-kit 1.2.3) supplies no data set named 'rowz'\n    did you mean",
         "bad.yaml:6: rewards.0.weight: must be a valid number, unable to parse string as a number, not 'heavy'\n",
         "bad.yaml:7: inference_engine.threads: must be greater than or equal to 1, not 0\n",
         "bad.yaml:9: algorithm.advantage.scael: unknown key\n    did you mean 'scale'?",
@@ -173,108 +147,29 @@ def test_all_problems_are_told_at_once_with_their_places(kit):
     ],
 )
 def test_mistakes_that_show_only_together(kit, words, told):
-    assert told in resolve(kit, *words)
+    assert told in kit.resolve(*words)
 
 
 def test_cross_checks_are_told_together_and_can_be_answered(kit):
-    out = resolve(kit, "rollout.group_size=1", "algorithm.kl=0.1", "training.updates_per_batch=5")
+    out = kit.resolve("rollout.group_size=1", "algorithm.kl=0.1", "training.updates_per_batch=5")
     assert out.startswith("ConfigError 2\n3 problems in run\n")
-    assert resolve(kit, "sampling.top_p=0.9", "sampling.allow_mismatched_sampling=true") == "valid\n"
-    assert resolve(kit, "rollout.group_size=1", "algorithm.advantage=kit/plain") == "valid\n"
-    assert resolve(kit, "algorithm.kl=0.1", "reference_model.path=tiny") == "valid\n"
+    assert kit.resolve("sampling.top_p=0.9", "sampling.allow_mismatched_sampling=true") == "valid\n"
+    assert kit.resolve("rollout.group_size=1", "algorithm.advantage=kit/plain") == "valid\n"
+    assert kit.resolve("algorithm.kl=0.1", "reference_model.path=tiny") == "valid\n"
 
 
 def test_a_secret_is_named_never_written_and_never_told(kit):
-    out = resolve(kit, "trackers=[{type: kit/remote, token: hunter2}]")
+    out = kit.resolve("trackers=[{type: kit/remote, token: hunter2}]")
     assert "trackers.0.token: a secret is named by an environment variable, written env:NAME" in out
     assert "hunter2" not in out
-    out = resolve(kit, "trackers=[{type: kit/remote, tokn: hunter2}]")
+    out = kit.resolve("trackers=[{type: kit/remote, tokn: hunter2}]")
     assert "trackers.0.tokn: unknown key" in out
     assert "hunter2" not in out
     override = "trackers=[{type: kit/remote, token: env:TOKEN}]"
     then = "token = config.trackers[0].settings.token; print(token, token.get(), 'hunter2' in resolved.to_yaml())"
-    assert resolve(kit, override, then=then, TOKEN="hunter2") == "Secret('env:TOKEN') hunter2 False\n"
-    assert "the environment variable TOKEN, which the config names as a secret, is not set" in resolve(
-        kit, override, then=then
-    )
-
-
-def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashed(kit):
-    kit.file("configs/parts/mine.py", "def reward(answer: str, *, scale: float = 1.0): return (answer, scale)\n")
-    kit.file("configs/run.yaml", "preset: kit/small\nrewards:\n  - {type: parts/mine.py:reward, scale: 2, weight: 3}\n")
-    then = (
-        "reward = config.rewards[0];"
-        "print(reward.build()('x'), reward.common.weight, list(resolved.files), resolved.base_dir.name)"
-    )
-    out = resolve(kit, config="configs/run.yaml", then=then)
-    assert out == f"('x', 2.0) 3.0 ['{kit.work}/configs/parts/mine.py'] configs\n"
-    kit.file("here.py", "def reward(answer): return 0\n")
-    assert shown(kit, "config.rewards[0].target", "rewards=['here.py:reward']", config="configs/run.yaml") == (
-        f"{kit.work}/here.py:reward"
-    )
-    assert "mine.py" in shown(kit, "[record.name for record in resolved.provenance()]", config="configs/run.yaml")
-
-
-@pytest.mark.parametrize(
-    ("reference", "told"),
-    [
-        ("nix.py:f", "cannot read {work}/nix.py: No such file or directory"),
-        ("mine.py:rewrd", "{work}/mine.py has no 'rewrd'\n  did you mean 'reward'?"),
-        ("mine.py:", "'mine.py:' is not a reference\n  write package.module:attribute or path/to/file.py:attribute"),
-        ("no.such:f", "there is no module named 'no.such' in this environment"),
-        ("bad.py:f", "importing {work}/bad.py raises ZeroDivisionError: division by zero"),
-        ("{{type: mine.py:reward, scael: 1}}", "rewards.0.scael: unknown key\n  did you mean 'scale'?"),
-        ("{{type: mine.py:reward, scale: wide}}", "rewards.0.scale: must be a valid number"),
-        ("{{type: mine.py:Loose, x: 1}}", "the Config of '{work}/mine.py:Loose' is no Settings model"),
-        ("{{type: mine.py:Strict, x: 0}}", "rewards.0.x: must be greater than 0, not 0"),
-        ("{{weight: 2}}", "rewards.0.type: must name a reward function\n  available for reward_functions: kit/exact"),
-        ("3", "rewards.0: write the name of a reward function, or a section with `type:`"),
-    ],
-)
-def test_wrong_references_by_import(kit, reference, told):
-    kit.file(
-        "mine.py",
-        """
-        from pydantic import BaseModel, Field
-        from areal_core.config import Settings
-        def reward(answer: str, *, scale: float = 1.0): ...
-        class Loose:
-            class Config(BaseModel):
-                x: int
-        class Strict:
-            class Config(Settings):
-                x: int = Field(gt=0)
-        """,
-    )
-    kit.file("bad.py", "1 / 0\n")
-    written = reference.format() if "{" in reference else f"'{reference}'" if ":" in reference else reference
-    assert told.format(work=kit.work) in resolve(kit, f"rewards=[{written}]")
-
-
-def test_building_components(kit):
-    kit.file(
-        "mine.py",
-        """
-        from areal_core.config import Settings
-        class Plain:
-            def __init__(self, depth: int = 2, *, tokenizer): self.got = (depth, tokenizer)
-        class Configured:
-            class Config(Settings):
-                depth: int = 2
-            def __init__(self, settings, tokenizer): self.got = (settings.depth, tokenizer)
-        class Greedy:
-            def __init__(self, unheard_of): ...
-        """,
-    )
-    build = "print(config.workflow.build(tokenizer='t', engine='e').got)"
-    assert resolve(kit, "workflow={type: mine.py:Plain, depth: 5}", then=build) == "(5, 't')\n"
-    assert resolve(kit, "workflow={type: mine.py:Configured, depth: 5}", then=build) == "(5, 't')\n"
-    out = resolve(kit, "workflow=mine.py:Greedy", then=build)
-    assert f"'{kit.work}/mine.py:Greedy' needs unheard_of, which neither the config nor areal supplies" in out
-    assert shown(kit, "config.train_engine.build(model='m', other=1).settings.learning_rate") == "0.0003"
-    assert shown(kit, "config.algorithm.settings.advantage.build()('batch')") == "('grouped', 'batch', True)"
-    assert shown(kit, "config.algorithm.settings.advantage.build()('batch')", "algorithm.advantage=kit/plain") == (
-        "('plain', 'batch')"
+    assert kit.resolve(override, then=then, TOKEN="hunter2") == "Secret('env:TOKEN') hunter2 False\n"
+    assert "the environment variable TOKEN, which the config names as a secret, is not set" in kit.resolve(
+        override, then=then
     )
 
 
@@ -283,38 +178,38 @@ def test_plugins_from_config_command_line_and_environment_are_united(kit):
     kit.plugin("two")
     kit.plugin("three")
     kit.file("run.yaml", (kit.work / "run.yaml").read_text() + "plugins: [one]\n")
-    names = shown(kit, "config.plugins", plugins=["two"], AREAL_PLUGINS="three")
+    names = kit.shown("config.plugins", plugins=["two"], AREAL_PLUGINS="three")
     assert names == "['two', 'three', 'one', 'kit']"
-    assert shown(kit, "config.plugins", plugins=["no:one"]) == "['kit']"
-    assert "plugins: must be a list of plugin names" in resolve(kit, "plugins=3")
+    assert kit.shown("config.plugins", plugins=["no:one"]) == "['kit']"
+    assert "plugins: must be a list of plugin names" in kit.resolve("plugins=3")
 
 
 def test_an_empty_list_in_the_environment_means_the_core_alone(kit):
-    out = resolve(kit, AREAL_PLUGINS="")
+    out = kit.resolve(AREAL_PLUGINS="")
     assert "plugin 'kit' is needed (asked for by 'kit/rows'), but AREAL_PLUGINS is set and empty: the core alone" in out
     assert not kit.imported("kit")
 
 
 def test_presets(kit):
-    assert shown(kit, "config.steps, resolved.name", config=None, plugins=["kit"]) == "5 small"
-    assert shown(kit, "config.steps, resolved.name", config="kit/small") == "5 small"
-    out = resolve(kit, config="kit/needy")
+    assert kit.shown("config.steps, resolved.name", config=None, plugins=["kit"]) == "5 small"
+    assert kit.shown("config.steps, resolved.name", config="kit/small") == "5 small"
+    out = kit.resolve(config="kit/needy")
     assert (
         "PluginMissingError 2\nno plugins named 'hf', 'mine' are installed\n  install them with: pip install areal-hf\n"
         in out
     )
     kit.plugin("bare")
-    out = resolve(kit, config=None, plugins=["bare", "kit"])
+    out = kit.resolve(config=None, plugins=["bare", "kit"])
     assert out == (
         "UsageError 2\nplugin 'bare' has no default preset, and no config file is named\n"
         "  name a config file or a preset: areal run CONFIG\n"
         "  presets: kit/needy (needs others), kit/small (a small run)\n"
     )
-    assert "nothing says what to run" in resolve(kit, config=None)
-    assert "there is no config file 'small'" not in resolve(kit, config="small", plugins=["kit"])
+    assert "nothing says what to run" in kit.resolve(config=None)
+    assert "there is no config file 'small'" not in kit.resolve(config="small", plugins=["kit"])
     assert (
         "there is no config file 'smal', and the loaded plugins supply no preset named 'smal'\n"
-        "  did you mean 'kit/small'?" in (resolve(kit, config="smal", plugins=["kit"]))
+        "  did you mean 'kit/small'?" in (kit.resolve(config="smal", plugins=["kit"]))
     )
 
 
@@ -334,13 +229,13 @@ def test_presets(kit):
 )
 def test_files_that_are_no_configs(kit, text, told):
     kit.file("bad.yaml", text + "\n")
-    out = resolve(kit, config="bad.yaml")
+    out = kit.resolve(config="bad.yaml")
     assert told in out, out
 
 
 def test_a_file_that_is_not_there(kit):
     assert (
-        resolve(kit, config="rum.yaml") == "UsageError 2\nthere is no config file rum.yaml\n  did you mean run.yaml?\n"
+        kit.resolve(config="rum.yaml") == "UsageError 2\nthere is no config file rum.yaml\n  did you mean run.yaml?\n"
     )
 
 
@@ -356,7 +251,7 @@ def test_a_run_folder_gives_back_an_equal_config_without_the_environment(kit):
         "dataset.name='3e-4'",
         "algorithm.other=kit/plain",
     ]
-    out = resolve(kit, *words, then=then, plugins=["kit"], AREAL_SET="seed=7")
+    out = kit.resolve(*words, then=then, plugins=["kit"], AREAL_SET="seed=7")
     assert out == "True True True True ['kit']\n"
     out = kit.python(
         "from areal_core.config import load_run\nfrom pathlib import Path\n"
@@ -369,11 +264,11 @@ def test_a_run_folder_gives_back_an_equal_config_without_the_environment(kit):
 
 def test_resolving_imports_no_target_and_no_torch(kit):
     then = "import sys; print('kit_package.parts' in sys.modules, 'torch' in sys.modules)"
-    assert resolve(kit, then=then) == "False False\n"
+    assert kit.resolve(then=then) == "False False\n"
 
 
 def test_choices_are_walked_with_their_paths(kit):
-    paths = json.loads(shown(kit, "__import__('json').dumps(['.'.join(map(str, p)) for p, s in selections(config)])"))
+    paths = json.loads(kit.shown("__import__('json').dumps(['.'.join(map(str, p)) for p, s in selections(config)])"))
     assert paths == [
         "dataset",
         "workflow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.config.yaml_text import dump, parse, parse_value
@@ -50,6 +50,7 @@ def test_not_a_number():
     assert math.isnan(parse_value(".nan"))
 
 
+@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.text(), VALUES))
 def test_what_is_written_is_read_back(values):
     assert parse(dump(values), "test").values == values

@@ -1,0 +1,94 @@
+"""The demonstration's model: a Qwen3 of 0.2 M parameters over characters, fine-tuned by areal itself."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
+CHARACTERS = "0123456789+-*/=(){};.,:?! \nabcdefghijklmnopqrstuvwxyz"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ 'assistant' if message['role'] == 'assistant' else 'user' }}>"
+    "{{ message['content'] }}{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def make_model(
+    folder: Path, *, hidden: int = 96, layers: int = 2, heads: int = 4, head_size: int = 32, seed: int = 0
+) -> Path:
+    """Write a character model with random weights as a Hugging Face folder.
+
+    The head size is 32 because vLLM's kernels for CPUs have none for smaller ones.
+    """
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
+    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        additional_special_tokens=SPECIAL[2:],
+        chat_template=CHAT_TEMPLATE,
+    )
+    config = Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden,
+        intermediate_size=256,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=head_size,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class AdditionModel:
+    """A `ModelSource`: random weights, then supervised fine-tuning by the preset `grpo/addition_lessons`; cached.
+
+    Args:
+        steps: of the fine-tuning.
+        seed: of the weights and of the lessons.
+    """
+
+    def __init__(self, steps: int = 400, seed: int = 0) -> None:
+        self._steps = steps
+        self._seed = seed
+
+    def prepare(self, cache: Path) -> Path:
+        """The fine-tuned model's folder; see `ModelSource.prepare`."""
+        from areal_core.config import resolve
+        from areal_core.run import execute
+
+        folder = cache / "addition_model"
+        initial = folder / f"initial-{self._seed}"
+        if not (initial / "config.json").is_file():
+            shutil.rmtree(initial, ignore_errors=True)
+            make_model(initial, seed=self._seed)
+        overrides = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
+        resolved = resolve("grpo/addition_lessons", ["grpo"], overrides, environment={})
+        key = hashlib.sha256(resolved.to_yaml().encode()).hexdigest()[:16]
+        trained = folder / key
+        if not (trained / "model" / "config.json").is_file():
+            shutil.rmtree(trained, ignore_errors=True)
+            execute(resolved, run_dir=trained, resume=None, dry_run=False, allow_changed_plugins=False)
+        return trained / "model"

@@ -1,0 +1,145 @@
+"""Arrows: what may import what, on the syntax tree, imports inside functions included; and what leaves torch out."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "areal_core"
+PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
+TORCH_FREE = ("plugins", "config", "cli")
+FIRST_PARTY = {"hf", "fsdp", "grpo", "rewards", "trackers", "sglang", "vllm", "deepspeed", "ray", "slurm"}
+
+
+SECTIONS = {"rewards", "trackers"}
+"""Words that are a plugin's name and also a section of every config."""
+
+
+def modules(folder: Path, base: Path) -> dict[str, Path]:
+    """The importable modules below a folder by their dotted names."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file names in an import, wherever in the file; `from a import b` counts as a and a.b."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return found
+
+
+def names(path: Path, package: str) -> list[str]:
+    """The imports of a file that lie in a package."""
+    return sorted(name for name in imports(path) if name == package or name.startswith(f"{package}."))
+
+
+def test_the_core_imports_no_plugin():
+    found = {
+        str(path.relative_to(ROOT)): sorted(name for name in imports(path) if name.startswith("areal_"))
+        for path in CORE.rglob("*.py")
+    }
+    assert {path: [n for n in ns if n.split(".")[0] != "areal_core"] for path, ns in found.items()} == {
+        path: [] for path in found
+    }
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_imports_the_core_and_no_other_plugin(plugin):
+    for path in plugin.rglob("*.py"):
+        for name in imports(path):
+            package = name.split(".")[0]
+            assert not package.startswith("areal_") or package in {"areal_core", plugin.name}, f"{path}: {name}"
+
+
+def test_rollout_and_training_meet_only_in_interfaces_and_data():
+    for folder, other in (("rollout", "training"), ("training", "rollout")):
+        for path in (CORE / folder).rglob("*.py"):
+            assert names(path, f"areal_core.{other}") == [], path
+    for folder in ("interfaces", "data"):
+        for path in (CORE / folder).rglob("*.py"):
+            assert names(path, "areal_core.rollout") + names(path, "areal_core.training") == [], path
+
+
+def test_plugins_and_config_stand_below_everything_else():
+    above = ("rollout", "training", "run", "cli", "testing", "data", "interfaces")
+    for folder in ("plugins", "config"):
+        for path in (CORE / folder).rglob("*.py"):
+            for package in above:
+                assert names(path, f"areal_core.{package}") == [], f"{path} imports {package}"
+
+
+def test_nothing_imports_the_tests_or_the_examples():
+    for path in [*CORE.rglob("*.py"), *(found for plugin in PLUGINS for found in (plugin / "src").rglob("*.py"))]:
+        assert not {name.split(".")[0] for name in imports(path)} & {"tests", "plugins", "examples"}, path
+
+
+def test_only_the_event_and_manager_modules_touch_the_hooks_of_pluggy():
+    touching = [
+        str(path.relative_to(CORE))
+        for path in CORE.rglob("*.py")
+        if any(
+            isinstance(node, ast.Attribute) and node.attr == "hook" for node in ast.walk(ast.parse(path.read_text()))
+        )
+    ]
+    assert sorted(touching) == ["plugins/events.py", "plugins/manager.py"]
+
+
+def test_no_first_party_plugin_is_named_in_the_core_but_in_the_repair_table():
+    """Texts for readers may name examples; the strings that code compares or looks up may not."""
+    found = []
+    for path in sorted(CORE.rglob("*.py")):
+        if path.relative_to(CORE).as_posix() in {"plugins/catalog.py", "config/schema.py"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value.removeprefix("areal-").partition("/")[0]
+                if name in FIRST_PARTY and node.value not in SECTIONS:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.value}")
+    assert found == []
+
+
+@pytest.mark.parametrize("folder", TORCH_FREE)
+def test_every_module_is_imported_without_torch(folder):
+    for name in modules(CORE / folder, ROOT):
+        if not name.endswith("__main__"):
+            _import_without_torch(name, ROOT)
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_the_records_and_settings_of_a_plugin_are_imported_without_torch(plugin):
+    source = plugin / "src"
+    for name, path in modules(source, source).items():
+        if path.name in {"plugin.py", "config.py", "__init__.py"}:
+            _import_without_torch(name, source)
+
+
+def test_record_modules_import_only_the_plugin_api():
+    for plugin in PLUGINS:
+        for path in (plugin / "src").glob("*/plugin.py"):
+            allowed = {"areal_core", "__future__", "typing", "collections", "pathlib", plugin.name}
+            assert {name.split(".")[0] for name in imports(path)} <= allowed, path
+
+
+def _import_without_torch(name: str, base: Path) -> None:
+    code = f"import sys, {name}\nassert 'torch' not in sys.modules, 'torch was imported'"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{base}:{ROOT}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name}: {done.stderr.strip().splitlines()[-1]}"

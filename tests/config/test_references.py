@@ -1,0 +1,116 @@
+"""Components named by import, and making components out of choices."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashed(kit):
+    kit.file("configs/parts/mine.py", "def reward(answer: str, *, scale: float = 1.0): return (answer, scale)\n")
+    kit.file("configs/run.yaml", "preset: kit/small\nrewards:\n  - {type: parts/mine.py:reward, scale: 2, weight: 3}\n")
+    then = (
+        "reward = config.rewards[0];"
+        "print(reward.build()('x'), reward.common.weight, list(resolved.files), resolved.base_dir.name)"
+    )
+    out = kit.resolve(config="configs/run.yaml", then=then)
+    assert out == f"('x', 2.0) 3.0 ['{kit.work}/configs/parts/mine.py'] configs\n"
+    kit.file("here.py", "def reward(answer): return 0\n")
+    assert kit.shown("config.rewards[0].target", "rewards=['here.py:reward']", config="configs/run.yaml") == (
+        f"{kit.work}/here.py:reward"
+    )
+    names = kit.shown("[record.name for record in resolved.provenance()]", config="configs/run.yaml")
+    assert names == "['core', 'kit', 'parts/mine.py']"
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("nix.py:f", "cannot read {work}/nix.py: No such file or directory"),
+        ("mine.py:rewrd", "{work}/mine.py has no 'rewrd'\n  did you mean 'reward'?"),
+        ("mine.py:", "'mine.py:' is not a reference\n  write package.module:attribute or path/to/file.py:attribute"),
+        ("no.such:f", "there is no module named 'no.such' in this environment"),
+        ("bad.py:f", "importing {work}/bad.py raises ZeroDivisionError: division by zero"),
+        ("{{type: mine.py:reward, scael: 1}}", "rewards.0.scael: unknown key\n  did you mean 'scale'?"),
+        ("{{type: mine.py:reward, scale: wide}}", "rewards.0.scale: must be a valid number"),
+        ("{{type: mine.py:Loose, x: 1}}", "the Config of '{work}/mine.py:Loose' is no Settings model"),
+        ("{{type: mine.py:Strict, x: 0}}", "rewards.0.x: must be greater than 0, not 0"),
+        ("{{weight: 2}}", "rewards.0.type: must name a reward function\n  available for reward_functions: kit/exact"),
+        ("3", "rewards.0: write the name of a reward function, or a section with `type:`"),
+    ],
+)
+def test_wrong_references_by_import(kit, reference, told):
+    kit.file(
+        "mine.py",
+        """
+        from pydantic import BaseModel, Field
+        from areal_core.config import Settings
+        def reward(answer: str, *, scale: float = 1.0): ...
+        class Loose:
+            class Config(BaseModel):
+                x: int
+        class Strict:
+            class Config(Settings):
+                x: int = Field(gt=0)
+        """,
+    )
+    kit.file("bad.py", "1 / 0\n")
+    written = reference.format() if "{" in reference else f"'{reference}'" if ":" in reference else reference
+    assert told.format(work=kit.work) in kit.resolve(f"rewards=[{written}]")
+
+
+def test_building_components(kit):
+    kit.file(
+        "mine.py",
+        """
+        from areal_core.config import Settings
+        class Plain:
+            def __init__(self, depth: int = 2, *, tokenizer): self.got = (depth, tokenizer)
+        class Configured:
+            class Config(Settings):
+                depth: int = 2
+            def __init__(self, settings, tokenizer): self.got = (settings.depth, tokenizer)
+        class Greedy:
+            def __init__(self, unheard_of): ...
+        """,
+    )
+    build = "print(config.workflow.build(tokenizer='t', engine='e').got)"
+    assert kit.resolve("workflow={type: mine.py:Plain, depth: 5}", then=build) == "(5, 't')\n"
+    assert kit.resolve("workflow={type: mine.py:Configured, depth: 5}", then=build) == "(5, 't')\n"
+    out = kit.resolve("workflow=mine.py:Greedy", then=build)
+    assert f"'{kit.work}/mine.py:Greedy' needs unheard_of, which neither the config nor areal supplies" in out
+    assert kit.shown("config.train_engine.build(model='m', other=1).settings.learning_rate") == "0.0003"
+    assert kit.shown("config.algorithm.settings.advantage.build()('batch')") == "('grouped', 'batch', True)"
+    assert kit.shown("config.algorithm.settings.advantage.build()('batch')", "algorithm.advantage=kit/plain") == (
+        "('plain', 'batch')"
+    )
+
+
+def test_a_library_that_a_component_misses_is_told_when_it_is_built(kit):
+    (kit.site / "kit_package" / "parts.py").write_text("import torch_like")
+    assert kit.resolve() == "valid\n"
+    assert kit.resolve(then="config.train_engine.build(model='m')") == (
+        "PluginBrokenError 2\n"
+        "the training engine 'kit/engine' of plugin kit (areal-kit 1.2.3) is installed but cannot be imported: "
+        "module 'torch_like' is missing\n  repair it with: pip install --upgrade areal-kit\n"
+    )
+
+
+def test_a_file_that_vanishes_between_checking_and_building_is_told(kit):
+    path = kit.file("mine.py", "def reward(answer): ...\n")
+    out = kit.resolve("rewards=['mine.py:reward']", then="Path('mine.py').unlink(); config.rewards[0].load()")
+    assert (
+        out == f"ConfigError 2\ncannot read {path}: No such file or directory\n  a path is relative to the config "
+        "that names it\n"
+    )
+
+
+def test_settings_that_are_no_model_and_an_advantage_of_ones_own_that_needs_a_group(kit):
+    kit.file("mine.py", "def centred(batch): ...\ncentred.needs_group = True\n")
+    words = ["algorithm.advantage=mine.py:centred", "rollout.group_size=1"]
+    assert "mine.py:centred' compares the answers to one prompt" in kit.resolve(*words)
+    kit.plugin(
+        "odd",
+        '@hookimpl\ndef areal_advantages():\n    return [Component("c", "d", target="x:y", config="json:loads")]\n',
+    )
+    out = kit.resolve("algorithm.advantage=odd/c")
+    assert "'odd/c' of plugin odd (areal-odd 1.2.3) names json:loads, which is no Settings model" in out

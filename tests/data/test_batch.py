@@ -1,0 +1,101 @@
+"""Nothing is lost, padded or reordered inside a sequence, whatever is done to a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_core.data import PackedBatch, Ragged, Trajectory, shift_to_predictions
+
+
+def trajectory(length: int, seed: int, turns: int) -> Trajectory:
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(high: int) -> torch.Tensor:
+        return torch.randint(0, high, (length,), generator=generator)
+
+    return Trajectory(
+        tokens={
+            "input_ids": integers(1000),
+            "loss_mask": integers(2).bool(),
+            "logprobs": torch.rand(length, generator=generator),
+            "versions": integers(9).int(),
+            "turn_ids": integers(4).int(),
+            "image_features": torch.rand(length, 3, generator=generator),  # a declared extra key, of two dimensions
+        },
+        sequence={"reward": torch.tensor(float(seed)), "prompt_id": torch.tensor([seed, 0])},
+        turns={"turn_reward": torch.rand(turns, generator=generator)},
+    )
+
+
+def assert_same(one: Trajectory, other: Trajectory) -> None:
+    for level in ("tokens", "sequence", "turns"):
+        left, right = getattr(one, level), getattr(other, level)
+        assert left.keys() == right.keys()
+        for key in left:
+            assert left[key].dtype == right[key].dtype
+            assert torch.equal(left[key], right[key]), key
+
+
+trajectories = st.lists(
+    st.builds(trajectory, st.integers(1, 12), st.integers(0, 10_000), st.integers(1, 3)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trajectories, st.randoms())
+def test_every_stage_keeps_every_value(originals: list[Trajectory], random: object) -> None:
+    batch = PackedBatch.from_bytes(PackedBatch.from_trajectories(originals).to_bytes())
+    for one, other in zip(originals, batch.to_trajectories(), strict=True):
+        assert_same(one, other)
+    order = list(range(len(originals)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    for one, other in zip([originals[i] for i in order], batch.select(order).to_trajectories(), strict=True):
+        assert_same(one, other)
+    doubled = PackedBatch.concatenate([batch, batch.select(order)])
+    for one, other in zip([*originals, *(originals[i] for i in order)], doubled.to_trajectories(), strict=True):
+        assert_same(one, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(trajectories)
+def test_the_shift_moves_all_token_keys_together(originals: list[Trajectory]) -> None:
+    shifted = shift_to_predictions(PackedBatch.from_trajectories(originals)).to_trajectories()
+    for before, after in zip(originals, shifted, strict=True):
+        assert torch.equal(after.tokens["input_ids"], before.tokens["input_ids"])
+        assert torch.equal(after.tokens["targets"][:-1], before.tokens["input_ids"][1:])
+        for key in ("loss_mask", "logprobs", "versions", "turn_ids", "image_features"):
+            assert torch.equal(after.tokens[key][:-1], before.tokens[key][1:]), key
+        assert not after.tokens["loss_mask"][-1]
+        assert after.tokens["versions"][-1] == -1
+
+
+def test_a_jagged_view_has_the_rows() -> None:
+    originals = [trajectory(3, 1, 1), trajectory(5, 2, 1)]
+    jagged = PackedBatch.from_trajectories(originals).jagged("logprobs")
+    for row, original in zip(jagged.unbind(), originals, strict=True):
+        assert torch.equal(row, original.tokens["logprobs"])
+
+
+def test_keys_that_differ_are_named() -> None:
+    odd = trajectory(3, 1, 1)
+    odd.tokens["values"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"row 1 .*'values'"):
+        PackedBatch.from_trajectories([trajectory(3, 2, 1), odd])
+
+
+def test_mismatched_lengths_are_refused() -> None:
+    good = trajectory(3, 1, 1)
+    with pytest.raises(ValueError, match=r"differ in length.*'logprobs': 2"):
+        Trajectory({**good.tokens, "logprobs": torch.zeros(2)})
+    with pytest.raises(ValueError, match="add up to 4"):
+        Ragged(torch.tensor([1, 3]), {"x": torch.zeros(5)})
+    with pytest.raises(ValueError, match="dtype torch.int32"):
+        Trajectory({**good.tokens, "input_ids": torch.zeros(3, dtype=torch.int32)})
+
+
+def test_an_unknown_key_lists_the_known_ones() -> None:
+    with pytest.raises(KeyError, match="rewards.*input_ids"):
+        PackedBatch.from_trajectories([trajectory(2, 1, 1)])["rewards"]

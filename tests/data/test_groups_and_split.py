@@ -1,0 +1,73 @@
+"""Group statistics by identity, and splits that lose nothing."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_core.data import (
+    PackedBatch,
+    Ragged,
+    group_mean,
+    group_standard_deviation,
+    split_by_tokens,
+    split_into_microbatches,
+)
+
+rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 3)), min_size=1, max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows, st.randoms())
+def test_statistics_count_episodes_not_trajectories(drawn: list[tuple[int, int, int]], random: object) -> None:
+    """Groups are incomplete, shuffled, and an episode may have left several trajectories."""
+    table = [(group, episode, float(7 * group + episode)) for group, episode, n in drawn for _ in range(n)]
+    random.shuffle(table)  # type: ignore[attr-defined]
+    episodes: dict[int, dict[int, float]] = defaultdict(dict)
+    for group, episode, reward in table:
+        episodes[group][episode] = reward
+    batch = PackedBatch(
+        Ragged(torch.ones(len(table), dtype=torch.int64), {"input_ids": torch.zeros(len(table), dtype=torch.int64)}),
+        {
+            "group_id": torch.tensor([row[0] for row in table]),
+            "episode_id": torch.tensor([10 * row[0] + row[1] for row in table]),
+        },
+    )
+    rewards = torch.tensor([row[2] for row in table])
+    mean, deviation = group_mean(batch, rewards), group_standard_deviation(batch, rewards)
+    for row, (group, _, _) in enumerate(table):
+        values = list(episodes[group].values())
+        assert math.isclose(float(mean[row]), statistics.fmean(values), abs_tol=1e-4)
+        expected = statistics.stdev(values) if len(values) > 1 else 0.0
+        assert math.isclose(float(deviation[row]), expected, abs_tol=1e-4)
+
+
+lengths = st.lists(st.integers(1, 50), min_size=0, max_size=40)
+
+
+@settings(max_examples=80, deadline=None)
+@given(lengths, st.integers(1, 6))
+def test_a_split_over_ranks_has_every_sequence_once_and_is_balanced(drawn: list[int], parts: int) -> None:
+    shares = split_by_tokens(drawn, parts)
+    assert sorted(index for share in shares for index in share) == list(range(len(drawn)))
+    loads = [sum(drawn[i] for i in share) for share in shares]
+    assert max(loads) - min(loads) <= max(drawn, default=0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(lengths, st.integers(50, 120))
+def test_microbatches_keep_to_the_budget(drawn: list[int], budget: int) -> None:
+    bins = split_into_microbatches(drawn, budget)
+    assert sorted(index for members in bins for index in members) == list(range(len(drawn)))
+    assert all(sum(drawn[i] for i in members) <= budget for members in bins)
+
+
+def test_a_sequence_over_the_budget_says_which_setting_to_change() -> None:
+    with pytest.raises(ValueError, match="max_tokens_per_microbatch: 10"):
+        split_into_microbatches([3, 11], 10)

@@ -1,0 +1,294 @@
+"""The rollout controller under load: progress, the staleness bound, one fate for every prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal_core.data import Episode
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters, WeightUpdate
+from areal_core.rollout.audit import audit_run
+from areal_core.rollout.controller import RolloutController, RolloutPolicy
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.ledger import Ledger
+from areal_core.rollout.sampler import PromptSampler
+from areal_core.rollout.scoring import RewardSum
+from areal_core.rollout.staleness import StalenessBound, token_staleness
+from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from areal_core.interfaces import RolloutWorkflow, WorkflowContext
+
+
+def build(
+    folder: Path,
+    workflow: RolloutWorkflow | None = None,
+    *,
+    engine: FakeEngine | None = None,
+    keep: Callable[[Any], bool] | None = None,
+    batch_size: int = 4,
+    max_staleness: int = 1,
+    depth: int = 2,
+    group_size: int = 2,
+    retries: int = 0,
+    **policy: Any,
+) -> tuple[RolloutController, Ledger]:
+    ledger = Ledger(folder)
+    engine = engine or FakeEngine()
+    runner = EpisodeRunner(
+        workflow or FakeWorkflow(), engine, RewardSum([]), FakeTokenizer(), max_retries=retries, on_failure=ledger.failed
+    )
+    controller = RolloutController(
+        RolloutPolicy(StalenessBound(batch_size, max_staleness, depth), group_size, **policy),
+        runner,
+        engine,
+        CountingDataset(7),
+        PromptSampler(7, seed=3),
+        SamplingParameters(max_new_tokens=8),
+        ledger,
+        keep,
+    )
+    return controller, ledger
+
+
+class Unreliable(FakeWorkflow):
+    """Takes a random while, and fails now and then."""
+
+    def __init__(self, seed: int, failing: float) -> None:
+        self._draw = random.Random(seed)
+        self._failing = failing
+
+    async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        for _ in range(self._draw.randrange(4)):
+            await asyncio.sleep(0)
+        if self._draw.random() < self._failing:
+            raise ConnectionError("the tool did not answer")
+        episode = await super().run_episode(row, context)
+        for _ in range(self._draw.randrange(4)):
+            await asyncio.sleep(0)
+        return episode
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    staleness=st.integers(0, 3),
+    depth=st.integers(1, 4),
+    failing=st.sampled_from([0.0, 0.1, 0.3]),
+    filtering=st.sampled_from([0.0, 0.3]),
+    incomplete=st.sampled_from(["replace", "use", "drop"]),
+    actions=st.lists(st.sampled_from(["publish", "pause", "resume", "late publish"]), min_size=6, max_size=6),
+)
+def test_any_interleaving_progresses_within_the_bound(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    staleness: int,
+    depth: int,
+    failing: float,
+    filtering: float,
+    incomplete: str,
+    actions: list[str],
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+
+    async def run() -> None:
+        draw = random.Random(seed)
+        controller, ledger = build(
+            folder,
+            Unreliable(seed, failing),
+            keep=lambda rewards: draw.random() >= filtering,
+            max_staleness=staleness,
+            depth=depth,
+            incomplete_groups=incomplete,
+            max_consecutive_failures=10**6,
+            stall_timeout_s=20,
+        )
+        controller.start()
+        published, step = {0: 0}, 0
+        for action in [*actions, "publish"]:
+            if action == "pause":
+                controller.pause()
+                await asyncio.sleep(0)
+                controller.resume()
+            batch, _ = await controller.next_batch(step)
+            if batch is not None:
+                ages = token_staleness(batch["versions"], batch["loss_mask"], published, step)
+                assert int(ages.max()) <= staleness
+            step += 1
+            if action == "late publish":
+                await asyncio.sleep(0.001)
+            version = step
+            published[version] = step
+            await controller.publish(WeightUpdate(version, folder), step)
+            under_way = controller.counts.running + controller.counts.ready
+            assert under_way <= depth * 4
+            assert controller.counts.consumed + under_way <= (staleness + step + 1) * 4
+        controller.commit(0, "none")
+        await controller.close()
+        ledger.close()
+
+    asyncio.run(run())
+    audit = audit_run(folder, PromptSampler(7, seed=3))
+    assert [p for p in audit.problems if "checkpoint" not in p] == []
+
+
+def test_staleness_zero_is_synchronous(tmp_path: Path) -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        controller, ledger = build(tmp_path, engine=engine, max_staleness=0)
+        controller.start()
+        for step in range(3):
+            batch, metrics = await controller.next_batch(step)
+            assert batch is not None
+            assert metrics["staleness/max"] == 0
+            assert set(batch["versions"][batch["loss_mask"]].tolist()) == {step}
+            await asyncio.sleep(0.01)
+            assert len(engine.requests) == 8 * (step + 1), "nothing may be generated before the next weights"
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+        await controller.close()
+        ledger.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("stale", "dropped"), [("drop", True), ("mask", False), ("keep", False)])
+def test_data_over_the_bound(tmp_path: Path, stale: str, dropped: bool) -> None:
+    """Weights that are published late make waiting groups stale: each policy does what it says, and counts it."""
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, max_staleness=0, depth=2, stale=stale)
+        controller.start()
+        await asyncio.sleep(0.01)
+        # The trainer claims to be three batches further than the weights that generated.
+        ready = asyncio.ensure_future(controller.next_batch(3))
+        await asyncio.sleep(0.05)
+        if dropped:
+            assert not ready.done(), "stale groups must not be handed out"
+            await controller.publish(WeightUpdate(1, tmp_path), 3)
+            batch, metrics = await ready
+            assert batch is not None
+            assert metrics["groups/stale"] == 4
+            assert batch["loss_mask"].any()
+        else:
+            batch, metrics = await ready
+            assert batch is not None
+            assert metrics["staleness/tokens_over_bound"] == 8 * 8
+            assert bool(batch["loss_mask"].any()) == (stale == "keep")
+        await controller.close()
+        ledger.close()
+
+    asyncio.run(run())
+
+
+def test_failures_are_retried_then_loud(tmp_path: Path) -> None:
+    class Broken:
+        attempts = 0
+
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            Broken.attempts += 1
+            raise KeyError("no such tool")
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, Broken(), retries=2, max_consecutive_failures=3)
+        controller.start()
+        with pytest.raises(RunError, match=r"3 prompt groups failed.*(?s:.)*no such tool"):
+            await controller.next_batch(0)
+        await controller.close()
+        assert Broken.attempts >= 3 * 2 * 3
+        ledger.close()
+
+    asyncio.run(run())
+
+
+def test_a_stall_is_an_error_with_the_counts(tmp_path: Path) -> None:
+    async def run() -> None:
+        controller, ledger = build(tmp_path, keep=lambda rewards: False, stall_timeout_s=0.2, engine=FakeEngine(delay_s=0.01))
+        controller.start()
+        with pytest.raises(RunError, match=r"0 of 4 groups ready.*filtered"):
+            await controller.next_batch(0)
+        await controller.close()
+        ledger.close()
+
+    asyncio.run(run())
+
+
+def test_an_episode_over_its_deadline_is_cancelled_and_replaced(tmp_path: Path) -> None:
+    class Sometimes(FakeWorkflow):
+        hung = 0
+
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            if Sometimes.hung < 1:
+                Sometimes.hung += 1
+                await asyncio.sleep(3600)
+            return await super().run_episode(row, context)
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, Sometimes(), episode_timeout_s=0.3)
+        controller.start()
+        totals: Counter[str] = Counter()
+        for step in range(3):
+            _, metrics = await controller.next_batch(step)
+            totals.update({name: int(count) for name, count in metrics.items() if name.startswith("groups/")})
+            await asyncio.sleep(0.4)
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+        assert totals["groups/failed"] == 1
+        await controller.close()
+        ledger.close()
+
+    asyncio.run(run())
+
+
+def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(tmp_path: Path) -> None:
+    """Consumed after the commit, finished, and running: each finds its place again, and none is lost or doubled."""
+
+    async def first() -> list[torch.Tensor]:
+        controller, _ = build(tmp_path, engine=FakeEngine(delay_s=0.002), max_staleness=3, depth=3)
+        controller.start()
+        batches = []
+        for step in range(3):
+            batch, _ = await controller.next_batch(step)
+            assert batch is not None
+            batches.append(batch)
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            if step == 0:
+                controller.commit(1, "step-1")
+        for task in controller._running:  # as if killed: nothing is closed or flushed
+            task.cancel()
+        return batches
+
+    async def second() -> list[torch.Tensor]:
+        controller, ledger = build(tmp_path, max_staleness=3, depth=3)
+        controller.restore(discard=False)
+        assert controller.highest_version == 3
+        await controller.publish(WeightUpdate(controller.highest_version + 1, tmp_path), 1)
+        controller.start()
+        batches = []
+        for step in (1, 2, 3):
+            batch, _ = await controller.next_batch(step)
+            batches.append(batch)
+            await controller.publish(WeightUpdate(4 + step, tmp_path), step + 1)
+        controller.commit(4, "step-4")
+        await controller.close()
+        ledger.close()
+        return batches
+
+    before, after = asyncio.run(first()), asyncio.run(second())
+    for one, other in zip(before[1:], after[:2], strict=True):
+        assert torch.equal(one["group_id"], other["group_id"])
+        assert torch.equal(one["input_ids"], other["input_ids"])
+        assert torch.equal(one["versions"], other["versions"])
+    consumed = [g for batch in [before[0], *after] for g in batch["group_id"].unique().tolist()]
+    assert len(consumed) == len(set(consumed))
+    problems = audit_run(tmp_path, PromptSampler(7, seed=3)).problems
+    assert [p for p in problems if "checkpoint" not in p] == []
