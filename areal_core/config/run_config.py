@@ -29,6 +29,7 @@ class RunConfig(Settings):
 
     plugins: list[str] = Field(default_factory=list, description="plugins that are loaded, beside those named below")
     seed: int = Field(default=0, ge=0, description="every random choice follows from this number")
+    shuffle: bool = Field(default=True, description="permute the data set anew in every epoch")
     steps: int = Field(ge=1, description="training steps: batches that are trained on")
     deterministic: bool = Field(default=False, description="bit for bit the same parameters for the same config")
     model: ModelSection = Field(description="the language model that is trained")

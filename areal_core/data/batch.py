@@ -199,12 +199,12 @@ class PackedBatch:
     def to_bytes(self) -> bytes:
         """The batch as one safetensors buffer."""
         flat = {"tokens/lengths": self.tokens.lengths}
-        flat |= {f"tokens.{key}": value.contiguous() for key, value in self.tokens.values.items()}
-        flat |= {f"sequences.{key}": value.contiguous() for key, value in self.sequences.items()}
+        flat |= {f"tokens.{key}": value for key, value in self.tokens.values.items()}
+        flat |= {f"sequences.{key}": value for key, value in self.sequences.items()}
         if self.turns is not None:
             flat["turns/lengths"] = self.turns.lengths
-            flat |= {f"turns.{key}": value.contiguous() for key, value in self.turns.values.items()}
-        return save(flat)
+            flat |= {f"turns.{key}": value for key, value in self.turns.values.items()}
+        return save(_apart(flat))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PackedBatch:
@@ -217,6 +217,19 @@ class PackedBatch:
 
         turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
         return cls(Ragged(flat["tokens/lengths"], level("tokens")), level("sequences"), turns)
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors of which no two share memory, as safetensors wants them."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        value = tensor.contiguous()
+        storage = value.untyped_storage()
+        is_whole = storage.nbytes() == value.nbytes and storage.data_ptr() not in seen
+        result[name] = value if is_whole else value.clone()
+        seen.add(storage.data_ptr())
+    return result
 
 
 def _keys_in_common(columns: Sequence[dict[str, torch.Tensor]]) -> Iterable[str]:

@@ -54,3 +54,22 @@ def areal_aggregations() -> Iterable[Component]:
             config="areal_core.algorithms.settings:ConstantLengthSettings",
         ),
     ]
+
+
+@hookimpl
+def areal_algorithms() -> Iterable[Component]:
+    """The bare compositions, for those who choose every part themselves."""
+    return [
+        Component(
+            "policy_gradient",
+            "a policy gradient of the advantage, correction, loss and aggregation that are chosen in the config",
+            target="areal_core.algorithms.composition:PolicyGradient",
+            config="areal_core.algorithms.settings:PolicyGradientSettings",
+        ),
+        Component(
+            "supervised",
+            "negative log-likelihood of a data set's completions",
+            target="areal_core.algorithms.supervised:Supervised",
+            config="areal_core.algorithms.settings:SupervisedSettings",
+        ),
+    ]

@@ -14,7 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from areal_core.errors import RunError
 from areal_core.interfaces.workflow import RewardScore
+from areal_core.processes import exit_description
 from areal_core.rollout.channel import Channel, ChannelClosed, Message, serve
 from areal_core.rollout.scoring import RewardError
 
@@ -61,13 +63,13 @@ class RewardPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = 0
         self._closing = False
-        self._start_error: Exception | None = None
+        self._start_error: RunError | None = None
 
     async def start(self) -> None:
         """Start all workers and wait until they have loaded the rewards.
 
         Raises:
-            RewardError: a worker ended before it was ready; its own words are in the log.
+            RunError: a worker ended before it was ready; its own words are in the log.
         """
         await asyncio.gather(*(self._start_worker() for _ in range(self._processes)))
         self._spawn(self._watch_deadlines())
@@ -76,7 +78,7 @@ class RewardPool:
         """See `Scorer.score`."""
         request = _Request(arguments, asyncio.get_running_loop().create_future())
         if self._start_error is not None:
-            raise RewardError("no reward process is left") from self._start_error
+            raise self._start_error
         self._waiting.append(request)
         self._dispatch()
         return await request.result
@@ -117,7 +119,10 @@ class RewardPool:
         finally:
             exited.cancel()
         if not connected.done():
-            raise RewardError(f"a reward process ended before it was ready (exit code {process.returncode})")
+            raise RunError(
+                f"a reward process ended before it was ready ({exit_description(process.returncode or 0)})",
+                hints=["its own words are in logs/controller.log"],
+            )
         worker = _Worker(process, connected.result())
         self._workers.append(worker)
         self._spawn(self._receive(worker, server, ended))
@@ -172,11 +177,11 @@ class RewardPool:
             self._waiting.extendleft(reversed(worker.sent))
         try:
             await self._start_worker()
-        except RewardError as error:
+        except RunError as error:
             if not self._workers:
                 self._start_error = error
                 for request in self._waiting:
-                    request.result.set_exception(RewardError(str(error)))
+                    request.result.set_exception(error)
 
     async def _watch_deadlines(self) -> None:
         while True:

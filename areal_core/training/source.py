@@ -192,17 +192,19 @@ def distribute(result: tuple[PackedBatch | None, dict[str, float]] | None) -> Pa
     Raises:
         Interrupted: on every rank, where rank 0 has been asked to stop.
     """
+    if dist.get_world_size() == 1:
+        if result is None:
+            raise Interrupted
+        return result[0]
     data = b"" if result is None or result[0] is None else result[0].to_bytes()
     size = torch.tensor([STOP if result is None else len(data)])
-    if dist.get_world_size() > 1:
-        dist.broadcast(size, 0)
+    dist.broadcast(size, 0)
     if int(size) == STOP:
         raise Interrupted
-    if dist.get_world_size() == 1:
-        return result[0] if result else None
     if int(size) == EMPTY:
         return None
-    is_first = dist.get_rank() == 0
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_first else torch.empty(int(size), dtype=torch.uint8)
+    buffer = torch.empty(int(size), dtype=torch.uint8)
+    if dist.get_rank() == 0:
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     dist.broadcast(buffer, 0)
     return PackedBatch.from_bytes(buffer.numpy().tobytes())
