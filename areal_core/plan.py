@@ -19,7 +19,7 @@ def make_plan(resolved: Resolved) -> str:
     """Check model, data and arithmetic, and describe the run.
 
     Raises:
-        ConfigError: the model cannot be read, the data set is empty or unreadable, or tokens exceed the model's context.
+        ConfigError: the model or the data set cannot be read, the data set is empty, or tokens exceed the context.
     """
     config = resolved.config
     problems: list[str] = []
@@ -35,7 +35,9 @@ def make_plan(resolved: Resolved) -> str:
     processes = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
     if config.inference_engine is not None:
         sequences = rollout.batch_size * rollout.group_size
-        processes = f"1 controller, {rollout.reward_processes} reward, 1 {config.inference_engine.reference}, {processes}"
+        processes = (
+            f"1 controller, {rollout.reward_processes} reward, 1 {config.inference_engine.reference}, {processes}"
+        )
         lines += [
             f"  batch          {rollout.batch_size} prompts x {rollout.group_size} episodes = {sequences} sequences, "
             f"{config.training.updates_per_batch * config.training.epochs_per_batch} update(s)",
@@ -84,7 +86,7 @@ def _check_context(resolved: Resolved, description: dict[str, Any], problems: li
     tokens = resolved.config.sampling.max_new_tokens
     if resolved.config.inference_engine is not None and isinstance(context, int) and tokens >= context:
         problems.append(
-            f"sampling.max_new_tokens: {tokens} new tokens leave no room for a prompt in the model's context of {context}"
+            f"sampling.max_new_tokens: {tokens} leaves no room for a prompt in the model's context of {context} tokens"
         )
 
 
@@ -108,4 +110,3 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
             if not rows:
                 problems.append(f"{key}: {selection.reference} is empty; it must have at least one row")
     return rows
-

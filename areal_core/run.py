@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.interfaces import ModelReference, SamplingParameters, TrainEngine
-    from areal_core.training.source import BatchSource
+    from areal_core.interfaces import BatchSource, ModelReference, SamplingParameters, TrainEngine
+    from areal_core.rollout.controller import RolloutPolicy
 
 __all__ = ["execute", "main"]
 
@@ -121,7 +121,7 @@ def run_controller(run_dir: Path) -> int:
 
 
 async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
-    from areal_core.rollout.controller import RolloutController, RolloutPolicy
+    from areal_core.rollout.controller import RolloutController
     from areal_core.rollout.episodes import EpisodeRunner
     from areal_core.rollout.evaluation import Evaluator
     from areal_core.rollout.ledger import Ledger
@@ -129,7 +129,6 @@ async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
     from areal_core.rollout.sampler import PromptSampler
     from areal_core.rollout.samples import SampleLog
     from areal_core.rollout.service import RolloutService
-    from areal_core.rollout.staleness import StalenessBound
 
     resolved = load_run(run_dir)
     config, rollout = resolved.config, resolved.config.rollout
@@ -141,9 +140,7 @@ async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
     engine = config.inference_engine.build(
         scratch=scratch, log_dir=run_dir / "logs", deterministic=config.deterministic
     )
-    scorer = RewardPool(
-        run_dir, scratch, processes=rollout.reward_processes, timeout_s=rollout.reward_timeout_s
-    )
+    scorer = RewardPool(run_dir, scratch, processes=rollout.reward_processes, timeout_s=rollout.reward_timeout_s)
     await asyncio.gather(engine.start(model), scorer.start())
     runner = EpisodeRunner(
         config.workflow.build(),
@@ -155,13 +152,8 @@ async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
         on_failure=ledger.failed,
     )
     dataset = config.dataset.build()
-    bound = StalenessBound(rollout.batch_size, rollout.max_staleness, rollout.pipeline_depth)
-    shared = ("group_size", "stale", "incomplete_groups", "max_consecutive_failures", "episode_timeout_s")
-    policy = RolloutPolicy(
-        bound, stall_timeout_s=rollout.stall_timeout_s, **{name: getattr(rollout, name) for name in shared}
-    )
     controller = RolloutController(
-        policy,
+        _rollout_policy(config),
         runner,
         engine,
         dataset,
@@ -186,6 +178,22 @@ async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
     finally:
         await scorer.close()
         ledger.close()
+
+
+def _rollout_policy(config: RunConfig) -> RolloutPolicy:
+    from areal_core.rollout.controller import RolloutPolicy
+    from areal_core.rollout.staleness import StalenessBound
+
+    section = config.rollout
+    return RolloutPolicy(
+        StalenessBound(section.batch_size, section.max_staleness, section.pipeline_depth),
+        section.group_size,
+        section.stale,
+        section.incomplete_groups,
+        section.max_consecutive_failures,
+        section.episode_timeout_s,
+        section.stall_timeout_s,
+    )
 
 
 # The training half.
@@ -284,7 +292,7 @@ def _source(
     resolved: Resolved, run_dir: Path, model: ModelReference, interrupted: _Interruption, *, rollouts: bool
 ) -> BatchSource:
     from areal_core.rollout.client import RolloutClient
-    from areal_core.training.source import RolloutSource, SupervisedSource
+    from areal_core.rollout.sources import RolloutSource, SupervisedSource
 
     config = resolved.config
     if rollouts:

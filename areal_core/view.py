@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +122,7 @@ class LiveView:
         self._began = time.monotonic()
         self._live = Live(self._panel(), refresh_per_second=4)
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -151,7 +151,9 @@ class LiveView:
         for label, text in self._rows(trainer, rollout):
             table.add_row(f"[bold]{label}[/]", text)
         bar = ProgressBar(total=self._steps, completed=step, width=60)
-        return Panel(Group(bar, table), title=f"areal · {self._title} · step {step}/{self._steps}", expand=False, width=100)
+        return Panel(
+            Group(bar, table), title=f"areal · {self._title} · step {step}/{self._steps}", expand=False, width=100
+        )
 
     def _rows(self, trainer: dict[str, Any], rollout: dict[str, Any]) -> Iterator[tuple[str, str]]:
         state = self._state

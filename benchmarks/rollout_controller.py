@@ -41,6 +41,7 @@ class ZeroLatencyEngine(FakeEngine):
         self._ids, self._logprobs = list(range(tokens)), [-1.0] * tokens
 
     async def generate(self, request: GenerationRequest) -> Generation:
+        """At once."""
         return Generation(self._ids, self._logprobs, [self.version] * len(self._ids), FinishReason.STOP)
 
 
@@ -48,6 +49,7 @@ class OneGeneration:
     """The cheapest workflow: a fixed prompt, one generation, a fixed reward."""
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        """See `RolloutWorkflow.run_episode`."""
         generation = await context.generate([1, 2, 3, 4])
         return Episode([Trajectory.from_generation([1, 2, 3, 4], generation)], 1.0)
 

@@ -33,9 +33,7 @@ def sequence_mean(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int) -
     return mask / (count[row_index].clamp(min=1) * rows)
 
 
-def constant_length(
-    loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int, *, length: int
-) -> torch.Tensor:
+def constant_length(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int, *, length: int) -> torch.Tensor:
     """Every token counts 1 / (B L) with a constant L (Dr. GRPO, arXiv 2503.20783).
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -10,15 +9,19 @@ from pydantic import Field
 from areal_core.config import Selection, Settings, component
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from areal_core.config import RunConfig
 
 
 class ReferenceKLSettings(Settings):
     """A penalty on the distance from a reference model, added to the loss of each token."""
 
-    coefficient: float = Field(0.0, ge=0, description="its factor; 0 switches it off and loads no reference model")
+    coefficient: float = Field(
+        default=0.0, ge=0, description="its factor; 0 switches it off and loads no reference model"
+    )
     estimator: Literal["k1", "k2", "k3"] = Field(
-        "k3", description="with d = log policy - log reference: k1 is d, k2 is d²/2, k3 is exp(-d) - 1 + d"
+        default="k3", description="with d = log policy - log reference: k1 is d, k2 is d²/2, k3 is exp(-d) - 1 + d"
     )
 
 

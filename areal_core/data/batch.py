@@ -104,6 +104,10 @@ class PackedBatch:
                 return values[key]
         raise KeyError(f"the batch has no key '{key}'; it has {sorted(k for level in self._levels() for k in level)}")
 
+    def get(self, key: str) -> torch.Tensor | None:
+        """As indexing, None where the batch has no such key."""
+        return next((values[key] for values in self._levels() if key in values), None)
+
     def __contains__(self, key: object) -> bool:
         return any(key in values for values in self._levels())
 
@@ -237,7 +241,9 @@ def _keys_in_common(columns: Sequence[dict[str, torch.Tensor]]) -> Iterable[str]
     for row, other in enumerate(columns):
         if other.keys() != first:
             odd = sorted(first ^ other.keys())
-            raise ValueError(f"row {row} of the batch differs from row 0 in the keys {odd}: each must be in all or none")
+            raise ValueError(
+                f"row {row} of the batch differs from row 0 in the keys {odd}: each must be in all or none"
+            )
     return first
 
 

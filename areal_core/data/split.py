@@ -47,8 +47,8 @@ def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[in
         length = lengths[index]
         if length > max_tokens:
             raise ValueError(
-                f"a sequence of {length} tokens does not fit into a micro-batch of max_tokens_per_microbatch: {max_tokens}; "
-                "raise that setting or lower sampling.max_new_tokens"
+                f"a sequence of {length} tokens does not fit into a micro-batch of "
+                f"max_tokens_per_microbatch: {max_tokens}; raise that setting or lower sampling.max_new_tokens"
             )
         for number, free in enumerate(room):
             if length <= free:

@@ -26,6 +26,7 @@ from areal_core.interfaces.inference import (
 )
 from areal_core.interfaces.launcher import Launcher, ProcessSpecification
 from areal_core.interfaces.model import ModelReference, ModelSource
+from areal_core.interfaces.source import BatchSource, Interrupted
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import OptimizerSettings, Role, TrainEngine
 from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, WorkflowContext
@@ -34,6 +35,7 @@ __all__ = [
     "Advantage",
     "Aggregation",
     "Algorithm",
+    "BatchSource",
     "Correction",
     "Dataset",
     "Environment",
@@ -42,6 +44,7 @@ __all__ = [
     "GenerationRequest",
     "InferenceCapabilities",
     "InferenceEngine",
+    "Interrupted",
     "Launcher",
     "LossResult",
     "ModelReference",

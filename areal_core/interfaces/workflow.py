@@ -28,7 +28,9 @@ class Reward(Protocol):
     tool, abort), or any key of the row, such as `answer`.
     """
 
-    def __call__(self, **arguments: Any) -> float: ...
+    def __call__(self, **arguments: Any) -> float:
+        """The reward; any finite number."""
+        ...
 
 
 @dataclass(slots=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from areal_core.plugins.markers import hookimpl
 from areal_core.plugins.records import Component
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @hookimpl

@@ -29,7 +29,7 @@ def line_chart(series: Sequence[Series], *, floor_zero: bool = False) -> str:
     low, high = min(ys), max(ys)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
-    left, right = min(xs), max(max(xs), min(xs) + 1)
+    left, right = min(xs), max(*xs, min(xs) + 1)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (

@@ -19,7 +19,8 @@ STYLE = """
 }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1140px; margin: 0 auto; padding: 32px 20px 60px; }
-h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 15px; margin: 0 0 2px; } p { color: var(--dim); margin: 0 0 10px; }
+h1 { font-size: 26px; margin: 0 0 4px; }
+h2 { font-size: 15px; margin: 0 0 2px; } p { color: var(--dim); margin: 0 0 10px; }
 .tiles, .charts { display: grid; gap: 14px; margin: 20px 0; }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
 .charts { grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); }
@@ -28,7 +29,8 @@ h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 15px; margin: 0 0 2px; 
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--dim); } .grid { stroke: var(--line); }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 12px; color: var(--dim); }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 5px; }
-table { width: 100%; border-collapse: collapse; font-size: 13px; } td { border-top: 1px solid var(--line); padding: 5px 8px; }
+table { width: 100%; border-collapse: collapse; font-size: 13px; }
+td { border-top: 1px solid var(--line); padding: 5px 8px; }
 td.text { font-family: ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 td.number { text-align: right; width: 70px; font-variant-numeric: tabular-nums; }
 pre { font-size: 12px; overflow-x: auto; } summary { cursor: pointer; font-weight: 600; }
@@ -37,9 +39,17 @@ pre { font-size: 12px; overflow-x: auto; } summary { cursor: pointer; font-weigh
 CHARTS = (
     ("Reward", "mean of the batch, and the score on held-out data", ("reward/mean", "evaluation/reward")),
     ("Loss", "negative log-likelihood of the completions", ("train/negative_log_likelihood",)),
-    ("Staleness", "batches between a token's weights and the batch that trains on it", ("staleness/mean", "staleness/max")),
+    (
+        "Staleness",
+        "batches between a token's weights and the batch that trains on it",
+        ("staleness/mean", "staleness/max"),
+    ),
     ("Entropy", "of the policy at the tokens it sampled, in nats", ("train/entropy",)),
-    ("Behaviour against trainer", "estimated KL(sampling policy ‖ policy at the start of the batch)", ("train/behaviour_kl",)),
+    (
+        "Behaviour against trainer",
+        "estimated KL(sampling policy ‖ policy at the start of the batch)",
+        ("train/behaviour_kl",),
+    ),
     ("Response length", "sampled tokens in a sequence", ("batch/response_length", "evaluation/response_length")),
     ("Clipping", "share of tokens at which the ratio is clipped", ("train/clip_fraction",)),
     ("Gradient norm", "before clipping", ("train/gradient_norm",)),
@@ -83,7 +93,9 @@ def _tiles(lines: Lines) -> list[str]:
     trained = [line for line in lines if "batch/sequences" in line]
     if trained:
         seconds = sum(line["time/step_s"] for line in trained)
-        tiles.append((f"{sum(line['batch/sequences'] for line in trained) / seconds:,.0f}", "samples trained on per second"))
+        tiles.append(
+            (f"{sum(line['batch/sequences'] for line in trained) / seconds:,.0f}", "samples trained on per second")
+        )
         tiles.append((f"{seconds:,.0f} s", "in training steps"))
     return [f'<div class="card tile"><b>{value}</b><span>{label}</span></div>' for value, label in tiles]
 

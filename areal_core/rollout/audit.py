@@ -88,7 +88,9 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
     for number, row, epoch, *_ in rows:
         if sampler[number] != (row, epoch):
             expected = sampler[number]
-            audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {expected[0]} of {expected[1]}")
+            audit.problems.append(
+                f"group {number} asked row {row} of epoch {epoch}, not {expected[0]} of {expected[1]}"
+            )
 
 
 def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit) -> None:
@@ -119,7 +121,7 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
     audit.problems += [f"group {number} was trained on {n} times" for number, n in times.items() if n > 1]
 
 
-def main(run_dir: Path, json_output: bool) -> int:  # noqa: FBT001 - the command line's own flag
+def main(run_dir: Path, json_output: bool) -> int:
     """Audit and print; 0 when everything agrees, 1 when not."""
     from areal_core.config import load_run
     from areal_core.rollout.sampler import PromptSampler
@@ -133,5 +135,7 @@ def main(run_dir: Path, json_output: bool) -> int:  # noqa: FBT001 - the command
         sys.stdout.write(f"committed step: {audit.committed_step}\n")
         sys.stdout.writelines(f"  {state:20s} {count:8,d} groups\n" for state, count in sorted(audit.counts.items()))
         sys.stdout.writelines(f"problem: {problem}\n" for problem in audit.problems)
-        sys.stdout.write("clean: every group has one fate, and ledger, trainer and data set agree\n" * (not audit.problems))
+        sys.stdout.write(
+            "clean: every group has one fate, and ledger, trainer and data set agree\n" * (not audit.problems)
+        )
     return 1 if audit.problems else 0

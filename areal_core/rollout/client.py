@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
+from areal_core.interfaces.source import Interrupted
 from areal_core.rollout.channel import BlockingChannel, ChannelClosed, Message
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 PROGRESS_INTERVAL_S = 15.0
-
-
-class Interrupted(Exception):  # noqa: N818 - not an error: somebody asked the run to stop
-    """The run was asked to stop while it waited."""
 
 
 class RolloutClient:

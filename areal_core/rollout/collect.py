@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data.batch import PackedBatch
-from areal_core.data.trajectory import FinishReason
+from areal_core.data.trajectory import FinishReason, Trajectory
 from areal_core.rollout.staleness import token_staleness
 
 if TYPE_CHECKING:
@@ -53,8 +53,15 @@ def pack_groups(groups: Sequence[Group]) -> tuple[PackedBatch | None, list[tuple
     Returns:
         The batch, None where no group has data, and for each group its number and its sequences in the batch.
     """
-    trajectories, ranges = [], []
-    columns: dict[str, list[object]] = {"reward": [], "prompt_id": [], "group_id": [], "episode_id": [], "sample_index": []}
+    trajectories: list[Trajectory] = []
+    ranges: list[tuple[int, range]] = []
+    columns: dict[str, list[object]] = {
+        "reward": [],
+        "prompt_id": [],
+        "group_id": [],
+        "episode_id": [],
+        "sample_index": [],
+    }
     named = sorted({name for group in groups for episode in group.episodes if episode for name in episode.rewards})
     columns |= {f"reward.{name}": [] for name in named}
     for group in groups:

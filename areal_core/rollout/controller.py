@@ -24,7 +24,7 @@ from areal_core.rollout.collect import (
     pack_groups,
     restore_groups,
 )
-from areal_core.rollout.episodes import EpisodeFailed
+from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.staleness import AdmissionCounts
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class RolloutController:
                 sample_index=index,
                 sampling=self._sampling,
             )
-        except EpisodeFailed as error:
+        except EpisodeError as error:
             group.failure = str(error)
         except RunError as error:
             self._fail(error)
@@ -277,7 +277,9 @@ class RolloutController:
         except asyncio.CancelledError:
             if self._paused:  # closing
                 raise
-            group.failure = f"the episode took longer than rollout.episode_timeout_s: {self._policy.episode_timeout_s:g}"
+            group.failure = (
+                f"the episode took longer than rollout.episode_timeout_s: {self._policy.episode_timeout_s:g}"
+            )
             self._ledger.failed(group.number, index, 0, group.failure)
         group.missing -= 1
         if not group.missing:
@@ -312,7 +314,8 @@ class RolloutController:
         if self._consecutive_failures >= self._policy.max_consecutive_failures:
             self._fail(
                 RunError(
-                    f"{self._consecutive_failures} prompt groups failed one after another; the last one:\n{group.failure}",
+                    f"{self._consecutive_failures} prompt groups failed one after another; "
+                    f"the last one:\n{group.failure}",
                     hints=["mend the workflow or the reward, or raise rollout.max_consecutive_failures"],
                 )
             )

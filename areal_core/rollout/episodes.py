@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from areal_core.rollout.scoring import Scorer
 
 
-class EpisodeFailed(Exception):
+class EpisodeError(Exception):
     """An episode failed for good; the message is the traceback of its last attempt."""
 
 
@@ -82,7 +82,7 @@ class EpisodeRunner:
             is_evaluation: whether the episode is part of an evaluation.
 
         Raises:
-            EpisodeFailed: all attempts failed.
+            EpisodeError: all attempts failed.
             RunError: the engine has died.
         """
         for attempt in range(self._max_retries + 1):
@@ -94,11 +94,11 @@ class EpisodeRunner:
                 raise TypeError(f"run_episode returned {episode!r:.80}; it must return an Episode with trajectories")
             except (RunError, asyncio.CancelledError):
                 raise
-            except Exception as error:  # noqa: BLE001 - a workflow is the user's code and may raise anything
+            except Exception as error:
                 words = "".join(traceback.format_exception(error))
                 self._on_failure(group, sample_index, attempt, words)
                 if attempt == self._max_retries or isinstance(error, RewardError):
-                    raise EpisodeFailed(words) from error
+                    raise EpisodeError(words) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _context(

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from areal_core.rollout.episodes import EpisodeFailed
+from areal_core.rollout.episodes import EpisodeError
 
 if TYPE_CHECKING:
     from areal_core.data.trajectory import Episode
@@ -71,5 +71,5 @@ class Evaluator:
                 sampling=self._sampling,
                 is_evaluation=True,
             )
-        except EpisodeFailed:
+        except EpisodeError:
             return None

@@ -14,7 +14,6 @@ import errno
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.data.batch import PackedBatch
@@ -23,6 +22,7 @@ from areal_core.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -187,9 +187,7 @@ class Ledger:
         """
         step = self.committed_step
         with self._transaction() as database:
-            database.execute(
-                "UPDATE groups SET state = 'finished' WHERE state = 'consumed' AND step >= ?", (step,)
-            )
+            database.execute("UPDATE groups SET state = 'finished' WHERE state = 'consumed' AND step >= ?", (step,))
             if discard:
                 database.execute("DELETE FROM groups WHERE number >= ?", (self.committed_position,))
 
@@ -201,8 +199,7 @@ class Ledger:
     def finished(self) -> list[FinishedGroup]:
         """Finished groups with their trajectories, first those that a rolled-back step had consumed, in its order."""
         rows = self._database.execute(
-            "SELECT number, segment FROM groups WHERE state = 'finished' "
-            "ORDER BY step IS NULL, step, place, number"
+            "SELECT number, segment FROM groups WHERE state = 'finished' ORDER BY step IS NULL, step, place, number"
         ).fetchall()
         batches = {name: self._read_segment(name) for name in {segment for _, segment in rows if segment}}
         groups = []

@@ -114,8 +114,9 @@ class RewardPool:
             sys.executable, "-m", "areal_core.rollout.reward_worker", str(self._run_dir), str(path), str(os.getpid())
         )
         exited = asyncio.ensure_future(process.wait())
+        either: set[asyncio.Future[Any]] = {connected, exited}
         try:
-            await asyncio.wait({connected, exited}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             exited.cancel()
         if not connected.done():

@@ -1,6 +1,6 @@
 """The process of a reward worker: load the run's rewards, then answer one request after another.
 
-    python -m areal_core.rollout.reward_worker RUN_DIR SOCKET PARENT_PID
+python -m areal_core.rollout.reward_worker RUN_DIR SOCKET PARENT_PID
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
 from areal_core.processes import end_with_parent
 from areal_core.rollout.channel import BlockingChannel, ChannelClosed, Message
@@ -22,16 +23,13 @@ if TYPE_CHECKING:
 
 def build_rewards(selections: Sequence[Selection]) -> RewardSum:
     """The run's rewards from its config; a reward without a name is called after its component."""
-    return RewardSum(
-        [
-            RewardTerm(
-                name=selection.common.name or selection.reference.rsplit("/", 1)[-1].rsplit(":", 1)[-1],
-                function=selection.build(),
-                weight=selection.common.weight,
-            )
-            for selection in selections
-        ]
-    )
+    terms = []
+    for selection in selections:
+        common = selection.common
+        assert isinstance(common, RewardSettings)
+        name = common.name or selection.reference.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+        terms.append(RewardTerm(name, selection.build(), common.weight))
+    return RewardSum(terms)
 
 
 def main(run_dir: Path, socket: Path) -> None:

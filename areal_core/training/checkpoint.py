@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -15,6 +14,8 @@ import torch.distributed as dist
 from areal_core.data.digest import group_digests
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from areal_core.data.batch import PackedBatch
     from areal_core.interfaces.training import TrainEngine
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from areal_core.data import shift_to_predictions
 from areal_core.errors import RunError
-from areal_core.rollout.client import Interrupted
+from areal_core.interfaces.source import Interrupted
 from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
-from areal_core.training.source import distribute
+from areal_core.training.distribution import distribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from areal_core.data.batch import PackedBatch
     from areal_core.interfaces.algorithm import Algorithm, Forward
+    from areal_core.interfaces.source import BatchSource
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.journal import Journal
     from areal_core.training.publication import WeightPublisher
-    from areal_core.training.source import BatchSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +175,21 @@ class Trainer:
         }
 
     def _update(self, minibatch: PackedBatch) -> dict[str, float]:
-        result = self._actor.train(
-            self._algorithm.weigh(minibatch), self._algorithm.loss, self._algorithm.outputs
-        )
+        result = self._actor.train(self._algorithm.weigh(minibatch), self._algorithm.loss, self._algorithm.outputs)
         self._skipped = self._skipped + 1 if result["skipped"] else 0
         if self._skipped >= self._settings.max_skipped_updates:
             raise RunError(
                 f"the gradient was not finite in {self._skipped} updates in a row (step {self._step})",
-                hints=["lower train_engine.learning_rate or look at the rewards; training.max_skipped_updates is the limit"],
+                hints=[
+                    "lower train_engine.learning_rate or look at the rewards; training.max_skipped_updates is the limit"
+                ],
             )
         return result
 
     def _minibatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
         """Cut a batch into updates by whole groups, shuffled anew in each epoch over the batch."""
         settings = self._settings
-        groups = batch["group_id"].unique().tolist()
+        groups = sorted(set(batch["group_id"].tolist()))
         for epoch in range(settings.epochs_per_batch):
             if settings.updates_per_batch == 1:
                 yield batch

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
     from areal_core.interfaces.training import TrainEngine
 

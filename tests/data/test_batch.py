@@ -92,10 +92,10 @@ def test_mismatched_lengths_are_refused() -> None:
         Trajectory({**good.tokens, "logprobs": torch.zeros(2)})
     with pytest.raises(ValueError, match="add up to 4"):
         Ragged(torch.tensor([1, 3]), {"x": torch.zeros(5)})
-    with pytest.raises(ValueError, match="dtype torch.int32"):
+    with pytest.raises(ValueError, match=r"dtype torch\.int32"):
         Trajectory({**good.tokens, "input_ids": torch.zeros(3, dtype=torch.int32)})
 
 
 def test_an_unknown_key_lists_the_known_ones() -> None:
-    with pytest.raises(KeyError, match="rewards.*input_ids"):
+    with pytest.raises(KeyError, match=r"rewards.*input_ids"):
         PackedBatch.from_trajectories([trajectory(2, 1, 1)])["rewards"]

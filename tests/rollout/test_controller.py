@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.data import Episode
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.rollout.audit import audit_run
@@ -27,7 +25,9 @@ from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
+    from areal_core.data import Episode
     from areal_core.interfaces import RolloutWorkflow, WorkflowContext
 
 
@@ -47,7 +47,12 @@ def build(
     ledger = Ledger(folder)
     engine = engine or FakeEngine()
     runner = EpisodeRunner(
-        workflow or FakeWorkflow(), engine, RewardSum([]), FakeTokenizer(), max_retries=retries, on_failure=ledger.failed
+        workflow or FakeWorkflow(),
+        engine,
+        RewardSum([]),
+        FakeTokenizer(),
+        max_retries=retries,
+        on_failure=ledger.failed,
     )
     controller = RolloutController(
         RolloutPolicy(StalenessBound(batch_size, max_staleness, depth), group_size, **policy),
@@ -115,8 +120,8 @@ def test_any_interleaving_progresses_within_the_bound(
             stall_timeout_s=20,
         )
         controller.start()
-        published, step = {0: 0}, 0
-        for action in [*actions, "publish"]:
+        published = {0: 0}
+        for step, action in enumerate([*actions, "publish"]):
             if action == "pause":
                 controller.pause()
                 await asyncio.sleep(0)
@@ -125,15 +130,14 @@ def test_any_interleaving_progresses_within_the_bound(
             if batch is not None:
                 ages = token_staleness(batch["versions"], batch["loss_mask"], published, step)
                 assert int(ages.max()) <= staleness
-            step += 1
+            trained = step + 1
             if action == "late publish":
                 await asyncio.sleep(0.001)
-            version = step
-            published[version] = step
-            await controller.publish(WeightUpdate(version, folder), step)
+            published[trained] = trained
+            await controller.publish(WeightUpdate(trained, folder), trained)
             under_way = controller.counts.running + controller.counts.ready
             assert under_way <= depth * 4
-            assert controller.counts.consumed + under_way <= (staleness + step + 1) * 4
+            assert controller.counts.consumed + under_way <= (staleness + trained + 1) * 4
         controller.commit(0, "none")
         await controller.close()
         ledger.close()
@@ -213,7 +217,9 @@ def test_failures_are_retried_then_loud(tmp_path: Path) -> None:
 
 def test_a_stall_is_an_error_with_the_counts(tmp_path: Path) -> None:
     async def run() -> None:
-        controller, ledger = build(tmp_path, keep=lambda rewards: False, stall_timeout_s=0.2, engine=FakeEngine(delay_s=0.01))
+        controller, ledger = build(
+            tmp_path, keep=lambda rewards: False, stall_timeout_s=0.2, engine=FakeEngine(delay_s=0.01)
+        )
         controller.start()
         with pytest.raises(RunError, match=r"0 of 4 groups ready.*filtered"):
             await controller.next_batch(0)

@@ -157,19 +157,23 @@ class RowCache(Cache):
         """Columns to look at when the longest row holds `longest` tokens before this one."""
         return min(rounded(longest + 1, _STEP), self.capacity[1])
 
-    def fit(self, rows: int, columns: int, live_rows: int, live_columns: int) -> None:
+    def fit(self, rows: int, columns: int, live_rows: int, live_columns: int, most_rows: int) -> None:
         """Have room for so many rows and columns, and not for many more; live contents are kept.
 
         Args:
             rows, columns: what is needed now.
             live_rows, live_columns: what holds tokens.
+            most_rows: room for more is not made in advance.
         """
         had_rows, had_columns = self.capacity
         new_rows, new_columns = had_rows, had_columns
-        if rows > had_rows:
-            new_rows = rows if not live_rows else max(rows, min(2 * had_rows, rows + 64))
         if columns > had_columns or rounded(columns) * 2 < had_columns:
             new_columns = rounded(columns)
+        if rows > had_rows:
+            new_rows = max(rows, min(2 * had_rows, most_rows))
+        elif had_rows > max(rows, most_rows):
+            # Wider rows leave memory for fewer of them.
+            new_rows = max(rows, most_rows)
         if (new_rows, new_columns) == (had_rows, had_columns):
             return
         self.capacity = (new_rows, new_columns)

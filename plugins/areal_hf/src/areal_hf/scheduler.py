@@ -1,302 +1,248 @@
 """Continuous batching: requests join and leave between tokens.
 
-All live sequences take one step together. Their state is a row in a few tensors, so that a step costs the same few
-operations however many there are; Python looks at single requests only when they join or leave.
+All live requests take one step together. Their state is rows of a few tensors, so that a step costs the same few
+operations however many there are; Python looks at a single request only when it joins or leaves. A joining request's
+prompt, but for its last token, is put into the cache; the last token is then an ordinary step's input. Rebuilding the
+cache under new weights is the same operation on live rows, with what they have generated behind their prompts.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from areal_hf.cache import RowCache, rounded
-from areal_hf.sampling import draw, uniform
-from transformers import DynamicCache
 
-from areal_core.data import FinishReason
+from areal_hf.attention import NAME as GROUPED
+from areal_hf.cache import RowCache, rounded
+from areal_hf.masks import AttentionMasks
+from areal_hf.rows import LiveRequest, Outputs, Rows
+from areal_hf.weights import WeightLoader
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedModel
 
-    from areal_core.interfaces import Generation, GenerationRequest
+_PATIENCE = 4
+"""Steps that a request waits for company when others run: a prompt's forward costs nearly the same for one as for
+eight, and is taken from everybody's time."""
 
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """A request under way; its row changes when others leave."""
-
-    request: GenerationRequest
-    cancelled: bool = False
+_COMPANY = 16
+"""A waiting party of max_requests / 16 is large enough to join at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What fits.
+    """What runs at once.
 
     Attributes:
-        rows: sequences in one step.
-        context: tokens of one sequence.
-        cache_tokens: rows times their padded length, over all sequences under way.
+        requests: rows of a step.
+        sequence_length: tokens of one request, prompt and output.
+        cache_bytes: of keys and values in all.
+        prefill_tokens: prompt tokens of one forward, padding included.
     """
 
-    rows: int
-    context: int
-    cache_tokens: int
-
-
-_ROW_STATE = {
-    "token": torch.int64,  # the last one sampled; its key and value are not in the cache yet
-    "length": torch.int64,  # tokens in the cache
-    "produced": torch.int64,
-    "most": torch.int64,
-    "least": torch.int64,
-    "seed": torch.int64,
-    "temperature": torch.float32,
-    "greedy": torch.bool,
-}
+    requests: int
+    sequence_length: int
+    cache_bytes: int
+    prefill_tokens: int
 
 
 class Scheduler:
-    """Generates for all requests that fit, step by step.
+    """Generates for all requests that fit, one token each at a step; the others wait in order of arrival.
 
     Args:
-        model: in evaluation mode, on its device.
-        limits: rows, context and memory.
+        model: in evaluation mode, on its device, with frozen parameters.
+        limits: what runs at once.
+        recompute: rebuild the cache of live requests when weights change.
+
+    Raises:
+        ValueError: the model has layers that this engine cannot run.
     """
 
-    def __init__(self, model: PreTrainedModel, limits: Limits) -> None:
+    def __init__(self, model: PreTrainedModel, limits: Limits, *, recompute: bool) -> None:
+        config = model.config.get_text_config(decoder=True)
+        if getattr(model, "_is_stateful", False):
+            raise ValueError(f"a model of type {config.model_type} keeps a state that cannot be cut into rows")
+        self.version = 0
         self._model = model
         self._limits = limits
-        self._device = model.device
-        self.version = 0
-        self._waiting: deque[Sequence] = deque()
-        self._rows: list[Sequence] = []
-        self._cache = RowCache(model.config.get_text_config().num_hidden_layers)
-        rows = limits.rows
-        self._state = {name: torch.zeros(rows, dtype=dtype, device=self._device) for name, dtype in _ROW_STATE.items()}
-        self._stops = torch.full((rows, 1), -1, dtype=torch.int64, device=self._device)
-        self._prompts = torch.zeros(rows, 0, dtype=torch.int64, device=self._device)
-        self._outputs = {
-            "ids": torch.zeros(rows, 0, dtype=torch.int64, device=self._device),
-            "logprobs": torch.zeros(rows, 0, dtype=torch.float32, device=self._device),
-            "versions": torch.zeros(rows, 0, dtype=torch.int32, device=self._device),
-        }
-        self._longest = 0
+        self._recompute = recompute
+        self._loader = WeightLoader(model)
+        self._masks = AttentionMasks(
+            config, model.dtype, explicit=model.config._attn_implementation != GROUPED
+        )
+        self._cache = RowCache(config.num_hidden_layers)
+        self._rows = Rows(limits.requests, model.device)
+        self._waiting: deque[LiveRequest] = deque()
+        self._waited = 0
+        self._cancelled = 0
+        self._bytes_per_token = self._probe()
+
+    @torch.inference_mode()
+    def _probe(self) -> int:
+        """Bytes of the cache for one token, asked of the model itself: every family has its own shapes."""
+        self._cache.fit(1, 1, 0, 0, 1)
+        self._prefill(0, [[0]])
+        size = self._cache.bytes_per_token
+        self._cache.reset()
+        return size
 
     @property
-    def is_idle(self) -> bool:
-        """Nothing to do."""
-        return not self._rows and not self._waiting
+    def cache_tokens(self) -> int:
+        """Tokens of one request that the cache's memory could hold at most."""
+        return self._limits.cache_bytes // self._bytes_per_token
 
-    def refusal(self, request: GenerationRequest) -> str | None:
-        """Why a request can never be served, or None."""
-        prompt, wanted = len(request.input_ids), request.sampling.max_new_tokens
-        if not prompt:
-            return "the prompt is empty; a request needs at least one token"
-        if prompt + wanted > self._limits.context:
-            return (
-                f"a prompt of {prompt} tokens and {wanted} new ones exceed the model's context of "
-                f"{self._limits.context}; lower sampling.max_new_tokens or shorten the prompt"
-            )
-        if rounded(prompt + wanted) > self._limits.cache_tokens:
-            return (
-                f"a prompt of {prompt} tokens and {wanted} new ones need more than inference_engine.cache_memory_gib "
-                f"holds: {self._limits.cache_tokens} tokens"
-            )
-        return None
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to generate."""
+        return not self._waiting and not len(self._rows)
 
-    def add(self, request: GenerationRequest) -> Sequence:
-        """Take a request; it joins at the next step that has room, in order of arrival."""
-        sequence = Sequence(request)
-        self._waiting.append(sequence)
-        return sequence
+    def add(self, request: LiveRequest) -> None:
+        """Take a request. Its tokens and `limit` must be within the vocabulary, the context and the cache."""
+        self._waiting.append(request)
+
+    def cancel(self, request: LiveRequest) -> None:
+        """Forget a request; its row is free before the next token."""
+        request.cancelled = True
+        self._cancelled += 1
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Sequence, Generation]]:
-        """Let requests join, draw one token for each live one, and return those that ended."""
-        joined = self._join()
-        if joined:
-            logits = self._prefill(len(self._rows) - joined, joined)
-            ended = self._sample(logits, len(self._rows) - joined)
-            if self._rows and not self._waiting_fits():
-                return ended + self._decode()
-            return ended
-        return self._decode()
-
-    @torch.inference_mode()
-    def rebuild(self) -> None:
-        """Compute the keys and values of live sequences anew, after weights have changed."""
-        if self._rows:
-            self._prefill(0, len(self._rows), logits=False)
-
-    # Joining.
-
-    def _waiting_fits(self) -> bool:
-        while self._waiting and self._waiting[0].cancelled:
-            self._waiting.popleft()
-        if not self._waiting or len(self._rows) >= self._limits.rows:
-            return False
-        longest = max(self._needs(sequence) for sequence in [*self._rows, self._waiting[0]])
-        return (len(self._rows) + 1) * rounded(longest) <= self._limits.cache_tokens
-
-    @staticmethod
-    def _needs(sequence: Sequence) -> int:
-        return len(sequence.request.input_ids) + sequence.request.sampling.max_new_tokens
-
-    def _join(self) -> int:
-        """Give waiting requests rows behind the live ones; how many joined."""
-        first = len(self._rows)
-        while self._waiting_fits():
-            self._rows.append(self._waiting.popleft())
-        joined = self._rows[first:]
-        if not joined:
-            return 0
-        rows = slice(first, len(self._rows))
-        sampling = [sequence.request.sampling for sequence in joined]
-        values: dict[str, list[Any]] = {
-            "token": [sequence.request.input_ids[-1] for sequence in joined],
-            "length": [len(sequence.request.input_ids) for sequence in joined],
-            "produced": [0] * len(joined),
-            "most": [s.max_new_tokens for s in sampling],
-            "least": [s.min_new_tokens for s in sampling],
-            "seed": [sequence.request.seed for sequence in joined],
-            "temperature": [s.temperature for s in sampling],
-            "greedy": [s.greedy for s in sampling],
-        }
-        for name, column in values.items():
-            self._state[name][rows] = torch.tensor(column, dtype=_ROW_STATE[name], device=self._device)
-        self._widen(joined)
-        for row, sequence in enumerate(joined, first):
-            ids = sequence.request.input_ids
-            self._prompts[row, : len(ids)] = torch.tensor(ids, device=self._device)
-            stops = sequence.request.sampling.stop_token_ids
-            self._stops[row] = -1
-            self._stops[row, : len(stops)] = torch.tensor(stops, dtype=torch.int64, device=self._device)
-        return len(joined)
-
-    def _widen(self, joined: list[Sequence]) -> None:
-        """Make the tensors with a column for each token wide enough."""
-
-        def widened(old: torch.Tensor, width: int, fill: int = 0) -> torch.Tensor:
-            if width <= old.shape[1]:
-                return old
-            new = old.new_full((old.shape[0], width), fill)
-            new[:, : old.shape[1]] = old
-            return new
-
-        tokens = max(sequence.request.sampling.max_new_tokens for sequence in joined)
-        self._outputs = {name: widened(old, tokens) for name, old in self._outputs.items()}
-        self._prompts = widened(self._prompts, max(len(sequence.request.input_ids) for sequence in joined))
-        self._stops = widened(self._stops, max(len(s.request.sampling.stop_token_ids) for s in joined), -1)
-
-    def _prefill(self, first: int, count: int, *, logits: bool = True) -> torch.Tensor:
-        """Fill the cache of `count` rows with all their tokens but the one that is still to be fed.
+    def step(self) -> Outputs | None:
+        """One token for every live request.
 
         Returns:
-            [count, V], the logits behind the last token of each (of no meaning without `logits`).
+            What the requests that ended with this token were given, or None where none did.
         """
-        rows = slice(first, first + count)
-        produced = self._state["produced"][rows]
-        lengths = self._state["length"][rows]
-        longest = int(lengths.max())
-        padding = longest - lengths
-        # Left padding puts every sequence's last token into the last column.
-        columns = torch.arange(longest, device=self._device) - padding[:, None]
-        prompt_lengths = lengths - produced.sub(1).clamp_(min=0)
-        prompts = self._prompts[rows].gather(1, columns.clamp(0, self._prompts.shape[1] - 1))
-        generated = (columns - prompt_lengths[:, None]).clamp_(0, max(0, self._outputs["ids"].shape[1] - 1))
-        ids = torch.where(columns < prompt_lengths[:, None], prompts, self._outputs["ids"][rows].gather(1, generated))
-        real = columns >= 0
-        mask = None
-        if bool(padding.any()):
-            causal = torch.ones(longest, longest, dtype=torch.bool, device=self._device).tril()
-            # A padded position attends to itself, so that no row of the softmax is empty.
-            mask = (causal & real[:, None, :] | torch.eye(longest, dtype=torch.bool, device=self._device))[:, None]
-        cache = DynamicCache()
-        output = self._model(
+        if self._cancelled:
+            self._forget_cancelled()
+        self._admit()
+        rows = self._rows
+        if not len(rows):
+            return None
+        self._fit(len(rows), rows.longest + 1)
+        lengths = rows.live("lengths")
+        width = self._cache.attended_width(rows.longest)
+        self._cache.append(lengths, width)
+        logits = self._model(
+            input_ids=rows.live("last").unsqueeze(1),
+            attention_mask=self._masks.for_tokens(lengths, width),
+            position_ids=lengths.unsqueeze(1),
+            past_key_values=self._cache,
+            use_cache=True,
+        ).logits[:, -1]
+        ended = rows.sample(logits, self.version).nonzero().flatten().tolist()
+        if not ended:
+            return None
+        outputs = rows.take(ended)
+        self._remove(ended)
+        return outputs
+
+    @torch.inference_mode()
+    def update_weights(self, version: int, folder: Path) -> None:
+        """Take over weights between two tokens.
+
+        Raises:
+            RunError: they do not fit; everything goes on with the old ones.
+        """
+        self._loader.load(folder)
+        self.version = version
+        if self._recompute and len(self._rows):
+            self._fill(0, len(self._rows))
+
+    def _forget_cancelled(self) -> None:
+        self._cancelled = 0
+        self._waiting = deque(request for request in self._waiting if not request.cancelled)
+        ended = [row for row, request in enumerate(self._rows.requests) if request.cancelled]
+        if ended:
+            self._remove(ended)
+
+    def _remove(self, ended: list[int]) -> None:
+        sources, targets = self._rows.remove(ended)
+        if sources:
+            device = self._rows.device
+            # The newest token's keys are in the cache already, so `longest` columns hold something.
+            self._cache.move(
+                torch.tensor(sources, device=device), torch.tensor(targets, device=device), self._rows.longest
+            )
+        if not len(self._rows):
+            # Memory back; and what is generated next does not depend on what ran before, not even in its strides.
+            self._cache.reset()
+
+    def _admit(self) -> None:
+        """Let waiting requests join, in order, as many as there are rows and memory for."""
+        if not self._waiting:
+            return
+        rows, limits = self._rows, self._limits
+        free = limits.requests - len(rows)
+        party = min(free, len(self._waiting))
+        if not party:
+            return
+        self._waited += 1
+        if len(rows) and party * _COMPANY < limits.requests and self._waited < _PATIENCE:
+            return
+        self._waited = 0
+        longest = max((request.limit for request in rows.requests), default=0)
+        joiners: list[LiveRequest] = []
+        while self._waiting and len(joiners) < free:
+            longest = max(longest, self._waiting[0].limit)
+            count = len(rows) + len(joiners) + 1
+            if count > 1 and count * rounded(longest) * self._bytes_per_token > limits.cache_bytes:
+                break
+            joiners.append(self._waiting.popleft())
+        if not joiners:
+            return
+        start = len(rows)
+        live_columns = rows.longest
+        rows.join(joiners)
+        self._fit(len(rows), rows.longest + 1, start, live_columns)
+        self._fill(start, len(rows))
+
+    def _fit(self, count: int, columns: int, live_rows: int | None = None, live_columns: int | None = None) -> None:
+        most = self._limits.cache_bytes // max(1, rounded(columns) * self._bytes_per_token)
+        self._cache.fit(
+            count,
+            columns,
+            count if live_rows is None else live_rows,
+            self._rows.longest if live_columns is None else live_columns,
+            min(self._limits.requests, most),
+        )
+
+    def _fill(self, start: int, stop: int) -> None:
+        """Put everything but the newest token of rows `start` to `stop` into the cache, in forwards of limited size."""
+        histories = self._rows.histories(start, stop)
+        chunk: list[list[int]] = []
+        distinct: set[tuple[int, ...]] = set()
+        longest = 0
+        for history in histories:
+            longest = max(longest, len(history))
+            grown = distinct | {tuple(history)} if tuple(history) not in distinct else distinct
+            if chunk and len(grown) * longest > self._limits.prefill_tokens:
+                self._prefill(start, chunk)
+                start += len(chunk)
+                chunk, grown, longest = [], {tuple(history)}, len(history)
+            chunk.append(history)
+            distinct = grown
+        self._prefill(start, chunk)
+
+    def _prefill(self, start: int, histories: list[list[int]]) -> None:
+        """One forward over the distinct ones of `histories`; siblings that share a prompt share its computation."""
+        order: dict[tuple[int, ...], int] = {}
+        source = [order.setdefault(tuple(history), len(order)) for history in histories]
+        longest = max(len(history) for history in order)
+        if not longest:
+            return
+        device = self._rows.device
+        padded = [[*history, *[0] * (longest - len(history))] for history in order]
+        ids = torch.tensor(padded, dtype=torch.int64, device=device)
+        self._cache.fill(start, torch.tensor(source, dtype=torch.int64, device=device))
+        self._model(
             input_ids=ids,
-            attention_mask=mask,
-            position_ids=columns.clamp(min=0),
-            past_key_values=cache,
+            attention_mask=self._masks.for_prompts(len(order), longest, device),
+            position_ids=torch.arange(longest, device=device).expand(len(order), longest),
+            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._cache.write(first, cache, padding)
-        self._longest = max(self._longest, longest)
-        return output.logits[:, -1]
-
-    # Decoding.
-
-    def _decode(self) -> list[tuple[Sequence, Generation]]:
-        live = len(self._rows)
-        if not live:
-            return []
-        lengths = self._state["length"][:live]
-        self._cache.live = live
-        mask = self._cache.begin_step(lengths, self._longest)
-        output = self._model(
-            input_ids=self._state["token"][:live, None],
-            attention_mask=mask,
-            position_ids=lengths[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        lengths += 1
-        self._longest += 1
-        return self._sample(output.logits[:, -1], 0)
-
-    def _sample(self, logits: torch.Tensor, first: int) -> list[tuple[Sequence, Generation]]:
-        """Draw a token for the rows from `first` on; remove those that end with it."""
-        rows = slice(first, len(self._rows))
-        state = {name: value[rows] for name, value in self._state.items()}
-        produced = state["produced"]
-        numbers = uniform(state["seed"], produced)
-        stops = self._stops[rows]
-        early = produced < state["least"]
-        forbidden = None
-        if bool(early.any()):
-            forbidden = torch.zeros_like(logits, dtype=torch.bool)
-            forbidden.scatter_(1, stops.clamp(min=0), (stops >= 0) & early[:, None])
-        tokens, logprobs = draw(logits, state["temperature"][:, None], numbers, state["greedy"], forbidden)
-        at = produced[:, None]
-        self._outputs["ids"][rows].scatter_(1, at, tokens[:, None])
-        self._outputs["logprobs"][rows].scatter_(1, at, logprobs[:, None])
-        self._outputs["versions"][rows].scatter_(1, at, self.version)
-        produced += 1
-        state["token"].copy_(tokens)
-        stopped = (tokens[:, None] == stops).any(1)
-        over = stopped | (produced >= state["most"])
-        ended = over.nonzero().flatten().tolist() if bool(over.any()) else []
-        cancelled = [row for row, sequence in enumerate(self._rows) if sequence.cancelled]
-        if not ended and not cancelled:
-            return []
-        reasons = stopped.tolist()
-        finished = [self._generation(first + index, stopped=reasons[index]) for index in ended]
-        self._remove({*(first + index for index in ended), *cancelled})
-        return [(sequence, generation) for sequence, generation in finished if not sequence.cancelled]
-
-    def _generation(self, row: int, *, stopped: bool) -> tuple[Sequence, Generation]:
-        from areal_core.interfaces import Generation
-
-        count = int(self._state["produced"][row])
-        output = {name: values[row, :count].tolist() for name, values in self._outputs.items()}
-        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-        return self._rows[row], Generation(output["ids"], output["logprobs"], output["versions"], reason)
-
-    def _remove(self, ended: set[int]) -> None:
-        """Close the gaps with rows from the end."""
-        live = len(self._rows) - len(ended)
-        targets = [row for row in sorted(ended) if row < live]
-        sources = [row for row in range(live, len(self._rows)) if row not in ended]
-        for target, source in zip(targets, sources, strict=True):
-            self._rows[target] = self._rows[source]
-        del self._rows[live:]
-        if targets:
-            to = torch.tensor(targets, device=self._device)
-            source_rows = torch.tensor(sources, device=self._device)
-            self._cache.move(source_rows, to)
-            for values in (*self._state.values(), *self._outputs.values(), self._prompts, self._stops):
-                values[to] = values[source_rows]
-        self._longest = int(self._state["length"][:live].max()) if live else 0

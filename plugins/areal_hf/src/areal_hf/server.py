@@ -1,142 +1,164 @@
-"""The process that generates: one thread, one event loop, a step of all live sequences in each turn.
+"""The process that generates: one thread, one event loop, a step of all live requests in each of its turns.
 
     python -m areal_hf.server SOCKET PARENT_PID
 
-Requests come over the channel; between two steps the loop reads what has arrived and writes what has ended.
+Requests come over the channel. Between two steps the loop reads what has arrived and writes what has ended; generating
+in a second thread would halve the throughput of small models, whose cost is Python.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from areal_hf.scheduler import Limits, Scheduler, Sequence
-from areal_hf.weights import WeightMismatch, load_weights
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
-from areal_core.interfaces import GenerationRequest, SamplingParameters
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters
 from areal_core.processes import end_with_parent
 from areal_core.rollout.channel import Channel, ChannelClosed, Message, connect
+from areal_hf.attention import attention_for
+from areal_hf.config import HFConfig
+from areal_hf.rows import LiveRequest, Outputs
+from areal_hf.scheduler import Limits, Scheduler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_CONNECT_TIMEOUT_S = 60.0
 
-def load_model(fields: dict[str, Any]) -> PreTrainedModel:
-    """The model in evaluation mode, on its device."""
-    device = fields["device"]
+
+def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The model in evaluation mode, on its device, with frozen parameters.
+
+    Raises:
+        OSError, ValueError: it cannot be loaded.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(
-        fields["path"],
-        dtype=getattr(torch, fields["dtype"]),
-        attn_implementation="sdpa",
-        trust_remote_code=fields["trust_remote_code"],
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )
-    return model.to(device).eval().requires_grad_(requires_grad=False)
+    if model._supports_sdpa:
+        model.set_attn_implementation(attention_for(model.config))
+    else:
+        model.set_attn_implementation("eager")
+    return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
 
-def limits_of(model: PreTrainedModel, fields: dict[str, Any]) -> Limits:
-    """How many tokens fit into the memory that the config allows."""
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bytes_per_token = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    tokens = int(fields["cache_memory_gib"] * 2**30 / bytes_per_token)
-    context = getattr(config, "max_position_embeddings", None) or tokens
-    return Limits(fields["max_concurrent_requests"], context, tokens)
+def limits_for(settings: HFConfig, model: PreTrainedModel) -> Limits:
+    """What the settings allow, within the model's own context.
+
+    Raises:
+        ValueError: the settings ask for more than the model can.
+    """
+    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    length = settings.max_sequence_length
+    if length is not None and context is not None and length > context:
+        raise ValueError(f"max_sequence_length is {length}, the model's context is {context} tokens")
+    return Limits(
+        requests=1 if settings.deterministic else settings.max_concurrent_requests,
+        sequence_length=length or context or 1 << 40,
+        cache_bytes=int(settings.cache_gib * 2**30),
+        prefill_tokens=settings.prefill_tokens,
+    )
 
 
 class Server:
-    """Connects the channel to the scheduler."""
+    """Connects the channel to the scheduler.
 
-    def __init__(self, channel: Channel, fields: dict[str, Any]) -> None:
-        torch.set_num_threads(fields["threads"])
+    Args:
+        channel: to the engine's client, which has checked every request.
+        start: the fields of its first message: settings and model.
+    """
+
+    def __init__(self, channel: Channel, start: dict[str, Any]) -> None:
+        settings = HFConfig(**start["settings"])
+        torch.set_num_threads(settings.threads)
+        reference = start["model"]
+        model = load_model(
+            reference["path"], reference["dtype"], settings.device, trust_remote_code=reference["trust_remote_code"]
+        )
+        limits = limits_for(settings, model)
+        self._scheduler = Scheduler(model, limits, recompute=settings.update_mode == "recompute")
         self._channel = channel
-        self._model = load_model(fields)
-        self._scheduler = Scheduler(self._model, limits_of(self._model, fields))
-        self._recomputes = fields["update_mode"] == "recompute"
-        self._sequences: dict[str, Sequence] = {}
-        self._sampling: dict[int, SamplingParameters] = {}
-        self._arrived = asyncio.Event()
+        self._requests: dict[int, LiveRequest] = {}
+        self._sampling: list[SamplingParameters] = []
+        channel.post(
+            Message(
+                "ready",
+                {
+                    "sequence_length": limits.sequence_length,
+                    "cache_tokens": self._scheduler.cache_tokens,
+                    "vocabulary": model.get_input_embeddings().weight.shape[0],
+                },
+            )
+        )
 
     async def run(self) -> None:
         """Serve until the channel closes."""
-        receiving = asyncio.ensure_future(self._receive())
-        try:
-            while not receiving.done():
-                if self._scheduler.is_idle:
-                    self._arrived.clear()
-                    waiting = asyncio.ensure_future(self._arrived.wait())
-                    await asyncio.wait({waiting, receiving}, return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
-                    continue
-                for sequence, generation in self._scheduler.step():
-                    self._sequences.pop(sequence.request.request_id, None)
-                    fields = {
-                        "id": sequence.request.request_id,
-                        "output_ids": generation.output_ids,
-                        "logprobs": generation.logprobs,
-                        "versions": generation.versions,
-                        "finish_reason": int(generation.finish_reason),
-                    }
-                    self._channel.send(Message("generated", fields))
-                await asyncio.sleep(0)
-        finally:
-            receiving.cancel()
-            with suppress(asyncio.CancelledError, ChannelClosed):
-                await receiving
-
-    async def _receive(self) -> None:
         while True:
-            message = await self._channel.receive()
-            getattr(self, f"_on_{message.kind}")(message.fields)
-            self._arrived.set()
+            if self._scheduler.idle:
+                self._handle(await self._channel.receive())
+            for message in self._channel.receive_ready():
+                self._handle(message)
+            outputs = self._scheduler.step()
+            if outputs is not None:
+                self._report(outputs)
+            await asyncio.sleep(0)
 
-    def _on_sampling(self, fields: dict[str, Any]) -> None:
-        values = fields["values"]
-        values["stop_token_ids"], values["stop"] = tuple(values["stop_token_ids"]), tuple(values["stop"])
-        self._sampling[fields["id"]] = SamplingParameters(**values)
+    def _handle(self, message: Message) -> None:
+        match message.kind:
+            case "sampling":
+                values = message.fields | {name: tuple(message.fields[name]) for name in ("stop_token_ids", "stop")}
+                self._sampling.append(SamplingParameters(**values))
+            case "generate":
+                for number, input_ids, sampling, seed in message.fields["requests"]:
+                    request = LiveRequest(number, input_ids, self._sampling[sampling], seed)
+                    self._requests[number] = request
+                    self._scheduler.add(request)
+            case "cancel":
+                cancelled = self._requests.pop(message.fields["number"], None)
+                if cancelled is not None:
+                    self._scheduler.cancel(cancelled)
+            case "update":
+                self._update(message.fields["version"], Path(message.fields["path"]))
+            case unknown:
+                raise ValueError(f"the client sent a message of unknown kind '{unknown}'")
 
-    def _on_generate(self, fields: dict[str, Any]) -> None:
-        name = fields["id"]
-        request = GenerationRequest(name, fields["input_ids"], self._sampling[fields["sampling"]], fields["seed"])
-        refusal = self._scheduler.refusal(request)
-        if refusal is not None:
-            self._channel.send(Message("refused", {"id": name, "error": refusal}))
-            return
-        self._sequences[name] = self._scheduler.add(request)
-
-    def _on_cancel(self, fields: dict[str, Any]) -> None:
-        sequence = self._sequences.pop(fields["id"], None)
-        if sequence is not None:
-            sequence.cancelled = True
-
-    def _on_update(self, fields: dict[str, Any]) -> None:
+    def _update(self, version: int, folder: Path) -> None:
+        error = None
         try:
-            load_weights(self._model, Path(fields["path"]))
-        except WeightMismatch as error:
-            self._channel.send(Message("updated", {"version": fields["version"], "error": str(error)}))
-            return
-        self._scheduler.version = fields["version"]
-        if self._recomputes:
-            self._scheduler.rebuild()
-        self._channel.send(Message("updated", {"version": fields["version"]}))
+            self._scheduler.update_weights(version, folder)
+        except RunError as refusal:
+            error = refusal.message
+        self._channel.post(Message("updated", {"version": version, "error": error}))
+
+    def _report(self, outputs: Outputs) -> None:
+        for number in outputs.numbers:
+            self._requests.pop(number, None)
+        columns = (outputs.tokens, outputs.versions, outputs.logprobs)
+        fields = {"numbers": outputs.numbers, "counts": outputs.counts, "stopped": outputs.stopped}
+        self._channel.post(Message("finished", fields, b"".join(column.numpy().tobytes() for column in columns)))
 
 
 async def main(socket: Path) -> None:
-    """Connect, load the model that the first message names, and serve."""
-    channel = await connect(socket, timeout_s=30)
-    with suppress(ChannelClosed):
+    """Connect, load the model that the first message names, and serve until the client is gone."""
+    channel = await connect(socket, _CONNECT_TIMEOUT_S)
+    with contextlib.suppress(ChannelClosed):
         server = Server(channel, (await channel.receive()).fields)
-        channel.send(Message("ready"))
+        # The model's modules live as long as the process; walking them again and again costs milliseconds each time.
+        gc.freeze()
         await server.run()
 
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
+    logging.disable_progress_bar()
     asyncio.run(main(Path(sys.argv[1])))

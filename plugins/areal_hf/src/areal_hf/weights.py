@@ -8,42 +8,80 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from areal_core.errors import RunError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
-SHOWN = 5
+_SHOWN = 5
+"""Names told of each kind of fault; a wrong model would otherwise fill the screen."""
 
 
-class WeightMismatch(ValueError):  # noqa: N818 - says what it is
-    """The file cannot be read or does not fit the model; the model is as it was."""
+class WeightLoader:
+    """Copies published weights into the parameters of a model.
 
+    A tensor that the model holds under several names (tied weights) may stand in the file under any of them.
 
-@torch.no_grad()
-def load_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Copy `model.safetensors` into the model's parameters, after every name and shape has been compared.
-
-    Raises:
-        WeightMismatch: names or shapes differ, or the file is not whole.
+    Args:
+        model: whose parameters and persistent buffers are overwritten in place.
     """
-    path = folder / "model.safetensors"
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightMismatch(f"{path} cannot be read: {error}") from error
-    parameters = dict(model.named_parameters())  # a tied parameter has one name here, as in the file
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - parameters.keys()
-    missing = sorted(parameters.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - parameters.keys() - tied)
-    wrong = [
-        f"{name} {tuple(tensors[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in parameters.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    faults = [("missing", missing), ("unexpected", unexpected), ("of another shape", wrong)]
-    told = [f"{len(names)} {what}: {', '.join(names[:SHOWN])}" for what, names in faults if names]
-    if told:
-        raise WeightMismatch(f"{path} does not fit the model: {'; '.join(told)}")
-    for name, value in parameters.items():
-        value.copy_(tensors[name])
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._tensors: dict[str, torch.Tensor] = model.state_dict()
+        self._names: dict[int, list[str]] = {}
+        own = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+        for name in self._tensors:
+            self._names.setdefault(id(own[name]), []).append(name)
+
+    @torch.inference_mode()
+    def load(self, folder: Path) -> None:
+        """Overwrite all weights with those of `model.safetensors` in `folder`.
+
+        Every name and shape is compared, and the file proven whole, before the first parameter is touched.
+
+        Raises:
+            RunError: the file cannot be read, or does not fit; the model is as it was.
+        """
+        path = folder / "model.safetensors"
+        try:
+            found = load_file(path)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise RunError(f"the weights in {path} cannot be read: {error}") from None
+        missing, chosen = [], {}
+        for names in self._names.values():
+            present = [name for name in names if name in found]
+            if present:
+                chosen[names[0]] = found[present[0]]
+            else:
+                missing.append(names[0])
+        mismatching = [
+            f"{name} is {_described(value)}, the model has {_described(self._tensors[name])}"
+            for name, value in chosen.items()
+            if value.shape != self._tensors[name].shape
+            or value.is_floating_point() != self._tensors[name].is_floating_point()
+        ]
+        faults = (
+            _listed("missing", missing),
+            _listed("unexpected", found.keys() - self._tensors.keys()),
+            _listed("mismatching", mismatching),
+        )
+        told = "; ".join(fault for fault in faults if fault)
+        if told:
+            raise RunError(f"the weights in {path} do not fit the model: {told}")
+        for name, value in chosen.items():
+            self._tensors[name].copy_(value)
+
+
+def _described(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+def _listed(fault: str, names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    if not ordered:
+        return ""
+    more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
+    return f"{fault}: {', '.join(ordered[:_SHOWN])}{more}"

@@ -33,7 +33,7 @@ def make_model(
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=characters,
         pad_token="<pad>",
         eos_token="<eos>",
@@ -56,7 +56,7 @@ def make_model(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

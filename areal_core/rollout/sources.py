@@ -1,15 +1,14 @@
-"""Where the trainer's batches come from: the rollout controller, or a data set as it is."""
+"""The two sources of batches: the rollout controller, or a data set as it is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.trajectory import FinishReason, Trajectory
-from areal_core.rollout.client import Interrupted
+from areal_core.interfaces.source import Interrupted
 from areal_core.rollout.ledger import Ledger
 from areal_core.rollout.sampler import PromptSampler
 
@@ -19,41 +18,6 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces.dataset import Dataset
     from areal_core.rollout.client import RolloutClient
-
-
-class BatchSource(Protocol):
-    """What the loop asks for on rank 0."""
-
-    def first_version(self, step: int) -> int:
-        """The weight version under which a run that starts at `step` publishes first.
-
-        0 where nothing needs to be published: engines that load the model have the same weights already.
-        """
-        ...
-
-    def begin(self, version: int, step: int, folder: Path | None) -> None:
-        """Generation may begin, with the weights in `folder` where a first version is published."""
-        ...
-
-    def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
-        """The batch of `step` and its metrics; None for a batch without data. Raises `Interrupted`."""
-        ...
-
-    def publish(self, version: int, trained: int, folder: Path) -> None:
-        """Weights of `version`, from `trained` batches, are complete in `folder`."""
-        ...
-
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate the published weights; empty where the source cannot."""
-        ...
-
-    def commit(self, step: int, checkpoint: str) -> None:
-        """The named checkpoint of `step` batches is complete: from now on a resume starts there."""
-        ...
-
-    def close(self) -> None:
-        """No further batch is needed."""
-        ...
 
 
 class RolloutSource:
@@ -175,36 +139,3 @@ class SupervisedSource:
     def close(self) -> None:
         """See `BatchSource.close`."""
         self._ledger.close()
-
-
-STOP, EMPTY = -1, 0
-
-
-def distribute(result: tuple[PackedBatch | None, dict[str, float]] | None) -> PackedBatch | None:
-    """Give rank 0's batch to all ranks, as bytes.
-
-    Args:
-        result: of `next_batch` on rank 0, None where the run shall stop; ignored on other ranks.
-
-    Returns:
-        The batch, or None for a batch without data.
-
-    Raises:
-        Interrupted: on every rank, where rank 0 has been asked to stop.
-    """
-    if dist.get_world_size() == 1:
-        if result is None:
-            raise Interrupted
-        return result[0]
-    data = b"" if result is None or result[0] is None else result[0].to_bytes()
-    size = torch.tensor([STOP if result is None else len(data)])
-    dist.broadcast(size, 0)
-    if int(size) == STOP:
-        raise Interrupted
-    if int(size) == EMPTY:
-        return None
-    buffer = torch.empty(int(size), dtype=torch.uint8)
-    if dist.get_rank() == 0:
-        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dist.broadcast(buffer, 0)
-    return PackedBatch.from_bytes(buffer.numpy().tobytes())

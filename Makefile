@@ -1,0 +1,44 @@
+# One command to see it learn, one to see it pass. Both make what they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PLUGINS := areal_hf areal_fsdp areal_grpo areal_rewards areal_trackers
+# torch for the CPU comes from the pin in constraints.txt; with an NVIDIA GPU install torch yourself before `make`.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml) constraints.txt
+RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-fast lint clean
+demo: $(VENV)/demo
+	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
+
+test: $(VENV)/test lint
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/test
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/python: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip hatchling editables
+	$(PIP) torch
+	touch $@
+
+$(VENV)/demo: $(VENV)/python $(SOURCES)
+	$(PIP) --no-build-isolation -e . $(PLUGINS:%=-e plugins/%) "uvloop>=0.21"
+	touch $@
+
+$(VENV)/test: $(VENV)/demo
+	$(PIP) --no-build-isolation -e "plugins/areal_rewards[datasets,math,reasoning-gym]" -e "plugins/areal_trackers[tensorboard]" \
+		"hypothesis>=6.100" "mypy>=1.15" "pytest>=8" "pytest-timeout>=2.3" "ruff>=0.9" types-PyYAML
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist

@@ -1,0 +1,2 @@
+"""x"""
+from areal_core.testing.conformance.inference import InferenceEngineSuite

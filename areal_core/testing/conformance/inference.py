@@ -1,0 +1,253 @@
+"""What every inference engine must do: `areal_core.interfaces.InferenceEngine` as tests."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import pytest
+
+from areal_core.data import FinishReason
+from areal_core.errors import RunError
+from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.testing.conformance.engine_session import PROMPTS, check_logprobs, request
+from areal_core.testing.conformance.models import CONTEXT, VOCABULARY, make_model, next_token_logprobs
+from areal_core.testing.conformance.weight_updates import WeightUpdates
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEMPERATURES = (0.7, 1.0, 1.3)
+_BASIC = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
+_UNUSUAL = {
+    "top_p": 0.5,
+    "top_k": 3,
+    "min_p": 0.2,
+    "repetition_penalty": 1.5,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.5,
+    "stop": ("a",),
+}
+
+
+class InferenceEngineSuite(WeightUpdates):
+    """Inherit, override `make_engine`; see `EngineSession` for what else may be set."""
+
+    def test_logprobs_are_of_the_tempered_distribution(self, tmp_path: Path) -> None:
+        """At three temperatures, for prompts of unequal lengths that are generated together."""
+        model = make_model(tmp_path / "model")
+        asked = [request(prompt, seed, temperature=t) for t in TEMPERATURES for seed, prompt in enumerate(PROMPTS)]
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                for one, found in zip(asked, await self.answers(engine, asked), strict=True):
+                    assert set(found.versions) == {0}, f"the first weights are version 0, not {set(found.versions)}"
+                    check_logprobs(one, found, {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_tokens_are_drawn_from_the_tempered_distribution(self, tmp_path: Path) -> None:
+        """The mean log-probability of many first tokens is minus the entropy of the distribution they come from."""
+        model, prompt, draws = make_model(tmp_path / "model"), PROMPTS[0], 300
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                for temperature in TEMPERATURES:
+                    asked = [request(prompt, seed, most=1, temperature=temperature) for seed in range(draws)]
+                    answers = await self.answers(engine, asked)
+                    table = next_token_logprobs(model, prompt, temperature)[-1]
+                    drawn = table[[found.output_ids[0] for found in answers]]
+                    mean = float((table.exp() * table).sum())
+                    spread = math.sqrt(float((table.exp() * (table - mean) ** 2).sum()) / draws)
+                    assert abs(float(drawn.mean()) - mean) <= 5 * spread, (
+                        f"at temperature {temperature} the mean log-probability of {draws} drawn tokens is "
+                        f"{float(drawn.mean()):.3f}, it should be {mean:.3f} with a standard error of {spread:.3f}"
+                    )
+
+        asyncio.run(check())
+
+    def test_greedy_takes_the_most_probable_token(self, tmp_path: Path) -> None:
+        """Log-probabilities stay those of the tempered distribution."""
+        model = make_model(tmp_path / "model")
+        asked = [request(prompt, temperature=0.7, greedy=True) for prompt in PROMPTS]
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                for one, found in zip(asked, await self.answers(engine, asked), strict=True):
+                    table = next_token_logprobs(model, one.input_ids + found.output_ids, 0.7)[len(one.input_ids) - 1 :]
+                    best = table[:-1].max(-1).values
+                    chosen = table[:-1].gather(1, _column(found.output_ids))[:, 0]
+                    assert bool((best - chosen <= self.tolerance).all()), "a token is not the most probable one"
+                    check_logprobs(one, found, {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_a_stop_token_ends_the_output_and_is_part_of_it(self, tmp_path: Path) -> None:
+        """The output up to the first stop token is the same as without one."""
+        model = make_model(tmp_path / "model")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                (free,) = await self.answers(engine, [request(PROMPTS[0], 3)])
+                assert free.finish_reason == FinishReason.LENGTH, "nothing but the given stop tokens ends an output"
+                stop = free.output_ids[6]
+                end = free.output_ids.index(stop) + 1
+                (stopped,) = await self.answers(engine, [request(PROMPTS[0], 3, stop_token_ids=(stop, 0))])
+                assert stopped.output_ids[:end] == free.output_ids[:end], (
+                    "the output ends behind the stop token, which belongs to it: "
+                    f"{stopped.output_ids} instead of {free.output_ids[:end]}"
+                )
+                assert len(stopped.output_ids) <= end, "generation went on behind a stop token"
+                assert stopped.finish_reason == FinishReason.STOP
+
+        asyncio.run(check())
+
+    def test_max_new_tokens_is_exact(self, tmp_path: Path) -> None:
+        """Of requests that are generated together each has its own."""
+        model, lengths = make_model(tmp_path / "model"), (1, 2, 7, 24)
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                answers = await self.answers(engine, [request(PROMPTS[0], most=most) for most in lengths])
+                assert tuple(len(found.output_ids) for found in answers) == lengths
+                assert {found.finish_reason for found in answers} == {FinishReason.LENGTH}
+
+        asyncio.run(check())
+
+    def test_stop_tokens_are_not_drawn_before_min_new_tokens(self, tmp_path: Path) -> None:
+        """Half the vocabulary stops, so that without the rule an early end is all but certain."""
+        model, stops = make_model(tmp_path / "model"), tuple(range(0, VOCABULARY, 2))
+        asked = [request(prompt, 5, min_new_tokens=9, stop_token_ids=stops) for prompt in PROMPTS]
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                for one, found in zip(asked, await self.answers(engine, asked), strict=True):
+                    early = [place for place, token in enumerate(found.output_ids) if token in stops and place < 9]
+                    assert early == [], f"stop tokens at {early} of an output with min_new_tokens 9"
+                    assert len(found.output_ids) > 9
+                    check_logprobs(one, found, {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_a_seed_decides_the_tokens(self, tmp_path: Path) -> None:
+        """The same seed gives the same tokens alone and in company; other seeds give others."""
+        model = make_model(tmp_path / "model")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                (alone,) = await self.answers(engine, [request(PROMPTS[1], 7)])
+                company = [request(prompt, seed) for prompt in PROMPTS for seed in range(5)]
+                *_, again = await self.answers(engine, [*company, request(PROMPTS[1], 7)])
+                assert again.output_ids == alone.output_ids, "the same seed, weights and prompt gave other tokens"
+                siblings = [request(PROMPTS[1], seed, affinity="group") for seed in range(4)]
+                drawn = {tuple(found.output_ids) for found in await self.answers(engine, siblings)}
+                assert len(drawn) == 4, "different seeds gave the same tokens"
+
+        asyncio.run(check())
+
+    def test_one_after_another_gives_the_same_bits(self, tmp_path: Path) -> None:
+        """Where the engine says that it is deterministic."""
+        model = make_model(tmp_path / "model")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                if not engine.capabilities.deterministic:
+                    pytest.skip("the engine does not say that it is deterministic")
+                first = [(await self.answers(engine, [request(p, 2)]))[0] for p in PROMPTS]
+                second = [(await self.answers(engine, [request(p, 2)]))[0] for p in PROMPTS]
+                assert first == second
+
+        asyncio.run(check())
+
+    def test_more_requests_than_slots_are_all_answered(self, tmp_path: Path) -> None:
+        """They wait for a slot, and nobody is forgotten."""
+        model = make_model(tmp_path / "model")
+        asked = [request(PROMPTS[number % 4], number, most=1 + number % 5) for number in range(30)]
+
+        async def check() -> None:
+            async with self.running(tmp_path, model, slots=3) as engine:
+                answers = await self.answers(engine, asked)
+                assert [len(found.output_ids) for found in answers] == [one.sampling.max_new_tokens for one in asked]
+                check_logprobs(asked[-1], answers[-1], {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_a_cancelled_request_frees_its_slot(self, tmp_path: Path) -> None:
+        """Long requests fill all slots and a queue; once they are cancelled a short one is served at once."""
+        model = make_model(tmp_path / "model")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model, slots=2) as engine:
+                await self.answers(engine, [request(PROMPTS[0])])
+                long = [
+                    asyncio.ensure_future(engine.generate(request(PROMPTS[0], seed, most=CONTEXT - 8)))
+                    for seed in range(8)
+                ]
+                await asyncio.sleep(0.3)
+                for task in long:
+                    task.cancel()
+                ended = await self.within(asyncio.gather(*long, return_exceptions=True), "cancelled requests")
+                assert all(isinstance(found, asyncio.CancelledError) for found in ended)
+                patience = min(self.patience_s, 10)
+                await self.within(engine.generate(request(PROMPTS[0])), "a request behind cancelled ones", patience)
+
+        asyncio.run(check())
+
+    def test_what_cannot_be_served_is_refused(self, tmp_path: Path) -> None:
+        """By ValueError, for that request alone; settings that the engine does not honour are never ignored."""
+        model = make_model(tmp_path / "model")
+        names = {setting.name for setting in fields(SamplingParameters)}
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                honoured = engine.capabilities.sampling
+                assert honoured <= names, f"capabilities.sampling names unknown settings: {honoured - names}"
+                assert engine.capabilities.update_modes <= {"keep_cache", "recompute"}
+                bad = {name: request(PROMPTS[0], **{name: _UNUSUAL[name]}) for name in names - honoured - _BASIC}  # type: ignore[arg-type]
+                bad |= {"length": request(PROMPTS[0], most=CONTEXT), "no prompt": request([])}
+                for name, one in bad.items():
+                    try:
+                        await self.within(engine.generate(one), f"a request with unsupported {name}")
+                    except ValueError:
+                        continue
+                    raise AssertionError(f"a request that cannot be served was answered: {name}")
+                await self.answers(engine, [request(PROMPTS[0])])
+
+        asyncio.run(check())
+
+    def test_close_ends_what_runs_and_may_be_called_twice(self, tmp_path: Path) -> None:
+        """Nobody waits for ever for an engine that is gone."""
+        model = make_model(tmp_path / "model")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                waiting = asyncio.ensure_future(engine.generate(request(PROMPTS[0], most=CONTEXT - 8)))
+                await asyncio.sleep(0.2)
+                await self.within(engine.close(), "close with a request under way")
+                found = await self.within(asyncio.gather(waiting, return_exceptions=True), "a request at close")
+                assert isinstance(found[0], BaseException), "a request was answered by an engine that was closed"
+
+        asyncio.run(check())
+
+    def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
+        """Ends the start by RunError."""
+
+        async def check() -> None:
+            engine = self.make_engine(tmp_path, update_mode="recompute", slots=2)
+            try:
+                await self.within(engine.start(ModelReference(str(tmp_path / "nothing"))), "start without a model")
+            except RunError:
+                return
+            finally:
+                await self.within(engine.close(), "close")
+            raise AssertionError("the engine started without a model")
+
+        asyncio.run(check())
+
+
+def _column(tokens: list[int]) -> object:
+    import torch
+
+    return torch.tensor(tokens)[:, None]

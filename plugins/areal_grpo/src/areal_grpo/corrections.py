@@ -1,0 +1,45 @@
+"""Corrections for tokens that π_prox has not sampled: older weights have, or an engine that rounds otherwise.
+
+Each returns weights [T] float32 without gradients, computed from ρ_t = π_prox(y_t) / μ(y_t), where μ is the policy that
+sampled token t, as the inference engine reported it. Denominators stay as they are when a token is masked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_grpo.ratios import probability_ratio
+
+if TYPE_CHECKING:
+    from areal_core.interfaces.algorithm import PolicyTerms
+
+
+def token_truncate(terms: PolicyTerms, *, cap: float = 2.0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """w_t = min(ρ_t, cap): token-level truncated importance sampling (as in IMPALA, arXiv 1802.01561).
+
+    Returns:
+        The weights, and `behaviour_weight` (the weights) and `truncated_fraction` (tokens over the cap).
+    """
+    ratio = _behaviour_ratio(terms)
+    weights = ratio.clamp(max=cap)
+    return weights, {"behaviour_weight": weights, "truncated_fraction": (ratio > cap).float()}
+
+
+def token_mask(
+    terms: PolicyTerms, *, low: float = 0.5, high: float = 5.0
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """w_t = ρ_t where low <= ρ_t <= high, else 0 (IcePop; Ring-1T, arXiv 2510.18855).
+
+    Returns:
+        The weights, and `behaviour_weight` (the weights) and `masked_fraction` (tokens out of bounds).
+    """
+    ratio = _behaviour_ratio(terms)
+    inside = (ratio >= low) & (ratio <= high)
+    weights = torch.where(inside, ratio, 0.0)
+    return weights, {"behaviour_weight": weights, "masked_fraction": (~inside).float()}
+
+
+def _behaviour_ratio(terms: PolicyTerms) -> torch.Tensor:
+    return probability_ratio(terms.proximal_logprobs.detach(), terms.behaviour_logprobs, terms.mask)

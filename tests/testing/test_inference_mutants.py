@@ -1,0 +1,260 @@
+"""The suite of inference engines passes a correct engine and catches each of these broken ones where it should."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from areal_core.data import FinishReason
+from areal_core.errors import RunError
+from areal_core.testing.conformance import InferenceEngineSuite
+from areal_core.testing.conformance.naive import NaiveEngine
+
+
+class TestNaiveEngine(InferenceEngineSuite):
+    """The engine that every mutant below is derived from."""
+
+    tokens_in_flight = 48
+
+    def make_engine(self, folder, *, update_mode, slots):
+        return NaiveEngine(slots)
+
+
+class LogprobsBeforeTemperature(NaiveEngine):
+    def _reported(self, logits, logprobs):
+        return torch.log_softmax(logits.double(), -1)
+
+
+class LogprobsOfTruncatedDistribution(NaiveEngine):
+    """Renormalised over what may be drawn, as servers do whose top-k is on by default."""
+
+    def _reported(self, logits, logprobs):
+        kept = logprobs.topk(5).indices
+        lifted = torch.full_like(logprobs, -30.0)
+        lifted[kept] = torch.log_softmax(logprobs[kept], -1)
+        return lifted
+
+
+class OffByOneLogprobs(NaiveEngine):
+    """Each token gets the log-probability of the one before it."""
+
+    def _append(self, output, token, logprob):
+        super()._append(output, token, logprob)
+        output.logprobs[:] = [output.logprobs[-1], *output.logprobs[:-1]] if len(output.logprobs) == 1 else (
+            [*output.logprobs[:-2], output.logprobs[-2], output.logprobs[-2]]
+        )
+
+
+class IgnoredTemperature(NaiveEngine):
+    """Draws at temperature 1 and reports what it should have drawn from."""
+
+    def _draw(self, request, produced, generator):
+        plain = replace(request, sampling=replace(request.sampling, temperature=1.0))
+        token, _ = super()._draw(plain, produced, generator)
+        with torch.no_grad():
+            logits = self._model(input_ids=torch.tensor([request.input_ids + produced])).logits[0, -1]
+        return token, float(torch.log_softmax(logits.double() / request.sampling.temperature, -1)[token])
+
+
+class VersionReadAtTheEnd(NaiveEngine):
+    async def _generate(self, request):
+        output = await super()._generate(request)
+        output.versions = [self.version] * len(output.output_ids)
+        return output
+
+
+class VersionReadAtTheStart(NaiveEngine):
+    async def _generate(self, request):
+        version = self.version
+        output = await super()._generate(request)
+        output.versions = [version] * len(output.output_ids)
+        return output
+
+
+class LostCancel(NaiveEngine):
+    async def _wait(self, task):
+        return await asyncio.shield(task)
+
+
+class StopTokenLeftOut(NaiveEngine):
+    async def _generate(self, request):
+        output = await super()._generate(request)
+        if output.finish_reason is FinishReason.STOP:
+            for values in (output.output_ids, output.logprobs, output.versions):
+                values.pop()
+        return output
+
+
+class StopTokenOverrun(NaiveEngine):
+    def _ends(self, request, token):
+        return False
+
+
+class IgnoredMaxNewTokens(NaiveEngine):
+    async def _generate(self, request):
+        more = replace(request.sampling, max_new_tokens=request.sampling.max_new_tokens + 1)
+        return await super()._generate(replace(request, sampling=more))
+
+
+class IgnoredMinNewTokens(NaiveEngine):
+    async def _generate(self, request):
+        return await super()._generate(replace(request, sampling=replace(request.sampling, min_new_tokens=0)))
+
+
+class IgnoredGreedy(NaiveEngine):
+    async def _generate(self, request):
+        return await super()._generate(replace(request, sampling=replace(request.sampling, greedy=False)))
+
+
+class IgnoredSeed(NaiveEngine):
+    def _generator(self, request):
+        if not hasattr(self, "_shared"):
+            self._shared = torch.Generator().manual_seed(0)
+        return self._shared
+
+
+class OneSeedForAll(NaiveEngine):
+    def _generator(self, request):
+        return torch.Generator().manual_seed(0)
+
+
+class HalfTakenWeights(NaiveEngine):
+    """One tensor, a norm of 64 numbers, stays as it was."""
+
+    def _take_over(self, tensors):
+        kept = self._model.model.norm.weight.detach().clone()
+        super()._take_over({**tensors, "model.norm.weight": kept})
+
+
+class RefusedButChanged(NaiveEngine):
+    """Copies tensor by tensor and notices the misfit half-way."""
+
+    def _read(self, path):
+        try:
+            return super()._read(path)
+        except RunError:
+            if path.exists() and path.stat().st_size > 1000 and "truncated" not in str(path):
+                parameters = dict(self._model.named_parameters())
+                with torch.no_grad():
+                    for name, value in load_file(path).items():
+                        if name in parameters and parameters[name].shape == value.shape:
+                            parameters[name].copy_(value)
+            raise
+
+
+class RefusedButLabelled(NaiveEngine):
+    async def update_weights(self, update):
+        self.version = update.version
+        await super().update_weights(update)
+
+
+class MisfitIgnored(NaiveEngine):
+    def _read(self, path):
+        try:
+            return super()._read(path)
+        except RunError:
+            return {name: value.detach() for name, value in self._model.named_parameters()}
+
+
+class RequestsLostAtAnUpdate(NaiveEngine):
+    async def update_weights(self, update):
+        for task in list(self._running):
+            task.cancel()
+        await super().update_weights(update)
+
+    async def _wait(self, task):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task.cancelled() and not asyncio.current_task().cancelling():
+                await asyncio.Event().wait()
+            raise
+
+
+class RequestsCutAtAnUpdate(NaiveEngine):
+    async def _generate(self, request):
+        version = self.version
+        output = await super()._generate(request)
+        whole = sum(found == version for found in output.versions)
+        output.output_ids, output.logprobs = output.output_ids[:whole], output.logprobs[:whole]
+        output.versions = output.versions[:whole]
+        return output
+
+
+class UpdateThatReturnsTooEarly(NaiveEngine):
+    async def update_weights(self, update):
+        asyncio.get_running_loop().call_later(0.3, self._later, update)
+
+    def _later(self, update):
+        if self._model is not None:
+            self._take_over(self._read(update.path / "model.safetensors"))
+            self.version = update.version
+
+
+class UnknownSettingsIgnored(NaiveEngine):
+    def _check(self, request):
+        plain = replace(request.sampling, top_p=1.0, top_k=0, min_p=0.0)
+        super()._check(replace(request, sampling=plain))
+
+
+class CloseLeavesRequestsWaiting(NaiveEngine):
+    async def close(self):
+        self._model = self._model and None
+
+    async def _generate(self, request):
+        while self._model is not None and len(request.input_ids) + 50 < request.sampling.max_new_tokens:
+            await asyncio.sleep(0.01)
+        if self._model is None:
+            await asyncio.Event().wait()
+        return await super()._generate(request)
+
+
+class OneRequestForgotten(NaiveEngine):
+    async def _generate(self, request):
+        if self._slots.locked() and request.seed % 10 == 9:
+            await asyncio.Event().wait()
+        return await super()._generate(request)
+
+
+MUTANTS = {
+    LogprobsBeforeTemperature: "test_logprobs_are_of_the_tempered_distribution",
+    LogprobsOfTruncatedDistribution: "test_logprobs_are_of_the_tempered_distribution",
+    OffByOneLogprobs: "test_logprobs_are_of_the_tempered_distribution",
+    IgnoredTemperature: "test_tokens_are_drawn_from_the_tempered_distribution",
+    VersionReadAtTheEnd: "test_every_token_carries_the_version_that_sampled_it",
+    VersionReadAtTheStart: "test_every_token_carries_the_version_that_sampled_it",
+    LostCancel: "test_a_cancelled_request_frees_its_slot",
+    StopTokenLeftOut: "test_a_stop_token_ends_the_output_and_is_part_of_it",
+    StopTokenOverrun: "test_a_stop_token_ends_the_output_and_is_part_of_it",
+    IgnoredMaxNewTokens: "test_max_new_tokens_is_exact",
+    IgnoredMinNewTokens: "test_stop_tokens_are_not_drawn_before_min_new_tokens",
+    IgnoredGreedy: "test_greedy_takes_the_most_probable_token",
+    IgnoredSeed: "test_a_seed_decides_the_tokens",
+    OneSeedForAll: "test_a_seed_decides_the_tokens",
+    HalfTakenWeights: "test_every_tensor_is_taken_over",
+    RefusedButChanged: "test_refused_weights_change_nothing",
+    RefusedButLabelled: "test_refused_weights_change_nothing",
+    MisfitIgnored: "test_refused_weights_change_nothing",
+    RequestsLostAtAnUpdate: "test_every_token_carries_the_version_that_sampled_it",
+    RequestsCutAtAnUpdate: "test_recompute_gives_exact_logprobs_across_updates",
+    UpdateThatReturnsTooEarly: "test_every_tensor_is_taken_over",
+    UnknownSettingsIgnored: "test_what_cannot_be_served_is_refused",
+    CloseLeavesRequestsWaiting: "test_close_ends_what_runs_and_may_be_called_twice",
+    OneRequestForgotten: "test_more_requests_than_slots_are_all_answered",
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_fails_the_test_that_is_meant_to_catch_it(mutant, tmp_path):
+    class Suite(TestNaiveEngine):
+        patience_s = 2.5
+
+        def make_engine(self, folder, *, update_mode, slots):
+            return mutant(slots)
+
+    with pytest.raises(AssertionError):
+        getattr(Suite(), MUTANTS[mutant])(tmp_path)
