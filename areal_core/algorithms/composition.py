@@ -89,7 +89,7 @@ class PolicyGradient:
             row_index=batch.tokens.row_index,
             rows=len(batch),
             entropy=outputs.get("entropy"),
-            reference_logprobs=batch.get("reference_logprobs", None),
+            reference_logprobs=batch.get("reference_logprobs"),
         )
 
 

@@ -137,6 +137,7 @@ class Channel(asyncio.Protocol):
         self._unread_bytes = 0
         self._receiver: asyncio.Future[None] | None = None
         self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
         self._closed: ChannelClosed | None = None
@@ -165,6 +166,10 @@ class Channel(asyncio.Protocol):
         self._outgoing.append(head)
         if message.payload:
             self._outgoing.append(message.payload)
+        self._outgoing_bytes += len(head) + len(message.payload)
+        if self._outgoing_bytes > _JOIN_BELOW:
+            # Handed over at once, so that a sender that never yields still meets the transport's back-pressure.
+            self._flush()
 
     async def receive(self) -> Message:
         """The next message.
@@ -205,7 +210,7 @@ class Channel(asyncio.Protocol):
         return message
 
     def _flush(self) -> None:
-        pieces, self._outgoing = self._outgoing, []
+        pieces, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
         if self._transport is None or self._closed is not None or not pieces:
             return
         small: list[bytes] = []

@@ -1,0 +1,135 @@
+"""What advantages and filters must do."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from areal_core.data import PackedBatch
+from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.components import ComponentSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class AdvantageSuite(ComponentSuite):
+    """Set `component` (and `settings`), or override `make`.
+
+    Attributes:
+        groups_are_independent: whether the rewards of one group leave the advantages of the others as they are; an
+            advantage that is normalised over the whole batch sets False.
+        tolerance: of every comparison.
+    """
+
+    kind: ClassVar[str] = "advantages"
+    groups_are_independent = True
+    tolerance = 1e-5
+
+    def make_batch(self) -> PackedBatch:
+        """The batch of most tests; override this to add keys that the advantage reads."""
+        return make_batch()
+
+    def of_tokens(self, batch: PackedBatch) -> torch.Tensor:
+        """The advantage of each token, [T], in the two forms in which it may be given."""
+        found: torch.Tensor = self.make()(batch)
+        if found.shape == (len(batch),):
+            found = found[batch.tokens.row_index]
+        return found
+
+    def test_one_number_for_each_sequence_or_token(self) -> None:
+        """[B] or [T], float32, finite, and without gradients: an advantage is a number, not a function of the policy."""
+        batch = self.make_batch()
+        found = self.make()(batch)
+        assert found.shape in {(len(batch),), (batch.token_count,)}, f"shape {tuple(found.shape)}"
+        assert found.dtype == torch.float32, f"dtype {found.dtype}"
+        assert not found.requires_grad, "the advantage carries gradients"
+        assert bool(found.isfinite().all()), "an advantage is not finite"
+
+    def test_groups_are_known_by_their_id(self) -> None:
+        """Any order of the sequences gives every sequence the same advantage."""
+        batch = self.make_batch()
+        whole = self.of_tokens(batch)
+        for seed in range(3):
+            order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+            moved = batch.select(order)
+            _same(self.of_tokens(moved), whole[moved["place"]], self.tolerance, "the order of sequences matters")
+
+    def test_group_ids_are_only_names(self) -> None:
+        """Other ids for the same groups change nothing."""
+        batch = self.make_batch()
+        _, renamed = torch.unique(batch["group_id"], return_inverse=True)
+        other = batch.with_sequences(group_id=77 - 5 * renamed)
+        _same(self.of_tokens(other), self.of_tokens(batch), self.tolerance, "the numbers of groups matter")
+
+    def test_groups_are_compared_with_themselves_alone(self) -> None:
+        """Other rewards in one group leave the other groups' advantages as they are."""
+        if not self.groups_are_independent:
+            return
+        batch = self.make_batch()
+        in_first = batch["group_id"] == batch["group_id"][0]
+        raised = batch.with_sequences(reward=torch.where(in_first, batch["reward"] * 3 + 5, batch["reward"]))
+        others = ~in_first[batch.tokens.row_index]
+        _same(
+            self.of_tokens(raised)[others], self.of_tokens(batch)[others], self.tolerance, "groups influence each other"
+        )
+
+    def test_an_episode_counts_once(self) -> None:
+        """However many trajectories it left: each of them gets what the episode's only one would get."""
+        batch = self.make_batch()
+        order = [*range(len(batch)), 2, 2]
+        doubled = batch.select(order)
+        found = self.of_tokens(doubled)
+        _same(
+            found, self.of_tokens(batch)[doubled["place"]], self.tolerance, "an episode of three trajectories counts more"
+        )
+
+    def test_equal_rewards_are_finite(self) -> None:
+        """A group of equal rewards has no spread to divide by."""
+        batch = self.make_batch()
+        for value in (0.0, 0.1, 1e6):
+            found = self.of_tokens(batch.with_sequences(reward=torch.full((len(batch),), value)))
+            assert bool(found.isfinite().all()), f"rewards that all are {value} give {found[:3].tolist()}"
+
+    def test_the_batch_stays_as_it_was(self) -> None:
+        """Nothing is written into the batch's own tensors."""
+        batch = self.make_batch()
+        before = batch.to_bytes()
+        self.make()(batch)
+        assert batch.to_bytes() == before, "the advantage changed the batch that it was given"
+
+
+class FilterSuite(ComponentSuite):
+    """Set `component` (and `settings`), or override `make`."""
+
+    kind: ClassVar[str] = "filters"
+    examples: ClassVar[Sequence[tuple[Sequence[float], bool]]] = ()
+    """Rewards of a group, and whether the filter keeps it."""
+
+    def test_examples(self) -> None:
+        """What the author says of it holds."""
+        keep = self.make()
+        for rewards, wanted in self.examples:
+            assert keep(list(rewards)) is wanted, f"rewards {list(rewards)} should be {'kept' if wanted else 'dropped'}"
+
+    def test_it_says_yes_or_no(self) -> None:
+        """A bool, for groups of any size and spread."""
+        keep = self.make()
+        for rewards in ([0.0], [1.0, 1.0], [0.0, 1.0, 0.5], [-1e6, 1e6], [0.1] * 64):
+            assert isinstance(keep(rewards), bool), f"rewards {rewards[:4]} gave {keep(rewards)!r}, which is no bool"
+
+    def test_the_order_of_siblings_does_not_matter(self) -> None:
+        """And neither does what the filter has seen before."""
+        keep, draw = self.make(), random.Random(1)
+        for _ in range(20):
+            rewards = [draw.choice([0.0, 0.5, 1.0]) for _ in range(5)]
+            moved = draw.sample(rewards, 5)
+            assert keep(moved) == keep(rewards), f"{rewards} and {moved} are judged differently"
+            assert keep(tuple(rewards)) == keep(rewards)
+
+
+def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
+    worst = float((found - wanted).abs().max())
+    assert worst <= tolerance, f"{message}: advantages differ by {worst:.6f}"

@@ -1,0 +1,118 @@
+"""Batches and policy terms in which every wrong assumption shows.
+
+Siblings never stand together, group ids are far apart and not ascending, sequences are ragged, one has no token in the
+loss, and no two rewards of a group are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_core.data import FinishReason, PackedBatch, Trajectory, shift_to_predictions
+from areal_core.interfaces import Generation, PolicyTerms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP_IDS = (1007, 13, 500_000, 42)
+SIBLINGS = 3
+_PER_TOKEN = {"logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages", "mask", "entropy"}
+_PER_TOKEN |= {"reference_logprobs"}
+
+
+def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
+    """A shifted batch of 4 groups of 3 episodes, as the trainer hands it to an algorithm.
+
+    Besides what the rollout runtime writes it has, for each token, `place` (its number in this batch, which travels
+    with it) and `actor_logprobs`, `reference_logprobs_made`, `values`: what the models of a test say of it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    trajectories = [_trajectory(generator, vocabulary) for _ in range(len(GROUP_IDS) * SIBLINGS)]
+    batch = PackedBatch.from_trajectories(trajectories)
+    rows, total = len(batch), batch.token_count
+    loss_mask = batch["loss_mask"].clone()
+    loss_mask[: int(batch.lengths[0])] = False
+    batch = batch.with_tokens(
+        loss_mask=loss_mask,
+        actor_logprobs=batch["logprobs"] + 0.3 * torch.randn(total, generator=generator),
+        reference_logprobs_made=batch["logprobs"] + 0.3 * torch.randn(total, generator=generator),
+        values=torch.randn(total, generator=generator),
+    )
+    number = torch.arange(rows)
+    batch = batch.with_sequences(
+        reward=torch.randperm(rows, generator=generator).float() / 4 - 1,
+        group_id=torch.tensor(GROUP_IDS)[number % len(GROUP_IDS)],
+        episode_id=9000 - 7 * number,
+        prompt_id=torch.stack([number % len(GROUP_IDS), torch.zeros_like(number)], 1),
+        sample_index=number // len(GROUP_IDS),
+    )
+    return shift_to_predictions(batch).with_tokens(place=torch.arange(total))
+
+
+def _trajectory(generator: torch.Generator, vocabulary: int) -> Trajectory:
+    prompt, output = (int(n) for n in torch.randint(1, 12, (2,), generator=generator))
+    ids = torch.randint(vocabulary, (prompt + output,), generator=generator).tolist()
+    logprobs = (-0.05 - 2 * torch.rand(output, generator=generator)).tolist()
+    return Trajectory.from_generation(
+        ids[:prompt], Generation(ids[prompt:], logprobs, [3] * output, FinishReason.STOP)
+    )
+
+
+def make_terms(*, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
+    """What a policy loss is given, over the sequences of `make_batch`.
+
+    Args:
+        seed: of all values.
+        distance: standard deviation between the three policies; 0 is on policy.
+    """
+    batch = make_batch(seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def noise() -> torch.Tensor:
+        return torch.randn(batch.token_count, generator=generator)
+
+    current = -0.05 - 2 * torch.rand(batch.token_count, generator=generator)
+    row_index = batch.tokens.row_index
+    return PolicyTerms(
+        logprobs=current.clone().requires_grad_(),
+        proximal_logprobs=current + distance * noise(),
+        behaviour_logprobs=current + distance * noise(),
+        advantages=torch.randn(len(batch), generator=generator)[row_index],
+        mask=batch["loss_mask"],
+        row_index=row_index,
+        rows=len(batch),
+        entropy=(noise().abs()).requires_grad_(),
+        reference_logprobs=current + distance * noise(),
+    )
+
+
+def select_terms(terms: PolicyTerms, rows: Sequence[int]) -> tuple[PolicyTerms, torch.Tensor]:
+    """The terms of some sequences, in this order, and the places of their tokens in `terms`."""
+    places = torch.cat([(terms.row_index == row).nonzero()[:, 0] for row in rows])
+    lengths = torch.tensor([int((terms.row_index == row).sum()) for row in rows])
+    taken = {
+        item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None
+    }
+    index = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+    return replace(terms, **taken, row_index=index, rows=len(rows)), places
+
+
+def _per_token(terms: PolicyTerms, name: str) -> torch.Tensor | None:
+    return getattr(terms, name) if name in _PER_TOKEN else None
+
+
+def with_garbage(terms: PolicyTerms) -> PolicyTerms:
+    """The same terms with other values at every token that is not learnt from."""
+    generator = torch.Generator().manual_seed(99)
+
+    def spoiled(value: torch.Tensor | None) -> torch.Tensor | None:
+        if value is None:
+            return None
+        other = 20 * torch.randn(value.shape, generator=generator)
+        return torch.where(terms.mask, value.detach(), other).requires_grad_(value.requires_grad)
+
+    names = sorted(_PER_TOKEN - {"mask"})
+    return replace(terms, **{name: spoiled(_per_token(terms, name)) for name in names})  # type: ignore[arg-type]

@@ -111,7 +111,8 @@ class InferenceEngineSuite(WeightUpdates):
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
                 answers = await self.answers(engine, [request(PROMPTS[0], most=most) for most in lengths])
-                assert tuple(len(found.output_ids) for found in answers) == lengths
+                counts = tuple(len(found.output_ids) for found in answers)
+                assert counts == lengths, f"outputs of {counts} tokens instead of {lengths}"
                 assert {found.finish_reason for found in answers} == {FinishReason.LENGTH}
 
         asyncio.run(check())

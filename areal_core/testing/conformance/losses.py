@@ -1,0 +1,147 @@
+"""What policy losses and corrections must do. Both are pure functions of whole sequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from areal_core.testing.conformance.batches import make_terms, select_terms, with_garbage
+from areal_core.testing.conformance.components import ComponentSuite
+
+if TYPE_CHECKING:
+    from areal_core.interfaces import PolicyTerms
+
+SPLITS = ([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], [[11, 3], [0, 7, 5, 1], [2, 4, 6, 8, 9, 10]])
+
+
+class PolicyLossSuite(ComponentSuite):
+    """Set `component` (and `settings`), or override `make`.
+
+    Attributes:
+        is_policy_gradient: whether the gradient on policy is that of REINFORCE, as of every loss whose only purpose is
+            to bound or to reweight it; a loss with terms of its own sets False.
+        tolerance: of every comparison.
+    """
+
+    kind: ClassVar[str] = "policy_losses"
+    is_policy_gradient = True
+    tolerance = 1e-5
+
+    def test_one_loss_for_each_token(self) -> None:
+        """[T] float32 with gradients for the current policy, finite also far off policy; metrics are [T] too."""
+        for distance in (0.0, 0.3, 8.0):
+            terms = make_terms(distance=distance)
+            losses, logged = self.make()(terms)
+            assert losses.shape == terms.logprobs.shape, f"shape {tuple(losses.shape)}"
+            assert losses.dtype == torch.float32, f"dtype {losses.dtype}"
+            (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs, allow_unused=True)
+            assert gradient is not None, "the loss has no gradient for the current policy"
+            for name, value in {"loss": losses[terms.mask], "gradient": gradient[terms.mask], **logged}.items():
+                assert name in {"loss", "gradient"} or value.shape == losses.shape, f"metric '{name}' is not per token"
+                assert bool(torch.isfinite(value).all()), f"{name} is not finite at a distance of {distance}"
+
+    def test_a_split_changes_nothing(self) -> None:
+        """A sequence's losses are the same whatever other sequences the micro-batch holds."""
+        terms = make_terms()
+        whole, _ = self.make()(terms)
+        for split in SPLITS:
+            for rows in split:
+                part, places = select_terms(terms, rows)
+                losses, _ = self.make()(part)
+                _same(losses, whole[places], self.tolerance, f"losses depend on the micro-batch (rows {rows})")
+
+    def test_tokens_out_of_the_mask_do_not_matter(self) -> None:
+        """Whatever they hold, the losses and gradients of the others stay as they are."""
+        terms = make_terms()
+        spoiled = with_garbage(terms)
+        for found, wanted in zip(self._in_mask(spoiled), self._in_mask(terms), strict=True):
+            _same(found, wanted, self.tolerance, "tokens that the policy did not sample influence others")
+
+    def test_the_gradient_on_policy_is_the_policy_gradient(self) -> None:
+        """-A for every token, summed over each sequence: nothing else flows, and not through the advantage."""
+        if not self.is_policy_gradient:
+            return
+        terms = make_terms(distance=0.0)
+        losses, _ = self.make()(terms)
+        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs)
+        found, wanted = terms.row_sum(gradient), terms.row_sum(-terms.advantages)
+        _same(found, wanted, 1e-4, "on policy the gradient of a sequence is not that of REINFORCE")
+
+    def test_the_sign(self) -> None:
+        """A step against the gradient makes tokens with a positive advantage more probable."""
+        terms = make_terms(distance=0.0)
+        terms = replace(terms, advantages=torch.ones_like(terms.advantages))
+        losses, _ = self.make()(terms)
+        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs)
+        assert float(terms.row_sum(gradient).sum()) < 0, "a positive advantage makes a token less probable"
+
+    def _in_mask(self, terms: PolicyTerms) -> tuple[torch.Tensor, torch.Tensor]:
+        losses, _ = self.make()(terms)
+        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs)
+        return losses[terms.mask], gradient[terms.mask]
+
+
+class CorrectionSuite(ComponentSuite):
+    """Set `component` (and `settings`), or override `make`."""
+
+    kind: ClassVar[str] = "corrections"
+    tolerance = 1e-5
+
+    def test_one_weight_for_each_token(self) -> None:
+        """[T] float32, finite, not negative, without gradients, at any distance between the policies."""
+        for distance in (0.0, 0.3, 8.0):
+            terms = make_terms(distance=distance)
+            weights, logged = self.make()(terms)
+            assert weights.shape == terms.logprobs.shape, f"shape {tuple(weights.shape)}"
+            assert weights.dtype == torch.float32, f"dtype {weights.dtype}"
+            assert not weights.requires_grad, "a correction's weights carry gradients"
+            inside = weights[terms.mask]
+            assert bool((inside.isfinite() & (inside >= 0)).all()), f"weights such as {inside.min()}, {inside.max()}"
+            for name, value in logged.items():
+                assert value.shape == weights.shape, f"metric '{name}' is not per token"
+
+    def test_nothing_to_correct_on_policy(self) -> None:
+        """Every weight is 1 where the policy that sampled is the one that learns."""
+        terms = make_terms(distance=0.0)
+        weights, _ = self.make()(terms)
+        _same(weights[terms.mask], torch.ones(int(terms.mask.sum())), self.tolerance, "weights on policy are not 1")
+
+    def test_denominators_stay_as_they_are(self) -> None:
+        """Masking or down-weighting one sequence does not raise the weights of the others."""
+        terms = make_terms()
+        before, _ = self.make()(terms)
+        far = terms.row_index == 3
+        others = ~far & terms.mask
+        for shift in (-9.0, 9.0):
+            moved = replace(
+                terms, behaviour_logprobs=torch.where(far, terms.behaviour_logprobs + shift, terms.behaviour_logprobs)
+            )
+            after, _ = self.make()(moved)
+            _same(after[others], before[others], self.tolerance, "a far-off sequence changes the weights of others")
+
+    def test_a_split_changes_nothing(self) -> None:
+        """A sequence's weights are the same whatever other sequences the micro-batch holds."""
+        terms = make_terms()
+        whole, _ = self.make()(terms)
+        for split in SPLITS:
+            for rows in split:
+                part, places = select_terms(terms, rows)
+                weights, _ = self.make()(part)
+                inside = part.mask
+                _same(
+                    weights[inside], whole[places][inside], self.tolerance, f"weights depend on the micro-batch ({rows})"
+                )
+
+    def test_tokens_out_of_the_mask_do_not_matter(self) -> None:
+        """Whatever they hold, the weights of the others stay as they are."""
+        terms = make_terms()
+        wanted, _ = self.make()(terms)
+        found, _ = self.make()(with_garbage(terms))
+        _same(found[terms.mask], wanted[terms.mask], self.tolerance, "tokens out of the mask influence weights")
+
+
+def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
+    worst = float((found - wanted).abs().max()) if len(found) else 0.0
+    assert worst <= tolerance, f"{message}: they differ by {worst:.6f}"

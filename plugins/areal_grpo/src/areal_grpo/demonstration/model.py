@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from areal_grpo.demonstration.settings import AdditionModelSettings
+
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHARACTERS = "0123456789+-*/=(){};.,:?! \nabcdefghijklmnopqrstuvwxyz"
 CHAT_TEMPLATE = (
@@ -66,13 +68,12 @@ class AdditionModel:
     """A `ModelSource`: random weights, then supervised fine-tuning by the preset `grpo/addition_lessons`; cached.
 
     Args:
-        steps: of the fine-tuning.
-        seed: of the weights and of the lessons.
+        settings: length of the fine-tuning and seed.
     """
 
-    def __init__(self, steps: int = 400, seed: int = 0) -> None:
-        self._steps = steps
-        self._seed = seed
+    def __init__(self, settings: AdditionModelSettings) -> None:
+        self._steps = settings.steps
+        self._seed = settings.seed
 
     def prepare(self, cache: Path) -> Path:
         """The fine-tuned model's folder; see `ModelSource.prepare`."""
@@ -85,6 +86,7 @@ class AdditionModel:
             shutil.rmtree(initial, ignore_errors=True)
             make_model(initial, seed=self._seed)
         overrides = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
+        overrides += [f"dataset.rows={64 * self._steps}"]
         resolved = resolve("grpo/addition_lessons", ["grpo"], overrides, environment={})
         key = hashlib.sha256(resolved.to_yaml().encode()).hexdigest()[:16]
         trained = folder / key

