@@ -134,11 +134,10 @@ def _supervise(resolved: Resolved, folder: Path) -> int:
     began = time.monotonic()
     with _scratch(folder) as scratch, open_view(resolved, folder) as view:
         if config.model.source is not None and not (folder / "model_folder.txt").is_file():
-            view.say("preparing the model")
             preparing: Launcher = config.launcher.build()
             environment = {"AREAL_SCRATCH": str(scratch)}
             preparing.start([_process("prepare", "prepare", folder, environment)], folder)
-            _watch(preparing, interruption, view.update, folder, main="prepare")
+            _watch(preparing, interruption, view.prepare, folder, main="prepare")
         if interruption.signal:
             return interruption.exit_code
         launcher: Launcher = config.launcher.build()

@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from areal_core.processes import last_lines
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -19,18 +21,19 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved
 
+PREPARATION_INTERVAL_S = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class View(Protocol):
     """Shows the state of a run."""
 
-    def update(self) -> None:
-        """Look at the run folder again; called a few times a second."""
+    def prepare(self) -> None:
+        """Look at how the preparation of the model goes; called a few times a second."""
         ...
 
-    def say(self, line: str) -> None:
-        """A line that stays."""
+    def update(self) -> None:
+        """Look at the run folder again; called a few times a second."""
         ...
 
 
@@ -65,6 +68,10 @@ class RunState:
             return status
         return {}
 
+    def preparation(self) -> str:
+        """What the process that prepares the model said last."""
+        return last_lines(self._run_dir / "logs" / "prepare.log", 1)
+
     def series(self, key: str) -> list[float]:
         """The values of one metric over the steps that have it."""
         return [line[key] for line in self.lines if key in line]
@@ -96,15 +103,19 @@ class PlainView:
         self._steps = steps
         self._printed = 0.0
 
+    def prepare(self) -> None:
+        """See `View.prepare`."""
+        if time.monotonic() - self._printed > PREPARATION_INTERVAL_S:
+            self._say(f"preparing the model  {self._state.preparation()}")
+
     def update(self) -> None:
         """See `View.update`."""
         for line in self._state.read():
             is_last = line["step"] == self._steps
             if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
-                self.say(summary_line(line, self._steps))
+                self._say(summary_line(line, self._steps))
 
-    def say(self, line: str) -> None:
-        """See `View.say`."""
+    def _say(self, line: str) -> None:
         self._printed = time.monotonic()
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
@@ -130,14 +141,17 @@ class LiveView:
         self.update()
         self._live.stop()
 
+    def prepare(self) -> None:
+        """See `View.prepare`."""
+        from rich.panel import Panel
+
+        told = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
+        self._live.update(Panel(told, title=f"areal · {self._title}", expand=False, width=100))
+
     def update(self) -> None:
         """See `View.update`."""
         self._state.read()
         self._live.update(self._panel())
-
-    def say(self, line: str) -> None:
-        """See `View.say`."""
-        self._live.console.print(line)
 
     def _panel(self) -> RenderableType:
         from rich.console import Group

@@ -1,2 +1,40 @@
-"""x"""
+"""Conformance suites: what a component has to do, as tests that its author inherits.
+
+A test module of a plugin derives a class from a suite, says how the component is made, and is done:
+
+    from areal_core.testing.conformance import InferenceEngineSuite
+
+    class TestMyEngine(InferenceEngineSuite):
+        def make_engine(self, folder, *, update_mode, slots):
+            return MyEngine(MySettings(update_mode=update_mode, requests=slots), folder)
+
+Components that a config names (rewards, workflows, algorithms and their parts) need even less: `component =
+"myplugin/name"`. Every test takes nothing but pytest's `tmp_path` and is an ordinary method, so it can also be called
+from a script. pytest is imported here and nowhere else in areal.
+"""
+
+from areal_core.testing.conformance.advantages import AdvantageSuite, FilterSuite
+from areal_core.testing.conformance.algorithms import AlgorithmSuite
+from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.inference import InferenceEngineSuite
+from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite
+from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
+from areal_core.testing.conformance.rewards import RewardSuite
+from areal_core.testing.conformance.training import TrainEngineSuite
+from areal_core.testing.conformance.workflows import WorkflowSuite
+
+__all__ = [
+    "AdvantageSuite",
+    "AlgorithmSuite",
+    "CorrectionSuite",
+    "FilterSuite",
+    "InferenceEngineSuite",
+    "PolicyLossSuite",
+    "RewardSuite",
+    "TrainEngineSuite",
+    "WorkflowSuite",
+    "make_batch",
+    "make_constant_model",
+    "make_model",
+    "reference_outputs",
+]

@@ -37,8 +37,8 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
     loss_mask[: int(batch.lengths[0])] = False
     batch = batch.with_tokens(
         loss_mask=loss_mask,
-        actor_logprobs=batch["logprobs"] + 0.3 * torch.randn(total, generator=generator),
-        reference_logprobs_made=batch["logprobs"] + 0.3 * torch.randn(total, generator=generator),
+        actor_logprobs=batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
+        reference_logprobs_made=batch["logprobs"] + 0.6 * torch.randn(total, generator=generator),
         values=torch.randn(total, generator=generator),
     )
     number = torch.arange(rows)

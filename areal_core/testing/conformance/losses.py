@@ -143,5 +143,5 @@ class CorrectionSuite(ComponentSuite):
 
 
 def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
-    worst = float((found - wanted).abs().max()) if len(found) else 0.0
+    worst = float((found - wanted).detach().abs().max()) if len(found) else 0.0
     assert worst <= tolerance, f"{message}: they differ by {worst:.6f}"

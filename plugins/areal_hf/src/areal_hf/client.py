@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
@@ -102,9 +102,10 @@ class HFEngine:
                 sys.executable, "-m", "areal_hf.server", str(socket), str(os.getpid()),
                 env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        exited = asyncio.ensure_future(self._process.wait())
+        exited: asyncio.Future[Any] = asyncio.ensure_future(self._process.wait())
+        waited: set[asyncio.Future[Any]] = {connected, exited}
         try:
-            await asyncio.wait({connected, exited}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             exited.cancel()
         if not connected.done():
@@ -220,7 +221,8 @@ class HFEngine:
         if self._channel is not None:
             await self._channel.close()
         await self._kill()
-        for future in (*self._generations.values(), *self._updates.values()):
+        pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
+        for future in pending:
             future.cancel()
         self._generations.clear()
         self._cleanup.close()
@@ -252,9 +254,9 @@ class HFEngine:
         counts = message.fields["counts"]
         size = 4 * sum(counts)
         view = memoryview(message.payload)
-        tokens: list[int] = view[:size].cast("i").tolist()
-        versions: list[int] = view[size : 2 * size].cast("i").tolist()
-        logprobs: list[float] = view[2 * size :].cast("f").tolist()
+        tokens = view[:size].cast("i").tolist()
+        versions = view[size : 2 * size].cast("i").tolist()
+        logprobs = cast("list[float]", view[2 * size :].cast("f").tolist())
         start = 0
         for number, count, stopped in zip(message.fields["numbers"], counts, message.fields["stopped"], strict=True):
             future = self._generations.pop(number, None)

@@ -71,9 +71,7 @@ class Scheduler:
         self._limits = limits
         self._recompute = recompute
         self._loader = WeightLoader(model)
-        self._masks = AttentionMasks(
-            config, model.dtype, explicit=model.config._attn_implementation != GROUPED
-        )
+        self._masks = AttentionMasks(config, model.dtype, explicit=model.config._attn_implementation != GROUPED)
         self._cache = RowCache(config.num_hidden_layers)
         self._rows = Rows(limits.requests, model.device)
         self._waiting: deque[LiveRequest] = deque()

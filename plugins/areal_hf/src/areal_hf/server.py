@@ -96,7 +96,7 @@ class Server:
                 {
                     "sequence_length": limits.sequence_length,
                     "cache_tokens": self._scheduler.cache_tokens,
-                    "vocabulary": model.get_input_embeddings().weight.shape[0],
+                    "vocabulary": model.config.get_text_config(decoder=True).vocab_size,
                 },
             )
         )
@@ -160,5 +160,5 @@ async def main(socket: Path) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     asyncio.run(main(Path(sys.argv[1])))

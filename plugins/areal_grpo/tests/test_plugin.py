@@ -1,0 +1,114 @@
+"""The records lead to what exists, configs need no torch, and mistakes are found before anything starts."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_core.config import Settings, resolve
+from areal_core.errors import ConfigError
+from areal_core.plugins import PluginManager
+
+KINDS = ("algorithms", "advantages", "policy_losses", "corrections", "filters")
+PARTS = """
+class Rows:
+    def __init__(self): ...
+class Engine:
+    def __init__(self): ...
+"""
+RUN = """
+plugins: [grpo]
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Rows
+workflow: single_turn
+inference_engine: parts.py:Engine
+train_engine: parts.py:Engine
+"""
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that resolves a config with these overrides."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    Path("run.yaml").write_text(RUN)
+    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
+
+
+def records():
+    manager = PluginManager.load(["grpo"])
+    own = [record for kind in KINDS for record in manager.components(kind) if record.plugin == "grpo"]
+    return [pytest.param(manager, record, id=f"{record.reference}") for record in own]
+
+
+@pytest.mark.parametrize(("manager", "record"), records())
+def test_a_record_leads_to_code_whose_settings_it_describes(manager, record):
+    target = manager.import_from(record, record.target)
+    if record.config is None:
+        assert all(p.default is p.empty for p in inspect.signature(target).parameters.values())
+        return
+    model = manager.import_from(record, record.config)
+    assert issubclass(model, Settings)
+    assert all(field.description for field in model.model_fields.values())
+    if inspect.isfunction(target):
+        parameters = inspect.signature(target).parameters.values()
+        keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        assert keywords == {name: field.default for name, field in model.model_fields.items()}
+
+
+def test_records_and_settings_import_no_torch():
+    code = "import sys, areal_grpo.plugin, areal_grpo.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo/rloo", "sft"])
+def test_an_algorithm_is_chosen_by_its_name_alone(algorithm, read):
+    chosen = read(f"algorithm={algorithm}").algorithm
+    assert chosen.target == f"grpo/{algorithm.rpartition('/')[2]}"
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "dr_grpo"])
+def test_a_group_of_one_is_refused(algorithm, read):
+    with pytest.raises(ConfigError) as caught:
+        read(
+            f"algorithm={algorithm}",
+            "algorithm.aggregation={type: core/constant_length, length: 8}",
+            "rollout.group_size=1",
+        )
+    assert "compares the answers to one prompt, and rollout.group_size is 1" in str(caught.value)
+    assert "set rollout.group_size to 2 or more" in str(caught.value)
+
+
+def test_a_filter_that_would_drop_every_group_is_refused(read):
+    parts = ("algorithm=policy_gradient", "algorithm.advantage=grpo/group_centred", "algorithm.policy_loss=reinforce")
+    with pytest.raises(ConfigError, match="zero_variance drops groups whose rewards are all equal"):
+        read(*parts, "algorithm.filter=zero_variance", "rollout.group_size=1")
+
+
+def test_dr_grpo_asks_for_its_constant(read):
+    with pytest.raises(ConfigError, match=r"algorithm\.aggregation\.length: is required"):
+        read("algorithm=dr_grpo")
+    chosen = read("algorithm=dr_grpo", "algorithm.aggregation.length=256").algorithm.settings
+    assert chosen.aggregation.settings.length == 256
+
+
+def test_a_penalty_without_a_reference_model_is_refused(read):
+    with pytest.raises(ConfigError, match="there is no reference_model"):
+        read("algorithm=grpo", "algorithm.reference_kl.coefficient=0.04")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.policy_loss.clip_low=-0.1", "policy_loss.clip_low"),
+        ("algorithm.policy_loss.dual_clip=0.5", "policy_loss.dual_clip"),
+        ("algorithm.correction={type: token_mask, low: 2.0}", "low must be at most 1 and high at least 1"),
+        ("algorithm.correction.caps=2", "unknown key"),
+    ],
+)
+def test_settings_out_of_range_are_refused(override, message, read):
+    with pytest.raises(ConfigError, match=message):
+        read("algorithm=grpo", override)

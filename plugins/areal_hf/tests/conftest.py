@@ -1,0 +1,172 @@
+"""Tiny random models, a scheduler in this process, and a reference that knows nothing of caches."""
+
+import pytest
+import torch
+import transformers
+from areal_hf.rows import LiveRequest
+from areal_hf.scheduler import Limits, Scheduler
+from areal_hf.server import load_model
+
+from areal_core.interfaces import SamplingParameters
+
+VOCABULARY = 48
+
+SHAPES = {
+    "qwen3": dict(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        intermediate_size=64, max_position_embeddings=96, tie_word_embeddings=True,
+    ),
+    "llama": dict(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, intermediate_size=64,
+        max_position_embeddings=96,
+    ),
+    "gpt2": dict(n_embd=48, n_layer=2, n_head=4, n_positions=96),
+    "mistral": dict(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
+        max_position_embeddings=96, sliding_window=7,
+    ),
+    "gemma2": dict(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+        intermediate_size=64, max_position_embeddings=96, sliding_window=7, query_pre_attn_scalar=12,
+    ),
+    "gemma3_text": dict(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1, head_dim=12,
+        intermediate_size=64, max_position_embeddings=96, sliding_window=7, query_pre_attn_scalar=12,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}  # fmt: skip
+
+
+def save_model(folder, shape="qwen3", seed=0):
+    """A random model that is far from uniform, so that mistakes show in its log-probabilities."""
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(shape, vocab_size=VOCABULARY, **SHAPES[shape])
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, 1.0 if name.endswith(("embed_tokens.weight", "wte.weight")) else 0.25)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def other_folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("other"), seed=1)
+
+
+class Bench:
+    """A scheduler, and the requests that were given to it."""
+
+    def __init__(self, folder, *, recompute=False, **limits):
+        chosen = {"requests": 8, "sequence_length": 96, "cache_bytes": 1 << 26, "prefill_tokens": 64} | limits
+        self.model = load_model(str(folder), "float32", "cpu", trust_remote_code=False)
+        self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute)
+        self.requests = {}
+        self.outputs = {}
+
+    def add(self, input_ids, seed=0, **sampling):
+        number = len(self.requests)
+        request = LiveRequest(number, list(input_ids), SamplingParameters(**sampling), seed)
+        self.requests[number] = request
+        self.scheduler.add(request)
+        return number
+
+    def step(self):
+        found = self.scheduler.step()
+        if found is None:
+            return
+        start = 0
+        for number, count, stopped in zip(found.numbers, found.counts, found.stopped, strict=True):
+            end = start + count
+            self.outputs[number] = (
+                found.tokens[start:end].tolist(),
+                found.logprobs[start:end].tolist(),
+                found.versions[start:end].tolist(),
+                stopped,
+            )
+            start = end
+
+    def run(self):
+        while not self.scheduler.idle:
+            self.step()
+        return self.outputs
+
+    def check_logprobs(self, number, models=None, tolerance=1e-4):
+        """Each token's log-probability is that of a plain forward under the weights of its version."""
+        request = self.requests[number]
+        tokens, logprobs, versions, _ = self.outputs[number]
+        tables = {
+            version: plain_logprobs((models or {0: self.model})[version], request.input_ids + tokens,
+                                    request.sampling.temperature)
+            for version in set(versions)
+        }  # fmt: skip
+        first = len(request.input_ids) - 1
+        for place, (token, logprob, version) in enumerate(zip(tokens, logprobs, versions, strict=True)):
+            assert abs(float(tables[version][first + place, token]) - logprob) < tolerance
+
+
+def plain_logprobs(model, tokens, temperature):
+    """[T, V] of Hugging Face's own forward, without cache and company."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return torch.log_softmax(logits.double() / temperature, dim=-1)
+
+
+def reference_model(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+class _Benches:
+    def __call__(self, folder, **limits):
+        return Bench(folder, **limits)
+
+    reference = staticmethod(reference_model)
+
+
+@pytest.fixture(scope="session")
+def bench():
+    """Makes schedulers; `bench.reference(folder)` is transformers' own model."""
+    return _Benches()
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Folders of random models by shape, each made once."""
+    made = {}
+
+    def folder(shape):
+        if shape not in made:
+            made[shape] = save_model(tmp_path_factory.mktemp(shape), shape)
+        return made[shape]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def forced(tmp_path_factory):
+    """Folders of models that can but emit token `5 + version`, whatever came before."""
+    made = {}
+
+    def folder(version):
+        if version not in made:
+            path = save_model(tmp_path_factory.mktemp("forced"), "llama")
+            model = transformers.AutoModelForCausalLM.from_pretrained(path)
+            with torch.no_grad():
+                # The final norm turns its input into one constant vector, which only this token's row answers to.
+                for parameter in model.model.layers.parameters():
+                    parameter.zero_()
+                model.model.embed_tokens.weight.fill_(1.0)
+                model.model.norm.weight.fill_(1.0)
+                model.lm_head.weight.zero_()
+                model.lm_head.weight[5 + version] = 2.0
+            model.save_pretrained(path)
+            made[version] = path
+        return made[version]
+
+    return folder

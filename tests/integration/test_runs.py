@@ -1,0 +1,139 @@
+"""Runs from start to end, interrupted, killed, resumed, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Workplace
+
+pytestmark = pytest.mark.slow
+
+
+def processes_of(folder: object) -> list[str]:
+    """Processes whose command line names the folder."""
+    done = subprocess.run(["pgrep", "-fa", str(folder)], capture_output=True, text=True, check=False)
+    return [line for line in done.stdout.splitlines() if "pgrep" not in line]
+
+
+def test_a_run_leaves_what_it_promises(workplace: Workplace) -> None:
+    done = workplace.areal(
+        "run", "run.yaml", "run_dir=run", "training.updates_per_batch=2", "checkpoint.every=2",
+        "evaluation.dataset.type=grpo/additions", "evaluation.limit=10", "evaluation.every=2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    lines = workplace.metrics()
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert {"evaluation/reward", "evaluation/response_length"} <= lines[0].keys()
+    assert {"reward/mean", "reward/right_result", "staleness/mean", "train/entropy", "train/behaviour_kl",
+            "train/clip_fraction", "time/wait_s", "time/train_s", "time/publish_s"} <= lines[1].keys()  # fmt: skip
+    assert max(line.get("staleness/max", 0) for line in lines) <= 1
+    assert max(line.get("train/clip_fraction", 0) for line in lines) > 0, "two updates a batch must meet the clip"
+    run = workplace.folder / "run"
+    for name in ("config.yaml", "plugins.json", "report.html", "samples.jsonl", "model/config.json",
+                 "model/tokenizer.json", "best/model.safetensors", "logs/controller.log"):  # fmt: skip
+        assert (run / name).exists(), name
+    assert "<svg" in (run / "report.html").read_text()
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    assert not processes_of(run)
+    audit = workplace.areal("audit", "run", "--json")
+    assert audit.code == 0, audit.out
+    assert json.loads(audit.out)["committed_step"] == 4
+    again = workplace.areal("run", "run.yaml", "run_dir=run")
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_interrupt_then_resume(workplace: Workplace) -> None:
+    process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
+    second = workplace.areal("run", "--resume", "run")
+    assert second.code == 2
+    assert "another process is running" in second.err
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "areal run --resume" in out
+    step = json.loads(workplace.areal("audit", "run", "--json").out)["committed_step"]
+    assert step >= 3
+    assert not processes_of(workplace.folder / "run")
+    refused = workplace.areal("run", "--resume", "run", "train_engine.learning_rate=1")
+    assert refused.code == 2
+    assert "learning_rate" in refused.err
+    done = workplace.areal("run", "--resume", "run", f"steps={step + 2}")
+    assert done.code == 0, done.err
+    assert [line["step"] for line in workplace.metrics()] == list(range(1, step + 3))
+    assert workplace.areal("audit", "run").code == 0
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_killed_at_any_moment_nothing_is_lost(workplace: Workplace, deterministic: bool) -> None:
+    """SIGKILL of the parent, three times: its children end with it, audits are clean, and in deterministic mode the
+    parameters are those of a run that nobody killed."""
+    words = ["steps=9", "checkpoint.every=2"]
+    if deterministic:
+        words += ["deterministic=true", "rollout.max_staleness=0"]
+    command = ["run", "run.yaml", "run_dir=run", *words]
+    for goal in (1, 4, 6):
+        process = workplace.start(*command)
+        workplace.wait_for(lambda goal=goal: len(workplace.metrics()) >= goal, process)
+        time.sleep(0.01 * goal)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        deadline = time.monotonic() + 5
+        while processes_of(workplace.folder / "run") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not processes_of(workplace.folder / "run")
+        assert workplace.areal("audit", "run").code == 0
+        # The plugins under test are editable installs: somebody may be editing them while this runs.
+        command = ["run", "--resume", "run", "--allow-changed-plugins"]
+    done = workplace.areal(*command)
+    assert done.code == 0, done.err
+    assert workplace.areal("audit", "run").code == 0
+    if deterministic:
+        whole = workplace.areal("run", "run.yaml", "run_dir=whole", *words)
+        assert whole.code == 0, whole.err
+        assert workplace.weights("run") == workplace.weights("whole")
+
+
+def test_two_ranks_train_like_one(workplace: Workplace) -> None:
+    """Deterministic and synchronous, so that both see the same data: two gloo ranks end where one does."""
+    words = ["run", "run.yaml", "deterministic=true", "rollout.max_staleness=0", "steps=2"]
+    one = workplace.areal(*words, "run_dir=one")
+    two = workplace.areal(*words, "run_dir=two", "launcher.trainer_processes=2")
+    assert one.code == two.code == 0, one.err + two.err
+    for left, right in zip(workplace.metrics("one"), workplace.metrics("two"), strict=True):
+        assert left["train/loss"] == pytest.approx(right["train/loss"], abs=1e-5)
+        assert left["train/gradient_norm"] == pytest.approx(right["train/gradient_norm"], rel=1e-3)
+        assert left["reward/mean"] == right["reward/mean"]
+
+
+def test_the_death_of_the_engine_ends_the_run_with_its_words(workplace: Workplace) -> None:
+    process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
+    engines = subprocess.run(["pgrep", "-f", "areal_hf.server"], capture_output=True, text=True, check=False)
+    mine = [pid for pid in engines.stdout.split() if str(process.pid) in ancestors(int(pid))]
+    assert len(mine) == 1
+    os.kill(int(mine[0]), signal.SIGKILL)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "engine" in err
+    assert "SIGKILL" in err
+    assert "areal run --resume" in err
+
+
+def ancestors(pid: int) -> list[str]:
+    """Process ids from a process up to the first."""
+    found = []
+    while pid > 1:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            pid = int(file.read().rsplit(")", 1)[1].split()[1])
+        found.append(str(pid))
+    return found

@@ -1,0 +1,332 @@
+"""The suites of algorithms and their parts pass correct ones and catch each of these where they should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from areal_core.algorithms.aggregation import token_mean
+from areal_core.algorithms.composition import PolicyGradient
+from areal_core.data import group_mean
+from areal_core.testing.conformance import (
+    AdvantageSuite,
+    AlgorithmSuite,
+    CorrectionSuite,
+    FilterSuite,
+    PolicyLossSuite,
+)
+
+# Correct ones, written here in the plainest way.
+
+
+def centred(batch):
+    return batch["reward"] - group_mean(batch, batch["reward"])
+
+
+def clipped(terms):
+    ratio = torch.exp(torch.where(terms.mask, terms.logprobs - terms.proximal_logprobs, 0.0))
+    bounded = ratio.clamp(0.8, 1.2)
+    losses = -torch.minimum(ratio * terms.advantages, bounded * terms.advantages)
+    return losses, {"clip_fraction": (ratio != bounded).float()}
+
+
+def sequence_ratio(terms):
+    """GSPO: the ratio of a sequence is the mean over its tokens."""
+    ratio = torch.exp(terms.row_mean(terms.logprobs - terms.proximal_logprobs))[terms.row_index]
+    return -ratio * terms.advantages, {}
+
+
+def truncated(terms):
+    difference = torch.where(terms.mask, terms.proximal_logprobs - terms.behaviour_logprobs, 0.0)
+    return torch.exp(difference).clamp(max=2.0).detach(), {}
+
+
+def masked(terms):
+    weights, _ = truncated(terms)
+    return torch.where(weights > 0.5, weights, 0.0), {}
+
+
+def keeps_spread(rewards):
+    return len(set(rewards)) > 1
+
+
+class Composition(PolicyGradient):
+    """The core's own composition, of the parts above."""
+
+    def __init__(self, advantage=centred, policy_loss=clipped, correction=masked, aggregation=token_mean):
+        self._advantage, self._policy_loss = advantage, policy_loss
+        self._correction, self._aggregation = correction, aggregation
+        self._entropy_coefficient, self._kl = 0.01, None
+        self.filter, self.needs_reference = keeps_spread, False
+
+
+class TestAdvantage(AdvantageSuite):
+    def make(self):
+        return centred
+
+
+class TestClippedLoss(PolicyLossSuite):
+    def make(self):
+        return clipped
+
+
+class TestSequenceLoss(PolicyLossSuite):
+    def make(self):
+        return sequence_ratio
+
+
+class TestTruncation(CorrectionSuite):
+    def make(self):
+        return truncated
+
+
+class TestMasking(CorrectionSuite):
+    def make(self):
+        return masked
+
+
+class TestFilter(FilterSuite):
+    examples = (([0, 1], True), ([1, 1], False))
+
+    def make(self):
+        return keeps_spread
+
+
+class TestComposition(AlgorithmSuite):
+    def make(self):
+        return Composition()
+
+
+class TestSequenceComposition(AlgorithmSuite):
+    def make(self):
+        return Composition(policy_loss=sequence_ratio)
+
+
+class TestPolicyGradientOfTheConfig(AlgorithmSuite):
+    """The same through a config, with parts that are named by import."""
+
+    component = "core/policy_gradient"
+    settings = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
+
+
+class TestSupervised(AlgorithmSuite):
+    component = "core/supervised"
+
+
+# Broken ones.
+
+
+def positional_groups(batch):
+    """Blocks of three are taken for groups."""
+    rewards = batch["reward"].view(-1, 3)
+    return (rewards - rewards.mean(1, keepdim=True)).flatten()
+
+
+def number_of_group_used(batch):
+    return centred(batch) * (1 + batch["group_id"] / 1e6)
+
+
+def whole_batch_centred(batch):
+    return batch["reward"] - batch["reward"].mean()
+
+
+def trajectories_counted(batch):
+    """Every trajectory counts, so an episode that left three of them weighs three times."""
+    same = batch["group_id"][:, None] == batch["group_id"][None]
+    return batch["reward"] - (same * batch["reward"][None]).sum(1) / same.sum(1)
+
+
+def no_spread_divided(batch):
+    centre = centred(batch)
+    return centre / group_mean(batch, centre.square()).sqrt()
+
+
+def in_place(batch):
+    batch["reward"].sub_(group_mean(batch, batch["reward"]))
+    return batch["reward"]
+
+
+def advantage_with_gradient(batch):
+    return centred(batch) * torch.ones((), requires_grad=True)
+
+
+def advantage_in_double(batch):
+    return centred(batch).double()
+
+
+def normalised_in_the_loss(terms):
+    """Whitens advantages over whatever micro-batch comes along."""
+    inside = terms.advantages[terms.mask]
+    return clipped(replace(terms, advantages=(terms.advantages - inside.mean()) / inside.std()))
+
+
+def gradient_through_the_advantage(terms):
+    """A penalty on the distance is put into the advantage and not detached."""
+    return clipped(replace(terms, advantages=terms.advantages - 0.1 * (terms.logprobs - terms.proximal_logprobs)))
+
+
+def sign_of_the_loss(terms):
+    losses, logged = clipped(terms)
+    return -losses, logged
+
+
+def prompt_tokens_in_the_ratio(terms):
+    return sequence_ratio(replace(terms, mask=torch.ones_like(terms.mask)))
+
+
+def mean_instead_of_tokens(terms):
+    losses, logged = clipped(terms)
+    return losses.mean(), logged
+
+
+def ratio_that_overflows(terms):
+    ratio = torch.exp(8 * (terms.logprobs - terms.proximal_logprobs).abs())
+    return -ratio * terms.advantages, {}
+
+
+def without_gradient(terms):
+    return clipped(replace(terms, logprobs=terms.logprobs.detach()))[0] + 0 * terms.entropy, {}
+
+
+def denominators_after_masking(terms):
+    """The survivors of the mask are weighted up, so that the sum stays what it was."""
+    weights, logged = masked(terms)
+    kept = (weights[terms.mask] > 0).float().mean()
+    return weights / kept, logged
+
+
+def weights_with_gradient(terms):
+    return torch.exp(terms.logprobs - terms.behaviour_logprobs), {}
+
+
+def weights_that_overflow(terms):
+    return torch.exp(6 * (terms.proximal_logprobs - terms.behaviour_logprobs)).detach(), {}
+
+
+def half_on_policy(terms):
+    weights, logged = truncated(terms)
+    return weights * 0.5, logged
+
+
+def drops_by_first(rewards):
+    return rewards[0] > 0
+
+
+def says_how_much(rewards):
+    return max(rewards) - min(rewards)
+
+
+class DenominatorOfTheMicrobatch(Composition):
+    def loss(self, batch, outputs):
+        return super().loss(self.weigh(batch), outputs)
+
+
+class DenominatorAfterMasking(Composition):
+    """`weigh` counts only the tokens that the correction is going to keep."""
+
+    def weigh(self, minibatch):
+        far = (minibatch["logprobs"] - minibatch["proximal_logprobs"]).abs() > 1
+        counted = minibatch.with_tokens(loss_mask=minibatch["loss_mask"] & ~far)
+        weights = super().weigh(counted)["loss_weights"]
+        return super().weigh(minibatch).with_tokens(loss_weights=weights)
+
+
+class GradientOfThePrompt(Composition):
+    def weigh(self, minibatch):
+        whole = minibatch.with_tokens(loss_mask=torch.ones_like(minibatch["loss_mask"]))
+        return super().weigh(whole).with_tokens(loss_mask=minibatch["loss_mask"])
+
+
+class ProximalOfTheBehaviour(Composition):
+    """Clipping is centred on the policy that sampled instead of the one at the start of the batch."""
+
+    def prepare(self, batch, forward, updates):
+        return super().prepare(batch, forward, updates).with_tokens(proximal_logprobs=batch["logprobs"])
+
+
+class MeanOfMetrics(Composition):
+    def loss(self, batch, outputs):
+        result = super().loss(batch, outputs)
+        inside = outputs["entropy"].detach()[batch["loss_mask"]]
+        result.metrics["entropy"] = inside.mean() if len(inside) else inside.sum()
+        return result
+
+
+class OutputThatNobodyHas(Composition):
+    outputs = ("logprobs", "entropy", "logits")
+
+
+MUTANTS = [
+    (AdvantageSuite, positional_groups, "test_groups_are_known_by_their_id", "order of sequences matters"),
+    (AdvantageSuite, number_of_group_used, "test_group_ids_are_only_names", "numbers of groups matter"),
+    (AdvantageSuite, whole_batch_centred, "test_groups_are_compared_with_themselves_alone", "influence each other"),
+    (AdvantageSuite, trajectories_counted, "test_an_episode_counts_once", "three trajectories counts more"),
+    (AdvantageSuite, no_spread_divided, "test_equal_rewards_are_finite", "rewards that all are"),
+    (AdvantageSuite, in_place, "test_the_batch_stays_as_it_was", "changed the batch"),
+    (AdvantageSuite, advantage_with_gradient, "test_one_number_for_each_sequence_or_token", "carries gradients"),
+    (AdvantageSuite, advantage_in_double, "test_one_number_for_each_sequence_or_token", "dtype"),
+    (PolicyLossSuite, normalised_in_the_loss, "test_a_split_changes_nothing", "depend on the micro-batch"),
+    (
+        PolicyLossSuite,
+        gradient_through_the_advantage,
+        "test_the_gradient_on_policy_is_the_policy_gradient",
+        "not that of REINFORCE",
+    ),
+    (PolicyLossSuite, sign_of_the_loss, "test_the_sign", "less probable"),
+    (PolicyLossSuite, prompt_tokens_in_the_ratio, "test_tokens_out_of_the_mask_do_not_matter", "influence others"),
+    (PolicyLossSuite, mean_instead_of_tokens, "test_one_loss_for_each_token", "shape"),
+    (PolicyLossSuite, ratio_that_overflows, "test_one_loss_for_each_token", "not finite at a distance"),
+    (PolicyLossSuite, without_gradient, "test_one_loss_for_each_token", "no gradient for the current policy"),
+    (CorrectionSuite, denominators_after_masking, "test_denominators_stay_as_they_are", "weights of others"),
+    (CorrectionSuite, denominators_after_masking, "test_a_split_changes_nothing", "depend on the micro-batch"),
+    (CorrectionSuite, weights_with_gradient, "test_one_weight_for_each_token", "carry gradients"),
+    (CorrectionSuite, weights_that_overflow, "test_one_weight_for_each_token", "weights such as"),
+    (CorrectionSuite, half_on_policy, "test_nothing_to_correct_on_policy", "are not 1"),
+    (FilterSuite, drops_by_first, "test_the_order_of_siblings_does_not_matter", "judged differently"),
+    (FilterSuite, says_how_much, "test_it_says_yes_or_no", "no bool"),
+    (FilterSuite, lambda rewards: True, "test_examples", "should be dropped"),
+]
+SPLIT, POLICY_GRADIENT = "test_any_split_gives_the_same", "test_the_gradient_on_policy_is_the_policy_gradient"
+ALGORITHMS = [
+    (lambda: Composition(advantage=positional_groups), "test_any_order_of_sequences_gives_the_same", "order of seq"),
+    (DenominatorOfTheMicrobatch, SPLIT, "values differ"),
+    (MeanOfMetrics, SPLIT, "entropy is"),
+    (lambda: Composition(policy_loss=normalised_in_the_loss), SPLIT, "values differ"),
+    (lambda: Composition(correction=denominators_after_masking), SPLIT, "values differ"),
+    (lambda: Composition(policy_loss=gradient_through_the_advantage), POLICY_GRADIENT, "not REINFORCE"),
+    (lambda: Composition(policy_loss=sign_of_the_loss), POLICY_GRADIENT, "not REINFORCE"),
+    (DenominatorAfterMasking, "test_denominators_come_before_masking", "depend on the policies"),
+    (GradientOfThePrompt, "test_tokens_out_of_the_loss_mask_are_not_learnt_from", "a weight out of the mask"),
+    (ProximalOfTheBehaviour, "test_prepare_adds_what_the_loss_needs", "is not the actor"),
+    (OutputThatNobodyHas, "test_what_it_says_of_itself", "logits"),
+    (
+        lambda: Composition(advantage=lambda batch: batch["reward"] / math.inf * math.inf),
+        "test_prepare_adds_what_the_loss_needs",
+        "not finite",
+    ),
+]
+
+
+@pytest.mark.parametrize(("suite", "mutant", "test", "words"), MUTANTS)
+def test_a_broken_part_fails_the_test_that_is_meant_to_catch_it(suite, mutant, test, words):
+    class Suite(suite):
+        examples = (([0, 1], True), ([1, 1], False))
+
+        def make(self):
+            return mutant
+
+    with pytest.raises(AssertionError, match=words):
+        getattr(Suite(), test)()
+
+
+@pytest.mark.parametrize(("mutant", "test", "words"), ALGORITHMS)
+def test_a_broken_algorithm_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+    class Suite(AlgorithmSuite):
+        def make(self):
+            return mutant()
+
+    with pytest.raises(AssertionError, match=words):
+        getattr(Suite(), test)()

@@ -1,0 +1,259 @@
+"""The suite of training engines passes a correct engine and catches each of these broken ones where it should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+from areal_core.data import PackedBatch
+from areal_core.data.attention import PackedLayout
+from areal_core.interfaces import LossResult, Role
+from areal_core.testing.conformance import TrainEngineSuite
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """More only slow such small models down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TestCorrectEngine(TrainEngineSuite):
+    """The engine that every mutant below is derived from."""
+
+    engine_type = FSDPEngine
+
+    def make_engine(self, **settings):
+        return self.engine_type(FSDPConfig(**settings))
+
+
+class OffByOneShift(FSDPEngine):
+    """Position t is taken to be about the token at t."""
+
+    def _compute(self, part, outputs):
+        return super()._compute(part.with_tokens(targets=part["input_ids"]), outputs)
+
+
+class PaddingCountedInTheLoss(FSDPEngine):
+    """Each micro-batch is filled up with a sequence that nobody masks."""
+
+    def _rounds(self, batch, work):
+        for part, counts in super()._rounds(batch, work):
+            yield PackedBatch.concatenate([part, part.select([0])]), counts
+
+
+class SequencesSeeEachOther(FSDPEngine):
+    def _compute(self, part, outputs):
+        layout = PackedLayout.from_lengths([part.token_count], self._device)
+        return self._ready()(part["input_ids"], layout, part["targets"], outputs)
+
+
+class TemperatureIgnored(FSDPEngine):
+    def setup(self, model, role, settings):
+        super().setup(model, role, replace(settings, temperature=1.0))
+
+
+class MeanOverMicrobatches(FSDPEngine):
+    def train(self, batch, loss, outputs):
+        parts = len(self._plan(batch).microbatches)
+
+        def mean(part, computed):
+            result = loss(part, computed)
+            return LossResult(result.loss / parts, result.metrics)
+
+        return super().train(batch, mean, outputs)
+
+
+class MeanGradientWithSummedLoss(FSDPEngine):
+    """The reported loss is right, so only the gradient tells."""
+
+    def train(self, batch, loss, outputs):
+        parts = len(self._plan(batch).microbatches)
+
+        def mean(part, computed):
+            result = loss(part, computed)
+            shown = result.loss.detach()
+            return LossResult(shown + (result.loss - shown) / parts, result.metrics)
+
+        return super().train(batch, mean, outputs)
+
+
+class MetricsOfTheLastMicrobatch(FSDPEngine):
+    def train(self, batch, loss, outputs):
+        last = {}
+
+        def watched(part, computed):
+            result = loss(part, computed)
+            last.update(result.metrics)
+            return result
+
+        metrics = super().train(batch, watched, outputs)
+        return {**metrics, **{name: float(value) for name, value in last.items()}}
+
+
+class GradientNotCleared(FSDPEngine):
+    def setup(self, model, role, settings):
+        super().setup(model, role, settings)
+        if self._optimizer is not None:
+            self._optimizer.zero_grad = lambda set_to_none=True: None
+
+
+class OptimizerStateNotSaved(FSDPEngine):
+    def save(self, folder):
+        write_checkpoint(folder, checkpoint_state(self._parameters, None, self._updates))
+
+    def load(self, folder):
+        read_checkpoint(folder, checkpoint_state(self._parameters, None, self._updates))
+
+
+class RandomStateNotRestored(FSDPEngine):
+    def load(self, folder):
+        state = torch.get_rng_state()
+        super().load(folder)
+        torch.set_rng_state(state)
+
+
+class ExportWithoutTheLastUpdate(FSDPEngine):
+    def train(self, batch, loss, outputs):
+        self._stale = [(name, tensor.clone()) for name, tensor in self.named_full_parameters()]
+        return super().train(batch, loss, outputs)
+
+    def export(self, folder):
+        write_model(folder, self._ready().model, self._reference, iter(self._stale))
+
+
+class ReferenceThatLearns(FSDPEngine):
+    def setup(self, model, role, settings):
+        super().setup(model, Role.ACTOR if role is Role.REFERENCE else role, settings)
+
+
+class ReferenceThatPretendsToLearn(FSDPEngine):
+    def train(self, batch, loss, outputs):
+        return {"loss": 0.0} if self._role.is_frozen else super().train(batch, loss, outputs)
+
+
+class EntropyOfTheWrongSign(FSDPEngine):
+    def _compute(self, part, outputs):
+        computed = super()._compute(part, outputs)
+        return {**computed, "entropy": -computed["entropy"]} if "entropy" in computed else computed
+
+
+class EntropyWithoutTemperature(FSDPEngine):
+    def _compute(self, part, outputs):
+        computed, module = super()._compute(part, outputs), self._ready()
+        temperature, module.temperature = module.temperature, 1.0
+        plain = super()._compute(part, outputs)
+        module.temperature = temperature
+        return {**computed, **{name: plain[name] for name in plain if name == "entropy"}}
+
+
+class ClippedNormReported(FSDPEngine):
+    def train(self, batch, loss, outputs):
+        metrics = super().train(batch, loss, outputs)
+        limit = self._config.max_gradient_norm
+        if limit is not None:
+            metrics["gradient_norm"] = min(metrics["gradient_norm"], limit)
+        return metrics
+
+
+class ForwardInOrderOfMicrobatches(FSDPEngine):
+    def forward(self, batch, outputs):
+        order = [row for rows in self._plan(batch).microbatches for row in rows]
+        places = batch.with_tokens(at=torch.arange(batch.token_count)).select(order)["at"]
+        return {name: values[places] for name, values in super().forward(batch, outputs).items()}
+
+
+class NonFiniteGradientApplied(FSDPEngine):
+    def _update(self, rate):
+        for parameter in self._parameters.values():
+            parameter.grad.nan_to_num_(1.0)
+        return super()._update(rate)
+
+
+class KeysOfOtherSequences(FSDPEngine):
+    """Per-sequence keys are cut by position instead of being selected with their sequence."""
+
+    def _rounds(self, batch, work):
+        for part, counts in super()._rounds(batch, work):
+            yield part.with_sequences(**{key: value[: len(part)] for key, value in batch.sequences.items()}), counts
+
+
+class TiedParametersTwice(FSDPEngine):
+    def named_full_parameters(self):
+        yield from super().named_full_parameters()
+        yield "lm_head.weight", self._ready().head.weight.detach()
+
+
+class ParametersOfTheStart(FSDPEngine):
+    """`forward` uses a copy of the model that is refreshed too late."""
+
+    def train(self, batch, loss, outputs):
+        self._before = {name: p.detach().clone() for name, p in self._parameters.items()}
+        return super().train(batch, loss, outputs)
+
+    @torch.no_grad()
+    def forward(self, batch, outputs):
+        current = {name: p.detach().clone() for name, p in self._parameters.items()}
+        for name, parameter in self._parameters.items():
+            parameter.copy_(getattr(self, "_before", current)[name])
+        found = super().forward(batch, outputs)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(current[name])
+        return found
+
+
+class BatchChangedInPlace(FSDPEngine):
+    def train(self, batch, loss, outputs):
+        batch["advantages"].mul_(0.5)
+        return super().train(batch, loss, outputs)
+
+
+LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
+ENTROPY = "test_entropy_is_of_the_tempered_distribution"
+GRADIENT = "test_the_gradient_is_that_of_the_whole_loss"
+ADD_UP = "test_micro_batches_add_up"
+REFERENCE = "test_a_reference_never_learns"
+CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
+MUTANTS = [
+    (OffByOneShift, LOGPROBS, "logprobs differs from a plain forward pass"),
+    (OffByOneShift, "test_single_tokens_have_their_own_gradient", "by automatic differentiation"),
+    (PaddingCountedInTheLoss, GRADIENT, "by automatic differentiation"),
+    (PaddingCountedInTheLoss, "test_the_loss_sees_every_token_once", "the loss saw"),
+    (SequencesSeeEachOther, LOGPROBS, "logprobs differs from a plain forward pass"),
+    (SequencesSeeEachOther, "test_a_critic_learns_values", "changes the values at"),
+    (TemperatureIgnored, LOGPROBS, "at temperature 0.7: logprobs differs"),
+    (TemperatureIgnored, GRADIENT, "at temperature 0.7 loss"),
+    (MeanOverMicrobatches, ADD_UP, "loss is"),
+    (MeanGradientWithSummedLoss, ADD_UP, "gradient_norm is"),
+    (MetricsOfTheLastMicrobatch, ADD_UP, "tokens is"),
+    (GradientNotCleared, "test_each_update_has_its_own_gradient", "of equal updates"),
+    (OptimizerStateNotSaved, CHECKPOINT, "is the optimizer's state saved"),
+    (RandomStateNotRestored, CHECKPOINT, "random state was not restored"),
+    (ExportWithoutTheLastUpdate, "test_an_export_is_the_model_after_the_last_update", "export differs"),
+    (ReferenceThatLearns, REFERENCE, "a frozen role has learnt"),
+    (ReferenceThatPretendsToLearn, REFERENCE, "said nothing"),
+    (EntropyOfTheWrongSign, ENTROPY, "entropy differs from a plain forward pass"),
+    (EntropyWithoutTemperature, ENTROPY, "at temperature 0.7: entropy differs"),
+    (ClippedNormReported, "test_the_gradient_norm_is_that_before_clipping", "with clipping at 0.001"),
+    (ForwardInOrderOfMicrobatches, "test_micro_batches_leave_the_order_of_a_batch", "changes or reorders values"),
+    (NonFiniteGradientApplied, "test_a_gradient_that_is_not_finite_changes_nothing", "was not skipped"),
+    (KeysOfOtherSequences, "test_the_loss_sees_every_token_once", "is of other sequences"),
+    (TiedParametersTwice, "test_parameters_are_named_as_in_the_files", "names differ"),
+    (ParametersOfTheStart, "test_training_makes_likely_what_the_loss_asks_for", "forward does not know the updates"),
+    (BatchChangedInPlace, "test_the_batch_stays_as_it_was", "changed the batch"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test", "words"), MUTANTS, ids=lambda value: getattr(value, "__name__", "of"))
+def test_a_mutant_fails_the_test_that_is_meant_to_catch_it(mutant, test, words, tmp_path):
+    suite = TestCorrectEngine()
+    suite.engine_type = mutant
+    with pytest.raises(AssertionError, match=words):
+        getattr(suite, test)(tmp_path)
