@@ -53,7 +53,6 @@ def execute(
         ArealError: the request was wrong (exit code 2, nothing left on disk) or the run failed (1).
     """
     folder = (resume or run_dir or Path()).resolve()
-    sys.stdout.write(f"run folder: {folder}\n")
     plan = make_plan(resolved)
     if dry_run:
         sys.stdout.write(f"{plan}\n")
@@ -63,6 +62,8 @@ def execute(
         _check_plugins(resolved, folder, allowed=allow_changed_plugins)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_run_in(folder):
+        sys.stdout.write(f"run folder: {folder}\n")
+        sys.stdout.flush()
         (folder / "config.yaml").write_text(resolved.to_yaml())
         saved = [record.as_dict() for record in resolved.provenance()]
         (folder / "plugins.json").write_text(json.dumps(saved, indent=1))

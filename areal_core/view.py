@@ -164,7 +164,8 @@ class LiveView:
         table = Table.grid(padding=(0, 2))
         for label, text in self._rows(trainer, rollout):
             table.add_row(f"[bold]{label}[/]", text)
-        bar = ProgressBar(total=self._steps, completed=step, width=60)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=self._steps, completed=step, width=60))
         return Panel(
             Group(bar, table), title=f"areal · {self._title} · step {step}/{self._steps}", expand=False, width=100
         )

@@ -95,9 +95,11 @@ class EpisodeRunner:
             except (RunError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                words = "".join(traceback.format_exception(error))
+                # A reward says by itself what is wrong; where it was called from is of no use to anybody.
+                is_reward = isinstance(error, RewardError)
+                words = str(error) if is_reward else "".join(traceback.format_exception(error))
                 self._on_failure(group, sample_index, attempt, words)
-                if attempt == self._max_retries or isinstance(error, RewardError):
+                if attempt == self._max_retries or is_reward:
                     raise EpisodeError(words) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 

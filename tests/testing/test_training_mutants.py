@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
-from areal_fsdp.config import FSDPConfig
-from areal_fsdp.engine import FSDPEngine
 
 from areal_core.data import PackedBatch
 from areal_core.data.attention import PackedLayout
 from areal_core.interfaces import LossResult, Role
 from areal_core.testing.conformance import TrainEngineSuite
+from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
 
 
 @pytest.fixture(autouse=True)

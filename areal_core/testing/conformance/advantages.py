@@ -83,7 +83,10 @@ class AdvantageSuite(ComponentSuite):
         doubled = batch.select(order)
         found = self.of_tokens(doubled)
         _same(
-            found, self.of_tokens(batch)[doubled["place"]], self.tolerance, "an episode of three trajectories counts more"
+            found,
+            self.of_tokens(batch)[doubled["place"]],
+            self.tolerance,
+            "an episode of three trajectories counts more",
         )
 
     def test_equal_rewards_are_finite(self) -> None:

@@ -56,9 +56,7 @@ def _trajectory(generator: torch.Generator, vocabulary: int) -> Trajectory:
     prompt, output = (int(n) for n in torch.randint(1, 12, (2,), generator=generator))
     ids = torch.randint(vocabulary, (prompt + output,), generator=generator).tolist()
     logprobs = (-0.05 - 2 * torch.rand(output, generator=generator)).tolist()
-    return Trajectory.from_generation(
-        ids[:prompt], Generation(ids[prompt:], logprobs, [3] * output, FinishReason.STOP)
-    )
+    return Trajectory.from_generation(ids[:prompt], Generation(ids[prompt:], logprobs, [3] * output, FinishReason.STOP))
 
 
 def make_terms(*, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
@@ -93,9 +91,7 @@ def select_terms(terms: PolicyTerms, rows: Sequence[int]) -> tuple[PolicyTerms, 
     """The terms of some sequences, in this order, and the places of their tokens in `terms`."""
     places = torch.cat([(terms.row_index == row).nonzero()[:, 0] for row in rows])
     lengths = torch.tensor([int((terms.row_index == row).sum()) for row in rows])
-    taken = {
-        item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None
-    }
+    taken = {item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None}
     index = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     return replace(terms, **taken, row_index=index, rows=len(rows)), places
 

@@ -103,9 +103,7 @@ def check_form(generation: Generation) -> None:
     assert all(type(version) is int for version in generation.versions), "versions holds something that is no int"
 
 
-def check_logprobs(
-    asked: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float
-) -> None:
+def check_logprobs(asked: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float) -> None:
     """Every token's log-probability equals the reference under the weights of the version that it is labelled with."""
     whole = asked.input_ids + generation.output_ids
     tables = {

@@ -131,7 +131,10 @@ class CorrectionSuite(ComponentSuite):
                 weights, _ = self.make()(part)
                 inside = part.mask
                 _same(
-                    weights[inside], whole[places][inside], self.tolerance, f"weights depend on the micro-batch ({rows})"
+                    weights[inside],
+                    whole[places][inside],
+                    self.tolerance,
+                    f"weights depend on the micro-batch ({rows})",
                 )
 
     def test_tokens_out_of_the_mask_do_not_matter(self) -> None:

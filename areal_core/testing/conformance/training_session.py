@@ -61,7 +61,9 @@ class TrainingSession:
             max_gradient_norm=max_gradient_norm,
         )
         try:
-            engine.setup(ModelReference(str(model)), role, OptimizerSettings(total_updates=100, temperature=temperature))
+            engine.setup(
+                ModelReference(str(model)), role, OptimizerSettings(total_updates=100, temperature=temperature)
+            )
             yield engine
         finally:
             engine.close()

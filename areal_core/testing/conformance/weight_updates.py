@@ -44,9 +44,7 @@ class WeightUpdates(EngineSession):
                     for _, found in answers:
                         wrong = [
                             (place, token - FIRST_FORCED, version)
-                            for place, (token, version) in enumerate(
-                                zip(found.output_ids, found.versions, strict=True)
-                            )
+                            for place, (token, version) in enumerate(zip(found.output_ids, found.versions, strict=True))
                             if token != FIRST_FORCED + version
                         ]
                         assert wrong == [], f"{mode}: (place, version that sampled, label): {wrong[:3]}"

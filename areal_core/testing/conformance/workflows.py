@@ -58,15 +58,20 @@ class Recorder:
         self.generated.append((given, copy.deepcopy(generation)))
         return generation
 
-    async def score(self, **arguments: Any) -> RewardScore:
-        """A number that follows from the completion; takes the arguments that rewards may name, and no others."""
-        known = {"prompt", "completion", "completion_ids", "finish_reason", "row"}
-        assert {"completion"} <= set(arguments), f"score was called without a completion: {sorted(arguments)}"
-        assert all(isinstance(arguments.get(name, ""), str) for name in ("prompt", "completion"))
-        assert set(arguments) & known, "score was called with nothing that a reward could name"
+    async def score(
+        self, *, prompt: str, completion: str, completion_ids: list[int], finish_reason: FinishReason
+    ) -> RewardScore:
+        """A number that follows from the completion; takes the arguments that the runtime's own takes."""
+        texts = {"prompt": prompt, "completion": completion}
+        for name, text in texts.items():
+            assert isinstance(text, str), f"score was called with a {name} that is {type(text).__name__}, not text"
+        assert isinstance(finish_reason, FinishReason), f"score was called with finish_reason={finish_reason!r}"
+        assert list(completion_ids) in [generation.output_ids for _, generation in self.generated], (
+            "score was called with completion_ids that no generation gave"
+        )
         if self.fails:
             raise RewardError("this reward fails on purpose")
-        value = random.Random(arguments["completion"]).random()
+        value = random.Random(completion).random()
         return RewardScore(value, {"made": value})
 
 
@@ -205,8 +210,6 @@ def _check_trajectory(trajectory: Trajectory, generated: Sequence[tuple[list[int
 
 def _fits(generation: Generation, values: dict[str, list[Any]], place: int) -> bool:
     end = place + len(generation.output_ids)
-    close = all(
-        abs(a - b) < 1e-6 for a, b in zip(values["logprobs"][place:end], generation.logprobs, strict=False)
-    )
+    close = all(abs(a - b) < 1e-6 for a, b in zip(values["logprobs"][place:end], generation.logprobs, strict=False))
     same = values["input_ids"][place:end] == generation.output_ids and all(values["loss_mask"][place:end])
     return same and close and values["versions"][place:end] == generation.versions

@@ -3,38 +3,67 @@
 import pytest
 import torch
 import transformers
+
+from areal_core.interfaces import SamplingParameters
 from areal_hf.rows import LiveRequest
 from areal_hf.scheduler import Limits, Scheduler
 from areal_hf.server import load_model
 
-from areal_core.interfaces import SamplingParameters
-
 VOCABULARY = 48
 
 SHAPES = {
-    "qwen3": dict(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-        intermediate_size=64, max_position_embeddings=96, tie_word_embeddings=True,
-    ),
-    "llama": dict(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, intermediate_size=64,
-        max_position_embeddings=96,
-    ),
-    "gpt2": dict(n_embd=48, n_layer=2, n_head=4, n_positions=96),
-    "mistral": dict(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
-        max_position_embeddings=96, sliding_window=7,
-    ),
-    "gemma2": dict(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-        intermediate_size=64, max_position_embeddings=96, sliding_window=7, query_pre_attn_scalar=12,
-    ),
-    "gemma3_text": dict(
-        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=1, head_dim=12,
-        intermediate_size=64, max_position_embeddings=96, sliding_window=7, query_pre_attn_scalar=12,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    ),
-}  # fmt: skip
+    "qwen3": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "max_position_embeddings": 96,
+        "tie_word_embeddings": True,
+    },
+    "llama": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+        "max_position_embeddings": 96,
+    },
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 96},
+    "mistral": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 96,
+        "sliding_window": 7,
+    },
+    "gemma2": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "intermediate_size": 64,
+        "max_position_embeddings": 96,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 12,
+    },
+    "gemma3_text": {
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+        "intermediate_size": 64,
+        "max_position_embeddings": 96,
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 12,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
 
 
 def save_model(folder, shape="qwen3", seed=0):
@@ -43,9 +72,9 @@ def save_model(folder, shape="qwen3", seed=0):
     config = transformers.AutoConfig.for_model(shape, vocab_size=VOCABULARY, **SHAPES[shape])
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 2:
-                parameter.normal_(0, 1.0 if name.endswith(("embed_tokens.weight", "wte.weight")) else 0.25)
+                parameter.normal_(0, 0.3)
     model.save_pretrained(folder)
     return folder
 

@@ -1,8 +1,12 @@
 """The core's own suite for inference engines, with the generating process as it is in a run."""
 
+import pytest
+
 from areal_core.testing.conformance import InferenceEngineSuite
 from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+
+pytestmark = pytest.mark.slow  # every test starts a process that imports transformers
 
 
 class TestHFEngine(InferenceEngineSuite):
@@ -10,6 +14,20 @@ class TestHFEngine(InferenceEngineSuite):
         return HFEngine(HFConfig(update_mode=update_mode, max_concurrent_requests=slots, device="cpu"), folder, folder)
 
 
-class TestDeterministicHFEngine(InferenceEngineSuite):
+class DeterministicEngine(InferenceEngineSuite):
+    """Not collected: most of the suite would only repeat what the engine above has shown."""
+
     def make_engine(self, folder, *, update_mode, slots):
         return HFEngine(HFConfig(update_mode=update_mode, device="cpu"), folder, folder, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_one_after_another_gives_the_same_bits",
+        "test_a_cancelled_request_frees_its_slot",
+        "test_every_token_carries_the_version_that_sampled_it",
+    ],
+)
+def test_deterministic_mode(test, tmp_path):
+    getattr(DeterministicEngine(), test)(tmp_path)

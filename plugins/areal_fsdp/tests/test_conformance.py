@@ -1,0 +1,15 @@
+"""The core's own suite for training engines."""
+
+from areal_core.testing.conformance import TrainEngineSuite
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+
+class TestFSDPEngine(TrainEngineSuite):
+    def make_engine(self, **settings):
+        return FSDPEngine(FSDPConfig(**settings))
+
+
+class TestWithActivationCheckpointing(TrainEngineSuite):
+    def make_engine(self, **settings):
+        return FSDPEngine(FSDPConfig(**settings, activation_checkpointing=True, logprob_chunk_tokens=7))

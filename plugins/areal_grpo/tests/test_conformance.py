@@ -1,0 +1,95 @@
+"""The core's own suites for algorithms and their parts."""
+
+from areal_core.testing.conformance import (
+    AdvantageSuite,
+    AlgorithmSuite,
+    CorrectionSuite,
+    FilterSuite,
+    PolicyLossSuite,
+    RewardSuite,
+)
+
+
+class TestGRPO(AlgorithmSuite):
+    component = "grpo/grpo"
+
+
+class TestGRPOWithMaskingAndReference(AlgorithmSuite):
+    """Everything that can be switched on; the penalty towards the reference has a gradient of its own."""
+
+    component = "grpo/grpo"
+    is_policy_gradient = False
+    settings = {
+        "correction": {"type": "grpo/token_mask", "low": 0.7, "high": 1.5},
+        "reference_kl": {"coefficient": 0.1},
+        "policy_loss": {"type": "grpo/ppo_clip", "clip_high": 0.28, "dual_clip": 3},
+        "aggregation": "core/sequence_mean",
+        "entropy_coefficient": 0.01,
+        "filter": "grpo/zero_variance",
+    }
+
+
+class TestDrGRPO(AlgorithmSuite):
+    component = "grpo/dr_grpo"
+    settings = {"aggregation": {"type": "core/constant_length", "length": 12}}
+
+
+class TestRLOO(AlgorithmSuite):
+    component = "grpo/rloo"
+
+
+class TestSupervised(AlgorithmSuite):
+    component = "grpo/sft"
+
+
+class TestGroupNormalised(AdvantageSuite):
+    component = "grpo/group_normalised"
+
+
+class TestGroupCentred(AdvantageSuite):
+    component = "grpo/group_centred"
+
+
+class TestLeaveOneOut(AdvantageSuite):
+    component = "grpo/leave_one_out"
+
+
+class TestPPOClip(PolicyLossSuite):
+    component = "grpo/ppo_clip"
+
+
+class TestDualClip(PolicyLossSuite):
+    component = "grpo/ppo_clip"
+    settings = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}
+
+
+class TestReinforce(PolicyLossSuite):
+    component = "grpo/reinforce"
+
+
+class TestTokenTruncate(CorrectionSuite):
+    component = "grpo/token_truncate"
+
+
+class TestTokenMask(CorrectionSuite):
+    component = "grpo/token_mask"
+
+
+class TestZeroVariance(FilterSuite):
+    component = "grpo/zero_variance"
+    examples = (([0, 0, 0], False), ([1.0, 1.0], False), ([0, 0, 1], True), ([0.1 + 0.2, 0.3], True))
+
+
+class TestRightResult(RewardSuite):
+    component = "grpo/right_result"
+    row = {"prompt": "47+38=", "answer": "85"}
+    examples = (("85", 1), ("{7+8=15;4+3+1=8}85", 1), ("{7+8=15;4+3+1=8}84", 0), ("", 0), ("{85}", 0))
+
+    def test_an_answer_that_was_cut_off_is_not_right(self):
+        assert self.score("85", finish_reason="length") == 0
+
+
+class TestShowsWorking(RewardSuite):
+    component = "grpo/shows_working"
+    row = {"prompt": "47+38=", "answer": "85"}
+    examples = (("85", 0), ("{7+8=15;4+3+1=8}85", 1))

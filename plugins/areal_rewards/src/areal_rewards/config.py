@@ -1,0 +1,167 @@
+"""Settings of the rewards and data sets. Imports no torch and none of the libraries that they need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from areal_core.config import Settings
+from areal_core.config.scope import Scope
+from areal_rewards.libraries import missing_library
+from areal_rewards.templates import columns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
+
+
+def _beside_config(path: Path) -> Path:
+    """An absolute path: what a config names is relative to the folder of the config."""
+    return Scope.current().folder.absolute() / path.expanduser()
+
+
+def _readable_template(template: str) -> str:
+    columns_of(template)
+    return template
+
+
+def _readable_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    return pattern
+
+
+LocalPath = Annotated[Path, AfterValidator(_beside_config)]
+Template = Annotated[str, AfterValidator(_readable_template)]
+Pattern = Annotated[str, AfterValidator(_readable_pattern)]
+
+
+class ExactMatchSettings(Settings):
+    """Settings of `text.exact_match`."""
+
+    after: str | None = Field(
+        default=None, description="compare only what follows the last occurrence of this text; null compares all"
+    )
+    ignore_case: bool = Field(default=False, description="take capital and small letters as equal")
+
+
+class MathVerifySettings(Settings):
+    """`mathematics.math_verify` has none; it needs a library."""
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the reward math_verify", "math_verify", "math")
+
+
+class FormatSettings(Settings):
+    """Settings of `text.matches_format`."""
+
+    pattern: Pattern = Field(description="regular expression; a dot matches line ends too")
+    whole: bool = Field(default=True, description="the whole completion must match, not only a part of it")
+
+
+class LengthPenaltySettings(Settings):
+    """Settings of `text.length_penalty`."""
+
+    longest: int = Field(ge=1, description="tokens from which on the penalty is -1, usually sampling.max_new_tokens")
+    margin: int = Field(ge=1, description="tokens before `longest` over which the penalty grows from 0 to -1")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LengthPenaltySettings:
+        if self.margin > self.longest:
+            raise ValueError("margin must be at most longest")
+        return self
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """A penalty that no completion can reach is a mistake."""
+        if self.longest - self.margin >= config.sampling.max_new_tokens:
+            yield (
+                f"length_penalty begins at {self.longest - self.margin} tokens, which no completion exceeds: "
+                f"sampling.max_new_tokens is {config.sampling.max_new_tokens}; lower longest or raise margin"
+            )
+
+
+class TaskScoreSettings(Settings):
+    """Settings of `procedural.score_task`."""
+
+    answer_tag: str | None = Field(
+        default=None,
+        pattern=r"^\w+$",
+        description="score what stands in the last <tag>...</tag> of the completion; null scores all of it",
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the reward reasoning_gym", "reasoning_gym", "reasoning-gym")
+
+
+class TableSettings(Settings):
+    """How the rows of a table become prompts and answers; its other columns travel along for rewards to read."""
+
+    prompt: Template | None = Field(
+        default=None, description="template such as '{question}'; null takes the column `prompt` where there is one"
+    )
+    answer: Template | None = Field(
+        default=None, description="template such as '{solution}'; null takes the column `answer` where there is one"
+    )
+    answer_after: str | None = Field(
+        default=None, description="of the answer keep what follows the last occurrence of this, such as '####'"
+    )
+    completion: Template | None = Field(
+        default=None,
+        description="template, for fine-tuning; null takes the column `completion` where there is one",
+    )
+    limit: int | None = Field(default=None, ge=1, description="take only so many rows, the first; null takes all")
+
+
+class JSONLinesSettings(TableSettings):
+    """Settings of `tables.JSONLinesDataset`."""
+
+    paths: list[LocalPath] = Field(min_length=1, description="files, relative to the config")
+
+
+class FilesSettings(TableSettings):
+    """Settings of `tables.FilesDataset`."""
+
+    paths: list[LocalPath] = Field(min_length=1, description="files of one format, relative to the config")
+    format: Literal["json", "parquet", "csv"] | None = Field(
+        default=None, description="json includes jsonl; null goes by the files' endings"
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the data set files", "datasets", "datasets")
+
+
+class HubSettings(TableSettings):
+    """Settings of `tables.HubDataset`."""
+
+    name: str = Field(min_length=1, description="name on the hub, such as openai/gsm8k, or a folder")
+    subset: str | None = Field(default=None, description="the data set's configuration, where it has several")
+    split: str = Field(default="train", description="such as train, test or train[:90%]")
+    revision: str | None = Field(default=None, description="branch, tag or commit; null is the newest")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the data set hub", "datasets", "datasets")
+
+
+class ReasoningGymSettings(Settings):
+    """Settings of `procedural.ReasoningGymDataset`."""
+
+    task: str = Field(description="a task of reasoning-gym, such as basic_arithmetic")
+    size: int = Field(default=10_000, ge=1, le=10_000_000, description="how many problems there are")
+    seed: int = Field(
+        default=0, ge=0, description="no problem is made twice under two numbers: give held-out data its own"
+    )
+    settings: dict[str, Any] = Field(default_factory=dict, description="the task's own settings, such as max_digits")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the data set reasoning_gym", "reasoning_gym", "reasoning-gym")

@@ -1,0 +1,49 @@
+"""Rewards that look at a completion's text or length."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def exact_match(completion: str, answer: Any, *, after: str | None = None, ignore_case: bool = False) -> float:
+    """1 if completion and answer are equal without the white space around them, else 0.
+
+    Args:
+        completion: what the policy wrote.
+        answer: of the row; a number is compared as it is written in Python.
+        after: compare only what follows its last occurrence in the completion; a completion without it gets 0.
+        ignore_case: compare in one case.
+    """
+    if after is not None:
+        if after not in completion:
+            return 0.0
+        completion = completion.rpartition(after)[2]
+    given, wanted = completion.strip(), str(answer).strip()
+    if ignore_case:
+        given, wanted = given.casefold(), wanted.casefold()
+    return float(given == wanted)
+
+
+def matches_format(completion: str, *, pattern: str, whole: bool = True) -> float:
+    """1 if the completion matches a regular expression, else 0.
+
+    Args:
+        completion: what the policy wrote.
+        pattern: its dots match line ends too.
+        whole: match from the first to the last character; otherwise a part is enough.
+    """
+    match = re.fullmatch if whole else re.search
+    return float(match(pattern, completion, re.DOTALL) is not None)
+
+
+def length_penalty(completion_ids: Sequence[int], *, longest: int, margin: int) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, equation 13), between -1 and 0.
+
+    For n tokens: 0 up to longest - margin, then (longest - margin - n) / margin, and -1 from `longest` on.
+    """
+    over = len(completion_ids) - (longest - margin)
+    return -min(max(over, 0) / margin, 1.0)
