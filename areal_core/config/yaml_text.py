@@ -105,7 +105,9 @@ def parse_value(text: str) -> Any:
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         raise ValueError("is neither a scalar nor a flow list; quote a text that has special characters")
     try:
-        return _construct(node, (), {}, "the value", frozenset())
+        if node is None:  # nothing, or only a comment
+        return None
+    return _construct(node, (), {}, "the value", frozenset())
     except ConfigError as error:
         raise ValueError(error.message) from error
 

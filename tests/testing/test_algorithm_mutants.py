@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ class TestPolicyGradientOfTheConfig(AlgorithmSuite):
     """The same through a config, with parts that are named by import."""
 
     component = "core/policy_gradient"
-    settings = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
+    settings: ClassVar = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
 
 
 class TestSupervised(AlgorithmSuite):

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from areal_core.data import PackedBatch
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from areal_core.data import PackedBatch
 
 
 class AdvantageSuite(ComponentSuite):
@@ -40,7 +41,7 @@ class AdvantageSuite(ComponentSuite):
         return found
 
     def test_one_number_for_each_sequence_or_token(self) -> None:
-        """[B] or [T], float32, finite, and without gradients: an advantage is a number, not a function of the policy."""
+        """[B] or [T], float32, finite, and without gradients: a number, not a function of the policy."""
         batch = self.make_batch()
         found = self.make()(batch)
         assert found.shape in {(len(batch),), (batch.token_count,)}, f"shape {tuple(found.shape)}"

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
@@ -78,7 +79,7 @@ class InferenceEngineSuite(WeightUpdates):
                 for one, found in zip(asked, await self.answers(engine, asked), strict=True):
                     table = next_token_logprobs(model, one.input_ids + found.output_ids, 0.7)[len(one.input_ids) - 1 :]
                     best = table[:-1].max(-1).values
-                    chosen = table[:-1].gather(1, _column(found.output_ids))[:, 0]
+                    chosen = table[:-1].gather(1, torch.tensor(found.output_ids)[:, None])[:, 0]
                     assert bool((best - chosen <= self.tolerance).all()), "a token is not the most probable one"
                     check_logprobs(one, found, {0: model}, self.tolerance)
 
@@ -246,9 +247,3 @@ class InferenceEngineSuite(WeightUpdates):
             raise AssertionError("the engine started without a model")
 
         asyncio.run(check())
-
-
-def _column(tokens: list[int]) -> object:
-    import torch
-
-    return torch.tensor(tokens)[:, None]

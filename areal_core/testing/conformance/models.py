@@ -21,7 +21,9 @@ VOCABULARY = 61
 CONTEXT = 16384
 FIRST_FORCED = 4
 """The token that version 0 of a constant model always gives; version v gives this plus v."""
-_SIZES = {
+ARCHITECTURES = {"qwen3": True, "llama": False}
+"""Whether embeddings and head are one tensor."""
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -36,15 +38,16 @@ _SIZES = {
 
 
 def _fresh(architecture: str, seed: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"architecture is '{architecture}'; there are {', '.join(ARCHITECTURES)}")
+    tied = ARCHITECTURES[architecture]
+    config = AutoConfig.for_model(architecture, **_SIZES, tie_word_embeddings=tied)
+    build: Any = AutoModelForCausalLM.from_config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if architecture == "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**_SIZES, tie_word_embeddings=True))
-        if architecture == "llama":
-            return LlamaForCausalLM(LlamaConfig(**_SIZES, tie_word_embeddings=False))
-    raise ValueError(f"architecture is '{architecture}'; there are qwen3 (tied embeddings) and llama (untied)")
+        return build(config)
 
 
 def make_model(folder: Path, *, architecture: str = "qwen3", seed: int = 0) -> Path:
@@ -89,7 +92,8 @@ def load_reference(folder: Path) -> Any:
     """The model as transformers loads it, in float32 and with its plainest attention."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
 
 
 def next_token_logprobs(folder: Path, input_ids: Sequence[int], temperature: float) -> torch.Tensor:
@@ -109,7 +113,8 @@ def reference_outputs(model: Any, batch: PackedBatch, temperature: float) -> dic
     """
     lengths = batch.lengths.tolist()
     logprobs, entropies = [], []
-    for ids, targets in zip(batch["input_ids"].split(lengths), batch["targets"].split(lengths), strict=True):
+    sequences = (torch.split(batch[key], lengths) for key in ("input_ids", "targets"))
+    for ids, targets in zip(*sequences, strict=True):
         table = torch.log_softmax(model(input_ids=ids[None]).logits[0].double() / temperature, -1)
         logprobs.append(table.gather(1, targets[:, None])[:, 0])
         entropies.append(-(table.exp() * table).sum(-1))

@@ -43,7 +43,7 @@ class NaiveEngine:
         from transformers import AutoModelForCausalLM
 
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.float32)
         except (OSError, ValueError) as error:
             raise RunError(f"the model {model.path} cannot be loaded: {error}") from error
         self._model = loaded.eval()

@@ -144,7 +144,7 @@ class WeightUpdates(EngineSession):
                     late = request(PROMPTS[0], most=3)
                     found = await self.within(engine.generate(late), "a request behind an update")
                     assert set(found.versions) == {version}, (
-                        f"after update_weights returned, a new request got tokens of {set(found.versions)}, not {version}"
+                        f"a new request after an update to {version} got tokens of {set(found.versions)}"
                     )
             finally:
                 is_over = True

@@ -47,7 +47,7 @@ class Recorder:
         given = list(input_ids)
         self.limits.append(max_new_tokens)
         if self.delays:
-            await asyncio.sleep(draw.random() / 100)
+            await asyncio.sleep(random.Random(f"{draw.getstate()}").random() / 100)
         most = LONGEST if max_new_tokens is None else min(LONGEST, max_new_tokens)
         count = draw.randint(2, 12)
         ids = [ord(draw.choice(self.text)) for _ in range(count)] + [self.stop]

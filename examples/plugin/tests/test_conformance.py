@@ -1,11 +1,13 @@
 """Everything that areal promises of such components, inherited."""
 
+from typing import ClassVar
+
 from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, RewardSuite, WorkflowSuite
 
 
 class TestBrevity(RewardSuite):
     component = "example/brevity"
-    settings = {"free_tokens": 3}
+    settings: ClassVar = {"free_tokens": 3}
     examples = (("", 1.0), ("abc", 1.0), ("abcdefg", 0.5))
 
     def test_an_answer_that_was_cut_off_is_worth_nothing(self):

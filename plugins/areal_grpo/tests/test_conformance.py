@@ -1,5 +1,7 @@
 """The core's own suites for algorithms and their parts."""
 
+from typing import ClassVar
+
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
@@ -19,7 +21,7 @@ class TestGRPOWithMaskingAndReference(AlgorithmSuite):
 
     component = "grpo/grpo"
     is_policy_gradient = False
-    settings = {
+    settings: ClassVar = {
         "correction": {"type": "grpo/token_mask", "low": 0.7, "high": 1.5},
         "reference_kl": {"coefficient": 0.1},
         "policy_loss": {"type": "grpo/ppo_clip", "clip_high": 0.28, "dual_clip": 3},
@@ -31,7 +33,7 @@ class TestGRPOWithMaskingAndReference(AlgorithmSuite):
 
 class TestDrGRPO(AlgorithmSuite):
     component = "grpo/dr_grpo"
-    settings = {"aggregation": {"type": "core/constant_length", "length": 12}}
+    settings: ClassVar = {"aggregation": {"type": "core/constant_length", "length": 12}}
 
 
 class TestRLOO(AlgorithmSuite):
@@ -60,7 +62,7 @@ class TestPPOClip(PolicyLossSuite):
 
 class TestDualClip(PolicyLossSuite):
     component = "grpo/ppo_clip"
-    settings = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}
+    settings: ClassVar = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}
 
 
 class TestReinforce(PolicyLossSuite):
@@ -82,7 +84,7 @@ class TestZeroVariance(FilterSuite):
 
 class TestRightResult(RewardSuite):
     component = "grpo/right_result"
-    row = {"prompt": "47+38=", "answer": "85"}
+    row: ClassVar = {"prompt": "47+38=", "answer": "85"}
     examples = (("85", 1), ("{7+8=15;4+3+1=8}85", 1), ("{7+8=15;4+3+1=8}84", 0), ("", 0), ("{85}", 0))
 
     def test_an_answer_that_was_cut_off_is_not_right(self):
@@ -91,5 +93,5 @@ class TestRightResult(RewardSuite):
 
 class TestShowsWorking(RewardSuite):
     component = "grpo/shows_working"
-    row = {"prompt": "47+38=", "answer": "85"}
+    row: ClassVar = {"prompt": "47+38=", "answer": "85"}
     examples = (("85", 0), ("{7+8=15;4+3+1=8}85", 1))

@@ -67,6 +67,7 @@ class HFEngine:
         socket = self._cleanup.enter_context(private_socket_path())
         if self._scratch is not None:
             socket = Path(self._scratch) / f"hf-{id(self):x}.sock"
+            self._cleanup.callback(socket.unlink, missing_ok=True)
         log_dir = Path(self._log_dir or socket.parent)
         log_dir.mkdir(parents=True, exist_ok=True)
         self._log = log_dir / "hf.log"

@@ -29,8 +29,8 @@ _PATIENCE = 4
 """Steps that a request waits for company when others run: a prompt's forward costs nearly the same for one as for
 eight, and is taken from everybody's time."""
 
-_COMPANY = 16
-"""A waiting party of max_requests / 16 is large enough to join at once."""
+_COMPANY = 8
+"""A waiting party of max_requests / 8 is large enough to join at once."""
 
 
 @dataclass(frozen=True, slots=True)

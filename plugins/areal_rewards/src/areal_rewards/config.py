@@ -158,7 +158,7 @@ class ReasoningGymSettings(Settings):
     task: str = Field(description="a task of reasoning-gym, such as basic_arithmetic")
     size: int = Field(default=10_000, ge=1, le=10_000_000, description="how many problems there are")
     seed: int = Field(
-        default=0, ge=0, description="no problem is made twice under two numbers: give held-out data its own"
+        default=0, ge=0, le=400, description="no problem is made twice under two numbers: give held-out data its own"
     )
     settings: dict[str, Any] = Field(default_factory=dict, description="the task's own settings, such as max_digits")
 

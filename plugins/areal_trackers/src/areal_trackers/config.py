@@ -1,0 +1,58 @@
+"""Settings of the trackers. Imports no torch and none of their libraries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from areal_core.config import Settings
+from areal_trackers.libraries import missing_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
+
+
+class TensorBoardSettings(Settings):
+    """Settings of `tensorboard.TensorBoardTracker`."""
+
+    folder: str = Field(default="tensorboard", min_length=1, description="where event files go, below the run folder")
+    flush_every_s: float = Field(default=30.0, gt=0, description="seconds after which what was logged is on disk")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("tensorboard")
+
+
+class WandbSettings(Settings):
+    """Settings of `wandb.WandbTracker`; who is logged in is wandb's own business (`wandb login`, WANDB_API_KEY)."""
+
+    project: str = Field(default="areal", min_length=1, description="runs that are looked at together")
+    name: str | None = Field(default=None, description="of the run; null is the name of the run folder")
+    entity: str | None = Field(default=None, description="the user or team that the project belongs to")
+    group: str | None = Field(default=None, description="runs that are shown as one, such as the seeds of a config")
+    tags: list[str] = Field(default_factory=list, description="words to find the run by")
+    mode: Literal["online", "offline", "disabled"] = Field(
+        default="online", description="offline writes into the run folder; `wandb sync` sends it later"
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("wandb")
+
+
+class TrackioSettings(Settings):
+    """Settings of `trackio.TrackioTracker`."""
+
+    project: str = Field(default="areal", min_length=1, description="runs that are looked at together")
+    name: str | None = Field(default=None, description="of the run; null is the name of the run folder")
+    group: str | None = Field(default=None, description="runs that are shown together, such as the seeds of a config")
+    space_id: str | None = Field(
+        default=None, description="a Hugging Face Space that shows the metrics; null keeps them on this machine"
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("trackio")

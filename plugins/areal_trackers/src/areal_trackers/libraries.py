@@ -1,0 +1,34 @@
+"""The trackers' libraries: imported when a run starts, missed in words that name the extra."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def missing_library(name: str) -> Iterator[str]:
+    """What is wrong when a library is not installed, and how to mend it, in one line; nothing when it is installed.
+
+    Args:
+        name: of the library, of the tracker and of the extra that brings it.
+    """
+    if importlib.util.find_spec(name) is None:
+        command = f"pip install 'areal-trackers[{name}]'"
+        yield f"the tracker {name} needs the library {name}, which is not installed: {command}"
+
+
+def load_library(name: str, module: str | None = None) -> Any:
+    """Import a tracker's library, or the `module` through which it is used.
+
+    Raises:
+        ConfigError: it is not installed; the message names the extra that brings it.
+    """
+    for problem in missing_library(name):
+        raise ConfigError(problem)
+    return importlib.import_module(module or name)

@@ -1,0 +1,30 @@
+"""What this plugin supplies: trackers, each with a library of its own. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Component, hookimpl
+
+
+@hookimpl
+def areal_trackers() -> list[Component]:
+    """Where metrics go beside the run folder."""
+    return [
+        Component(
+            "tensorboard",
+            "event files in the run folder, for TensorBoard",
+            target="areal_trackers.tensorboard:TensorBoardTracker",
+            config="areal_trackers.config:TensorBoardSettings",
+        ),
+        Component(
+            "wandb",
+            "Weights & Biases",
+            target="areal_trackers.wandb:WandbTracker",
+            config="areal_trackers.config:WandbSettings",
+        ),
+        Component(
+            "trackio",
+            "Trackio: a dashboard on this machine, or in a Hugging Face Space",
+            target="areal_trackers.trackio:TrackioTracker",
+            config="areal_trackers.config:TrackioSettings",
+        ),
+    ]

@@ -1,0 +1,56 @@
+"""Metrics for Trackio: `trackio show` opens the dashboard of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_trackers.libraries import load_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from areal_trackers.config import TrackioSettings
+
+NAME_FILE = "trackio_name.txt"
+"""In the run folder: the name under which Trackio knows the run, by which a resumed run goes on as the same one."""
+
+
+class TrackioTracker:
+    """A `Tracker`.
+
+    Raises:
+        ConfigError: trackio is not installed.
+    """
+
+    def __init__(self, settings: TrackioSettings) -> None:
+        self._settings = settings
+        self._library = load_library("trackio")
+        self._run: Any = None
+
+    def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
+        """See `Tracker.start`."""
+        known = run_dir / NAME_FILE
+        resumed = known.exists()
+        self._run = self._library.init(
+            project=self._settings.project,
+            name=known.read_text() if resumed else self._settings.name or run_dir.name,
+            group=self._settings.group,
+            space_id=self._settings.space_id,
+            config=dict(config),
+            resume="allow" if resumed else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        known.write_text(self._run.name)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """See `Tracker.close`; waits until everything is stored."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,0 +1,62 @@
+"""Metrics for Weights & Biases."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from areal_trackers.libraries import load_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from areal_trackers.config import WandbSettings
+
+IDENTITY_FILE = "wandb_id.txt"
+"""In the run folder: by it a resumed run goes on as the same run."""
+
+
+class WandbTracker:
+    """A `Tracker`. Steps are a metric of their own, because wandb drops what is logged for a step that it has passed,
+    and a resumed run passes some steps twice.
+
+    Raises:
+        ConfigError: wandb is not installed.
+    """
+
+    def __init__(self, settings: WandbSettings) -> None:
+        self._settings = settings
+        self._library = load_library("wandb")
+        self._run: Any = None
+
+    def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
+        """See `Tracker.start`."""
+        identity = run_dir / IDENTITY_FILE
+        if not identity.exists():
+            identity.write_text(secrets.token_hex(8))
+        settings = self._settings
+        self._run = self._library.init(
+            project=settings.project,
+            name=settings.name or run_dir.name,
+            entity=settings.entity,
+            group=settings.group,
+            tags=settings.tags,
+            mode=settings.mode,
+            dir=str(run_dir),
+            config=dict(config),
+            id=identity.read_text(),
+            resume="allow",
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        self._run.log({**metrics, "step": step})
+
+    def close(self) -> None:
+        """See `Tracker.close`."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,0 +1,78 @@
+"""The records lead to what exists, configs need no library, and a missing one is told before anything starts."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_core.config import Settings, resolve
+from areal_core.errors import ConfigError
+from areal_core.interfaces import Tracker
+from areal_core.plugins import PluginManager
+
+NAMES = ["tensorboard", "trackio", "wandb"]
+PARTS = """
+class Part:
+    def __init__(self): ...
+"""
+RUN = """
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Part
+workflow: single_turn
+inference_engine: parts.py:Part
+train_engine: parts.py:Part
+algorithm: parts.py:Part
+"""
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that resolves a config with these overrides."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    Path("run.yaml").write_text(RUN)
+    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
+
+
+def test_the_records_lead_to_trackers_and_their_settings():
+    manager = PluginManager.load(["trackers"])
+    records = [record for record in manager.components("trackers") if record.plugin == "trackers"]
+    assert sorted(record.name for record in records) == NAMES
+    for record in records:
+        target, model = manager.import_from(record, record.target), manager.import_from(record, record.config)
+        assert issubclass(model, Settings)
+        assert all(field.description for field in model.model_fields.values())
+        for name in ("start", "log", "close"):
+            wanted = inspect.signature(getattr(Tracker, name)).parameters
+            assert list(inspect.signature(getattr(target, name)).parameters) == list(wanted)
+
+
+def test_records_and_settings_import_no_torch_and_no_library():
+    heavy = "{'torch', 'tensorboard', 'wandb', 'trackio'}"
+    code = f"import sys, areal_trackers.plugin, areal_trackers.config; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_config_chooses_several(read):
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("trackio")
+    chosen = read("trackers=[trackers/tensorboard, {type: trackers/trackio, project: sums}]").trackers
+    assert [selection.target for selection in chosen] == ["trackers/tensorboard", "trackers/trackio"]
+    assert chosen[1].settings.project == "sums"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_library_names_its_extra(name, read, without):
+    without(name)
+    with pytest.raises(ConfigError) as caught:
+        read(f"trackers=[trackers/{name}]")
+    told = f"the tracker {name} needs the library {name}, which is not installed: pip install 'areal-trackers[{name}]'"
+    assert told in str(caught.value)
+    manager = PluginManager.load(["trackers"])
+    record = manager.find("trackers", f"trackers/{name}")
+    tracker, settings = manager.import_from(record, record.target), manager.import_from(record, record.config)
+    with pytest.raises(ConfigError, match="which is not installed"):
+        tracker(settings())

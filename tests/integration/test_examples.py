@@ -1,0 +1,88 @@
+"""Every example runs, with a tiny model and local data in place of what they would download."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Workplace
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ["steps=2", "model.path=model", "model.source=null", "model.dtype=float32", "sampling.max_new_tokens=8"]
+SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.filter=null", "run_dir=run"]
+ROWS = [{"question": f"what is {n} plus {n}?", "answer": f"{n} and {n}\n#### {2 * n}"} for n in range(6)]
+
+
+def with_local_data(workplace: Workplace, *sections: str) -> list[str]:
+    """Overrides that read GSM8K-shaped rows from a file instead of the hub."""
+    (workplace.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return [
+        word
+        for section in sections
+        for word in (f"{section}.type=rewards/jsonl", f"{section}.paths=[{workplace.folder}/rows.jsonl]",
+                     f"{section}.prompt='{{question}}'", f"{section}.answer='{{answer}}'",
+                     f"{section}.answer_after='####'")
+    ]  # fmt: skip
+
+
+def test_gsm8k_by_yaml_has_at_most_forty_lines_and_runs(workplace: Workplace) -> None:
+    path = EXAMPLES / "gsm8k.yaml"
+    assert len(path.read_text().splitlines()) <= 40
+    shutil.copy(path, workplace.folder)
+    words = [*SMALL, *with_local_data(workplace, "dataset", "evaluation.dataset"), "evaluation.limit=2"]
+    done = workplace.areal("run", "gsm8k.yaml", *words)
+    assert done.code == 0, done.err
+    assert workplace.metrics()[-1]["step"] == 2
+    assert "reward/math_verify" in workplace.metrics()[-1]
+
+
+def test_gsm8k_from_python_runs(workplace: Workplace) -> None:
+    shutil.copy(EXAMPLES / "gsm8k.py", workplace.folder)
+    settings = shlex.join([*SMALL, *with_local_data(workplace, "dataset")])
+    environment = {**workplace.environment, "AREAL_SET": settings}
+    done = subprocess.run(
+        [sys.executable, "gsm8k.py"], cwd=workplace.folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = Path(done.stdout.splitlines()[-1])
+    assert "<svg" in (workplace.folder / report).read_text()
+    metrics = (workplace.folder / report.parent / "metrics.jsonl").read_text().splitlines()
+    assert "reward/correct" in json.loads(metrics[-1])
+
+
+def test_parts_of_ones_own_run_from_a_file(workplace: Workplace) -> None:
+    for name in ("custom_parts.py", "custom_parts.yaml"):
+        shutil.copy(EXAMPLES / name, workplace.folder)
+    done = workplace.areal("run", "custom_parts.yaml", *SMALL)
+    assert done.code == 0, done.err
+    last = workplace.metrics()[-1]
+    assert {"reward/right", "reward/brevity", "train/ratio"} <= last.keys()
+
+
+GAME = """\
+class Guess:
+    async def reset(self, row):
+        self.answer = row["answer"]
+        return [{"role": "user", "content": row["prompt"]}]
+
+    async def step(self, completion):
+        right = completion == self.answer
+        return (None if right else "no, again"), float(right) + len(completion) / 100
+"""
+
+
+def test_a_conversation_with_an_environment_trains(workplace: Workplace) -> None:
+    (workplace.folder / "game.py").write_text(GAME)
+    words = ["workflow.type=multi_turn", "workflow.environment=game.py:Guess", "workflow.max_turns=3", "rewards=[]"]
+    done = workplace.areal("run", "run.yaml", "run_dir=run", "steps=2", *words)
+    assert done.code == 0, done.err
+    assert workplace.metrics()[-1]["batch/response_length"] > 0
