@@ -104,10 +104,10 @@ def parse_value(text: str) -> Any:
         raise ValueError("is not a YAML scalar or flow list; quote a text that has special characters") from error
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         raise ValueError("is neither a scalar nor a flow list; quote a text that has special characters")
-    try:
-        if node is None:  # nothing, or only a comment
+    if node is None:  # nothing, or only a comment
         return None
-    return _construct(node, (), {}, "the value", frozenset())
+    try:
+        return _construct(node, (), {}, "the value", frozenset())
     except ConfigError as error:
         raise ValueError(error.message) from error
 
