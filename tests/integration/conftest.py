@@ -50,11 +50,8 @@ class Outcome:
 class Workplace:
     """A folder with a tiny model and a config, in which `areal` is run."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "model").symlink_to(model)
-        (folder / "run.yaml").write_text(CONFIG)
-        (folder / "parts.py").write_text(PARTS)
         self.environment = {
             **os.environ, "OMP_NUM_THREADS": "1", "AREAL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
@@ -104,6 +101,19 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, tiny_model: Path) -> Workplace:
+def lay_out(tiny_model: Path) -> Callable[[Path], None]:
+    """Puts the tiny model, `run.yaml` and what it names into a folder."""
+
+    def lay_out(folder: Path) -> None:
+        (folder / "model").symlink_to(tiny_model)
+        (folder / "run.yaml").write_text(CONFIG)
+        (folder / "parts.py").write_text(PARTS)
+
+    return lay_out
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, lay_out: Callable[[Path], None]) -> Workplace:
     """A place to run `areal` in."""
-    return Workplace(tmp_path, tiny_model)
+    lay_out(tmp_path)
+    return Workplace(tmp_path)

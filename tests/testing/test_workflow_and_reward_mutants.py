@@ -13,6 +13,7 @@ import torch
 
 from areal_core.data import Episode, FinishReason, Trajectory, TrajectoryBuilder
 from areal_core.interfaces import Generation
+from areal_core.rollout.scoring import RewardError
 from areal_core.testing.conformance import RewardSuite, WorkflowSuite
 
 # Correct ones.
@@ -157,7 +158,7 @@ class FailureHidden(Plain):
     async def score(self, row, context, generation):
         try:
             return await super().score(row, context, generation)
-        except Exception:
+        except RewardError:
             return 0.0
 
 

@@ -13,10 +13,15 @@ def pytest_configure():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def loaded_plugin():
+@pytest.fixture(scope="session")
+def manager():
+    return PluginManager.load(["grpo"])
+
+
+@pytest.fixture(autouse=True)
+def loaded_plugin(manager):
     """Settings are read as in a run that loads this plugin."""
-    with Scope(PluginManager.load(["grpo"]), Path.cwd()).active():
+    with Scope(manager, Path.cwd()).active():
         yield
 
 

@@ -1,47 +1,6 @@
-"""The core's own suites for algorithms and their parts."""
+"""The suites that every plugin author inherits, on everything that this plugin supplies."""
 
-from typing import ClassVar
-
-from areal_core.testing.conformance import (
-    AdvantageSuite,
-    AlgorithmSuite,
-    CorrectionSuite,
-    FilterSuite,
-    PolicyLossSuite,
-    RewardSuite,
-)
-
-
-class TestGRPO(AlgorithmSuite):
-    component = "grpo/grpo"
-
-
-class TestGRPOWithMaskingAndReference(AlgorithmSuite):
-    """Everything that can be switched on; the penalty towards the reference has a gradient of its own."""
-
-    component = "grpo/grpo"
-    is_policy_gradient = False
-    settings: ClassVar = {
-        "correction": {"type": "grpo/token_mask", "low": 0.7, "high": 1.5},
-        "reference_kl": {"coefficient": 0.1},
-        "policy_loss": {"type": "grpo/ppo_clip", "clip_high": 0.28, "dual_clip": 3},
-        "aggregation": "core/sequence_mean",
-        "entropy_coefficient": 0.01,
-        "filter": "grpo/zero_variance",
-    }
-
-
-class TestDrGRPO(AlgorithmSuite):
-    component = "grpo/dr_grpo"
-    settings: ClassVar = {"aggregation": {"type": "core/constant_length", "length": 12}}
-
-
-class TestRLOO(AlgorithmSuite):
-    component = "grpo/rloo"
-
-
-class TestSupervised(AlgorithmSuite):
-    component = "grpo/sft"
+from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, CorrectionSuite, FilterSuite, PolicyLossSuite
 
 
 class TestGroupNormalised(AdvantageSuite):
@@ -56,13 +15,18 @@ class TestLeaveOneOut(AdvantageSuite):
     component = "grpo/leave_one_out"
 
 
+class TestZeroVariance(FilterSuite):
+    component = "grpo/zero_variance"
+    examples = (([0.0, 0.0], False), ([1.0, 0.0], True), ([1.0], False))
+
+
 class TestPPOClip(PolicyLossSuite):
     component = "grpo/ppo_clip"
 
 
 class TestDualClip(PolicyLossSuite):
     component = "grpo/ppo_clip"
-    settings: ClassVar = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}
+    settings = {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": 3.0}  # noqa: RUF012 - read as it is, never changed
 
 
 class TestReinforce(PolicyLossSuite):
@@ -77,21 +41,19 @@ class TestTokenMask(CorrectionSuite):
     component = "grpo/token_mask"
 
 
-class TestZeroVariance(FilterSuite):
-    component = "grpo/zero_variance"
-    examples = (([0, 0, 0], False), ([1.0, 1.0], False), ([0, 0, 1], True), ([0.1 + 0.2, 0.3], True))
+class TestGRPO(AlgorithmSuite):
+    component = "grpo/grpo"
 
 
-class TestRightResult(RewardSuite):
-    component = "grpo/right_result"
-    row: ClassVar = {"prompt": "47+38=", "answer": "85"}
-    examples = (("85", 1), ("{7+8=15;4+3+1=8}85", 1), ("{7+8=15;4+3+1=8}84", 0), ("", 0), ("{85}", 0))
-
-    def test_an_answer_that_was_cut_off_is_not_right(self):
-        assert self.score("85", finish_reason="length") == 0
+class TestDrGRPO(AlgorithmSuite):
+    component = "grpo/dr_grpo"
+    settings = {"aggregation": {"length": 16}}  # noqa: RUF012
 
 
-class TestShowsWorking(RewardSuite):
-    component = "grpo/shows_working"
-    row: ClassVar = {"prompt": "47+38=", "answer": "85"}
-    examples = (("85", 0), ("{7+8=15;4+3+1=8}85", 1))
+class TestRLOO(AlgorithmSuite):
+    component = "grpo/rloo"
+
+
+class TestSFT(AlgorithmSuite):
+    component = "grpo/sft"
+    is_policy_gradient = False
