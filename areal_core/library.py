@@ -1,11 +1,11 @@
 """A run from a Python script, without the command line: the same parts, the same processes.
 
-    from areal_core.library import train
+from areal_core.library import train
 
-    def brevity(completion: str) -> float:
-        return -len(completion) / 100
+def brevity(completion: str) -> float:
+    return -len(completion) / 100
 
-    train({"steps": 100, "model": {"path": "Qwen/Qwen2.5-0.5B-Instruct"}, "rewards": [brevity], ...})
+train({"steps": 100, "model": {"path": "Qwen/Qwen2.5-0.5B-Instruct"}, "rewards": [brevity], ...})
 """
 
 from __future__ import annotations

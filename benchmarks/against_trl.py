@@ -45,7 +45,11 @@ def run_trl(python: Path, model: Path, threads: int, seed: int, steps: int) -> d
         program = [str(python), str(ROOT / "benchmarks/trl_program.py"), str(model), str(output)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(
-            [*program, str(threads), str(seed), str(steps)], env=environment, capture_output=True, text=True, check=False
+            [*program, str(threads), str(seed), str(steps)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"TRL failed:\n{done.stderr[-3000:]}")

@@ -1,4 +1,4 @@
-"""A reward, a workflow, an advantage and a policy loss of one's own, each a few lines. `custom_parts.yaml` uses them."""
+"""A reward, a workflow, an advantage and a policy loss of one's own; `custom_parts.yaml` uses them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class AskAgain:
         """One trajectory: prompt, answer, prompt again, answer again; the reward is that of the last answer."""
         prompt = context.tokenizer.encode(row["prompt"], add_special_tokens=False)
         builder = TrajectoryBuilder()
+        penalty = 0.0
         for attempt in range(self._attempts):
+            penalty = 0.1 * attempt
             builder.add_context(prompt)
             answer = await context.generate(builder.input_ids)
             builder.add_generation(answer)
@@ -43,8 +45,7 @@ class AskAgain:
             )
             if score.components["right"]:
                 break
-        reward = score.value - 0.1 * attempt
-        return Episode([builder.build()], reward, dict(score.components), text=f"{row['prompt']}{text}")
+        return Episode([builder.build()], score.value - penalty, dict(score.components), text=f"{row['prompt']}{text}")
 
 
 def best_of_group(batch: PackedBatch) -> torch.Tensor:

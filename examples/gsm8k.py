@@ -1,6 +1,6 @@
 """GRPO on GSM8K from a script: the reward is a function of this file.
 
-    python examples/gsm8k.py
+python examples/gsm8k.py
 """
 
 from areal_core.library import train

@@ -173,7 +173,8 @@ def _bucketed_attention(
 ) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
     if not layout.is_identity:
-        query, key, value = (_ToBuckets.apply(tensor, layout) for tensor in (query, key, value))  # type: ignore[no-untyped-call]
+        to_buckets: Any = _ToBuckets.apply  # autograd functions are untyped
+        query, key, value = (to_buckets(tensor, layout) for tensor in (query, key, value))
     sizes = [rows * width for rows, width in layout.buckets]
     outputs = []
     parts = (torch.split(tensor, sizes) for tensor in (query, key, value))

