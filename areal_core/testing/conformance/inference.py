@@ -207,7 +207,8 @@ class InferenceEngineSuite(WeightUpdates):
                 honoured = engine.capabilities.sampling
                 assert honoured <= names, f"capabilities.sampling names unknown settings: {honoured - names}"
                 assert engine.capabilities.update_modes <= {"keep_cache", "recompute"}
-                bad = {name: request(PROMPTS[0], **{name: _UNUSUAL[name]}) for name in names - honoured - _BASIC}  # type: ignore[arg-type]
+                unusual: dict[str, Any] = {name: {name: _UNUSUAL[name]} for name in names - honoured - _BASIC}
+                bad = {name: request(PROMPTS[0], **setting) for name, setting in unusual.items()}
                 bad |= {"length": request(PROMPTS[0], most=CONTEXT), "no prompt": request([])}
                 for name, one in bad.items():
                     try:
