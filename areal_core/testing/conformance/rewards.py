@@ -32,7 +32,7 @@ STRANGE = (
     "\uff0b\uff11\uff12\uff13",
     "مرحبا 🙂 \ud7ff",
     "<think>" * 200,
-    "2**9999999999",
+    "2**64 != 2^64",
 )
 """What a model that has not learnt yet may write."""
 

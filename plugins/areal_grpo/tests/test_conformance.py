@@ -1,6 +1,13 @@
 """The suites that every plugin author inherits, on everything that this plugin supplies."""
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, CorrectionSuite, FilterSuite, PolicyLossSuite
+from areal_core.testing.conformance import (
+    AdvantageSuite,
+    AlgorithmSuite,
+    CorrectionSuite,
+    FilterSuite,
+    PolicyLossSuite,
+    RewardSuite,
+)
 
 
 class TestGroupNormalised(AdvantageSuite):
@@ -57,3 +64,32 @@ class TestRLOO(AlgorithmSuite):
 class TestSFT(AlgorithmSuite):
     component = "grpo/sft"
     is_policy_gradient = False
+
+
+class TestGRPOWithEverything(AlgorithmSuite):
+    """All that can be switched on; the penalty towards the reference has a gradient of its own."""
+
+    component = "grpo/grpo"
+    is_policy_gradient = False
+    settings = {  # noqa: RUF012
+        "correction": {"type": "grpo/token_mask", "low": 0.7, "high": 1.5},
+        "reference_kl": {"coefficient": 0.1},
+        "policy_loss": {"type": "grpo/ppo_clip", "clip_high": 0.28, "dual_clip": 3},
+        "aggregation": "core/sequence_mean",
+        "entropy_coefficient": 0.01,
+    }
+
+
+class TestRightResult(RewardSuite):
+    component = "grpo/right_result"
+    row = {"prompt": "47+38=", "answer": "85"}  # noqa: RUF012
+    examples = (("85", 1), ("{7+8=15;4+3+1=8}85", 1), ("{7+8=15;4+3+1=8}84", 0), ("", 0), ("{85}", 0))
+
+    def test_an_answer_that_was_cut_off_is_not_right(self):
+        assert self.score("85", finish_reason="length") == 0
+
+
+class TestShowsWorking(RewardSuite):
+    component = "grpo/shows_working"
+    row = {"prompt": "47+38=", "answer": "85"}  # noqa: RUF012
+    examples = (("85", 0), ("{7+8=15;4+3+1=8}85", 1))

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -29,6 +30,34 @@ from areal_rewards.mathematics import _parse_answer, math_verify
 )
 def test_equality_of_expressions(completion, answer, reward):
     assert math_verify(completion, answer) == reward
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "2**9999999999",
+        "9^9^9^9",
+        "$9^{9^{9^9}}$",
+        "$3^{-99999999}$",
+        "\\boxed{9999999!}",
+        "$(1+x)^{99999}$",
+        "$\\sin(10^{400000})$",
+        "$(3!)!!^{9}$",
+        "$x^{10^{9999999}}$",
+        "\\boxed{1e999999999}",
+    ],
+)
+def test_numbers_beyond_all_bounds_are_wrong_at_once(completion):
+    began = time.monotonic()
+    assert math_verify(completion, "8") == 0
+    assert time.monotonic() - began < 2
+
+
+def test_large_numbers_within_bounds_are_compared():
+    assert math_verify("\\boxed{2^{2^5}}", "4294967296") == 1
+    assert math_verify("\\boxed{10!}", "3628800") == 1
+    assert math_verify("$(x+1)^2$", "$x^2+2x+1$") == 1
+    assert math_verify("$2^{2023}$", "$2 \\cdot 2^{2022}$") == 1
 
 
 def test_an_answer_without_mathematics_is_an_error_and_no_silent_zero():

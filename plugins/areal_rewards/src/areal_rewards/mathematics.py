@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from areal_rewards.libraries import load_library
+
+_LARGEST_EXPONENT = 10_000
+_LARGEST_EXPONENT_OF_A_SUM = 100
+"""Of a sum with variables, which a comparison multiplies out."""
 
 
 def math_verify(completion: str, answer: Any) -> float:
@@ -21,7 +26,7 @@ def math_verify(completion: str, answer: Any) -> float:
     """
     library = _library()
     wanted = _parse_answer(str(answer))
-    found = library.parse(completion, parsing_timeout=None)
+    found = [part for part in library.parse(completion, parsing_timeout=None) if _is_small(part)]
     return float(library.verify(list(wanted), found, timeout_seconds=None))
 
 
@@ -38,3 +43,36 @@ def _parse_answer(answer: str) -> tuple[Any, ...]:
     if not expressions:
         raise ValueError(f"the row's answer, {answer[:60]!r}, is nothing that math-verify understands")
     return tuple(expressions)
+
+
+def _is_small(expression: Any) -> bool:
+    """Whether an expression, which the parser leaves unevaluated, can be evaluated in a moment. Text can."""
+    if isinstance(expression, str):
+        return True
+    sympy = load_library("the reward math_verify", "sympy", "math")
+    for node in expression.atoms(sympy.Pow, sympy.factorial):
+        exponent = node.exp if node.is_Pow else node.args[0]
+        is_sum = node.is_Pow and node.base.is_Add and bool(node.base.free_symbols)
+        if _bound(exponent) > (_LARGEST_EXPONENT_OF_A_SUM if is_sum else _LARGEST_EXPONENT):
+            return False
+    return True
+
+
+def _bound(expression: Any) -> float:
+    """A number that the absolute value hardly exceeds, without evaluating the expression; variables count as 1."""
+    if expression.is_Number:
+        return abs(float(expression))
+    parts = [_bound(part) for part in expression.args]
+    bound = max(parts, default=1.0)
+    try:
+        if expression.is_Add:
+            bound = math.fsum(parts)
+        elif expression.is_Mul:
+            bound = math.prod(parts)
+        elif expression.is_Pow:
+            bound = max(parts[0], 1.0) ** parts[1]
+        elif type(expression).__name__ == "factorial":
+            bound = math.gamma(parts[0] + 1)
+    except OverflowError:
+        bound = math.inf
+    return bound
