@@ -103,7 +103,7 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
             if rows:
                 dataset[0]
         except ConfigError as error:
-            problems.append(f"{key}: {error.message}")
+            problems.append(": ".join((f"{key}: {error.message}", *error.hints)))
         except Exception as error:  # noqa: BLE001 - a data set is anybody's code
             problems.append(f"{key}: {selection.reference} cannot be read: {type(error).__name__}: {error}")
         else:

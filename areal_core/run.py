@@ -243,9 +243,9 @@ def _train(resolved: Resolved, run_dir: Path, interrupted: _Interruption) -> boo
         )
     source = _source(resolved, run_dir, model, interrupted, rollouts=algorithm.needs_rollouts) if is_first else None
     trackers = [selection.build() for selection in config.trackers] if is_first else []
-    for tracker in trackers:
-        tracker.start(run_dir, config.model_dump(mode="json"))
     journal = Journal(run_dir, config.steps, step, trackers, _log) if is_first else None
+    if journal is not None:
+        journal.start_trackers(run_dir, config.model_dump(mode="json"))
     evaluation = config.evaluation
     settings = LoopSettings(
         steps=config.steps,

@@ -63,7 +63,8 @@ class PolicyGradient:
             weights, corrected = self._correction(terms)
             losses, logged = losses * weights, logged | corrected
         if terms.reference_logprobs is not None:
-            divergence = reference_kl(terms.logprobs, terms.reference_logprobs, self._kl.estimator)
+            difference = torch.where(terms.mask, terms.logprobs - terms.reference_logprobs, 0.0)
+            divergence = reference_kl(difference, self._kl.estimator)
             losses = losses + self._kl.coefficient * divergence
             logged["reference_kl"] = divergence
         if self._entropy_coefficient and terms.entropy is not None:
@@ -93,24 +94,27 @@ class PolicyGradient:
         )
 
 
-def reference_kl(logprobs: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:
+LARGEST_LOG_RATIO = 20.0
+"""Beyond it the exponential of a log-ratio says nothing but that the two policies have nothing in common."""
+
+
+def reference_kl(difference: torch.Tensor, estimator: str) -> torch.Tensor:
     """Estimates of KL(policy ‖ reference) from one sample (Schulman, "Approximating KL divergence", 2020), [T].
 
-    With d = logprobs - reference: k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d.
+    With d = log policy - log reference: k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d; d is cut at ±20 in the exponential.
     """
-    difference = logprobs - reference
     if estimator == "k1":
         return difference
     if estimator == "k2":
         return difference.square() / 2
-    return torch.exp(-difference) - 1 + difference
+    return torch.exp(-difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)) - 1 + difference
 
 
 def _mismatch(terms: PolicyTerms) -> dict[str, torch.Tensor]:
     """How far the sampling policy is from the one that learns, and from what the trainer computes for it."""
     difference = terms.behaviour_logprobs - terms.proximal_logprobs
     logged = {
-        "behaviour_kl": torch.exp(-difference) - 1 + difference,  # k3 of KL(behaviour ‖ proximal)
+        "behaviour_kl": reference_kl(difference, "k3"),  # of KL(behaviour ‖ proximal)
         "behaviour_difference": difference.abs(),
         "logprob": terms.logprobs,
     }

@@ -91,6 +91,9 @@ class TrainEngine(Protocol):
         Returns:
             The metrics, with `loss`, `gradient_norm` (before clipping), `learning_rate`, and `skipped` 1.0 where a
             non-finite gradient left the parameters as they were.
+
+        Raises:
+            RunError: the role is frozen.
         """
         ...
 

@@ -41,7 +41,8 @@ class WorkflowContext:
         tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
         generate: continue these token ids with the run's sampling settings; deadline, seed and retries are the
             runtime's. `max_new_tokens` lowers the setting for this call.
-        score: the run's rewards on one completion, computed in the pool; raises `RewardError` when one fails.
+        score: the run's rewards on one completion, computed in the pool. Takes `prompt`, `completion`,
+            `completion_ids` and `finish_reason` by keyword; a reward that fails raises, and the episode with it.
         is_evaluation: the episode is part of an evaluation.
         sample_index: which sibling of its group this episode is.
     """

@@ -33,8 +33,8 @@ class Journal:
         self._status_path.parent.mkdir(exist_ok=True)
         self._steps = steps
         self._step = step
-        self._trackers = list(trackers)
         self._log = log
+        self._trackers = list(trackers)
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
         self._keep_until(step)
@@ -58,19 +58,25 @@ class Journal:
         self._step_began, self._step = now, step
         with self._metrics_path.open("a") as file:
             file.write(json.dumps({"step": step, "time": time.time(), **line}) + "\n")
+        self._tell_trackers(lambda tracker: tracker.log(step, line))
+        return line
+
+    def start_trackers(self, run_dir: Path, config: Mapping[str, object]) -> None:
+        """The run begins."""
+        self._tell_trackers(lambda tracker: tracker.start(run_dir, config))
+
+    def _tell_trackers(self, tell: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
-                tracker.log(step, line)
+                tell(tracker)
             except Exception as error:  # noqa: BLE001 - a tracker must never end a run
                 self._trackers.remove(tracker)
                 self._log(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
-        return line
 
     def finish(self, outcome: str) -> None:
         """The run is over."""
         self._write_status(outcome)
-        for tracker in self._trackers:
-            tracker.close()
+        self._tell_trackers(lambda tracker: tracker.close())
 
     def _write_status(self, phase: str) -> None:
         status = {"time": time.time(), "phase": phase, "step": self._step, "steps": self._steps}

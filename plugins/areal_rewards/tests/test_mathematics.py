@@ -45,6 +45,8 @@ def test_equality_of_expressions(completion, answer, reward):
         "$(3!)!!^{9}$",
         "$x^{10^{9999999}}$",
         "\\boxed{1e999999999}",
+        "$2^{\\infty}$",
+        "$2^{1/0}$",
     ],
 )
 def test_numbers_beyond_all_bounds_are_wrong_at_once(completion):

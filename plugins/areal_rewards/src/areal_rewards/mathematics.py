@@ -60,12 +60,12 @@ def _is_small(expression: Any) -> bool:
 
 def _bound(expression: Any) -> float:
     """A number that the absolute value hardly exceeds, without evaluating the expression; variables count as 1."""
-    if expression.is_Number:
-        return abs(float(expression))
     parts = [_bound(part) for part in expression.args]
     bound = max(parts, default=1.0)
     try:
-        if expression.is_Add:
+        if expression.is_Number:
+            bound = abs(float(expression))
+        elif expression.is_Add:
             bound = math.fsum(parts)
         elif expression.is_Mul:
             bound = math.prod(parts)
@@ -73,6 +73,6 @@ def _bound(expression: Any) -> float:
             bound = max(parts[0], 1.0) ** parts[1]
         elif type(expression).__name__ == "factorial":
             bound = math.gamma(parts[0] + 1)
-    except OverflowError:
+    except (OverflowError, TypeError):  # the latter for the infinity of no direction, 1/0
         bound = math.inf
     return bound
