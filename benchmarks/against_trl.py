@@ -3,7 +3,7 @@
     python benchmarks/against_trl.py [--rounds 3] [--trl-threads 1 2]
 
 TRL goes into an environment of its own below the cache folder. Runs are interleaved; medians are printed, and the
-held-out accuracy that each side reaches. areal's `max_staleness` is the preset's (2), the decoupled correction is on.
+held-out accuracy that each side reaches. areal's `max_staleness` is the preset's (1), the decoupled correction is on.
 """
 
 from __future__ import annotations
