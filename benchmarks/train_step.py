@@ -1,6 +1,6 @@
 """Seconds of one train step on the demonstration's model: this engine against a naive padded Hugging Face loop.
 
-    OMP_NUM_THREADS=1 python plugins/areal_fsdp/benchmarks/train_step.py [--sharded] [--profile]
+    OMP_NUM_THREADS=1 python benchmarks/train_step.py [--sharded] [--profile]
 
 128 sequences of 20 to 32 tokens; Qwen3 with hidden size 96, 2 layers, 4 heads of 32, 2 key heads, vocabulary 50;
 float32. A step is forward, log-probabilities, entropy, backward, clipping and AdamW. Runs are interleaved, medians
