@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +31,14 @@ def make_model(
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+    # Some releases of transformers have types for these, some have not.
+    build_tokenizer: Any = PreTrainedTokenizerFast
+    build_model: Any = Qwen3ForCausalLM
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    tokenizer = build_tokenizer(
         tokenizer_object=characters,
         pad_token="<pad>",
         eos_token="<eos>",
@@ -58,7 +61,7 @@ def make_model(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]
+        model = build_model(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
