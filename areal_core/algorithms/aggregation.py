@@ -5,7 +5,13 @@ They are computed once on all sequences of an optimizer update; the weights do n
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from areal_core.data.batch import PackedBatch
+    from areal_core.interfaces.algorithm import Aggregation
 
 
 def token_mean(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int) -> torch.Tensor:
@@ -41,3 +47,10 @@ def constant_length(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int,
         length: L, usually the longest response allowed.
     """
     return loss_mask.float() / (rows * length)
+
+
+def with_weights(minibatch: PackedBatch, aggregation: Aggregation) -> PackedBatch:
+    """Fix every token's weight on all sequences of an update; see `Algorithm.weigh`."""
+    mask = minibatch["loss_mask"]
+    weights = aggregation(mask, minibatch.tokens.row_index, len(minibatch))
+    return minibatch.with_tokens(loss_weights=weights, metric_weights=token_mean(mask, minibatch.tokens.row_index, 0))

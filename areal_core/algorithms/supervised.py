@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from areal_core.algorithms.aggregation import with_weights
 from areal_core.interfaces.algorithm import LossResult
 
 if TYPE_CHECKING:
@@ -33,9 +34,7 @@ class Supervised:
 
     def weigh(self, minibatch: PackedBatch) -> PackedBatch:
         """See `Algorithm.weigh`."""
-        mask = minibatch["loss_mask"]
-        weights = self._aggregation(mask, minibatch.tokens.row_index, len(minibatch))
-        return minibatch.with_tokens(loss_weights=weights, metric_weights=mask.float() / mask.sum().clamp(min=1))
+        return with_weights(minibatch, self._aggregation)
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """See `Algorithm.loss`."""
