@@ -6,6 +6,7 @@ It reads what the processes write into the run folder and takes no part in the r
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -43,6 +44,7 @@ class RunState:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._position = 0
+        self._identity = 0
         self.lines: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
@@ -50,9 +52,10 @@ class RunState:
         path = self._run_dir / "metrics.jsonl"
         if not path.is_file():
             return []
-        if path.stat().st_size < self._position:  # rewritten by a resume
-            self._position, self.lines = 0, []
         with path.open() as file:
+            identity = os.fstat(file.fileno()).st_ino
+            if identity != self._identity:  # another file took its place: a resume has cut off discarded steps
+                self._identity, self._position, self.lines = identity, 0, []
             file.seek(self._position)
             text = file.read()
         whole = text[: text.rfind("\n") + 1]
