@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.config import load_run
 from areal_core.errors import ArealError, RunError
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.interfaces import BatchSource, ModelReference, SamplingParameters, TrainEngine
+    from areal_core.interfaces import BatchSource, InferenceEngine, ModelReference, SamplingParameters, TrainEngine
+    from areal_core.interfaces.source import BroadcastTarget
     from areal_core.rollout.controller import RolloutPolicy
+    from areal_core.training.publication import Publisher
 
 __all__ = ["execute", "main"]
 
@@ -133,13 +136,10 @@ async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
     resolved = load_run(run_dir)
     config, rollout = resolved.config, resolved.config.rollout
     assert config.workflow is not None
-    assert config.inference_engine is not None
     model = model_reference(resolved, run_dir)
     tokenizer = load_tokenizer(model)
     ledger = Ledger(run_dir)
-    engine = config.inference_engine.build(
-        scratch=scratch, log_dir=run_dir / "logs", deterministic=config.deterministic
-    )
+    engine = build_engine(config, run_dir, scratch)
     scorer = RewardPool(run_dir, scratch, processes=rollout.reward_processes, timeout_s=rollout.reward_timeout_s)
     await asyncio.gather(engine.start(model), scorer.start())
     runner = EpisodeRunner(
@@ -178,6 +178,33 @@ async def _serve_rollouts(run_dir: Path, scratch: Path) -> None:
     finally:
         await scorer.close()
         ledger.close()
+
+
+def build_engine(config: RunConfig, run_dir: Path, scratch: Path) -> InferenceEngine:
+    """The inference engine, not yet started.
+
+    Raises:
+        RunError: it cannot do what the rest of the config asks of it.
+    """
+    assert config.inference_engine is not None
+    name = config.inference_engine.reference
+    engine: InferenceEngine = config.inference_engine.build(
+        scratch=scratch,
+        log_dir=run_dir / "logs",
+        run_dir=run_dir,
+        gpus=config.placement.generation,
+        deterministic=config.deterministic,
+    )
+    if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
+        raise RunError(
+            f"publication.transport is broadcast, and {name} receives none", hints=["set it to memory or disk"]
+        )
+    if config.placement.in_turns and not engine.capabilities.releases_memory:
+        raise RunError(
+            f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
+            hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
+        )
+    return engine
 
 
 def _rollout_policy(config: RunConfig) -> RolloutPolicy:
@@ -219,13 +246,11 @@ def run_trainer(run_dir: Path) -> int:
 
 
 def _train(resolved: Resolved, run_dir: Path, interrupted: _Interruption) -> bool:
-    import torch
     import torch.distributed as dist
 
     from areal_core.training.checkpoint import Committed
     from areal_core.training.journal import Journal
     from areal_core.training.loop import LoopSettings, Trainer
-    from areal_core.training.publication import WeightPublisher
 
     config, is_first = resolved.config, dist.get_rank() == 0
     model = model_reference(resolved, run_dir)
@@ -235,13 +260,8 @@ def _train(resolved: Resolved, run_dir: Path, interrupted: _Interruption) -> boo
     if committed is not None:
         engines["actor"].load(committed.folder)
     step = committed.step if committed else 0
-    scratch = Path(os.environ[SCRATCH_VARIABLE])
-    publisher = None
-    if algorithm.needs_rollouts:
-        publisher = WeightPublisher(
-            engines["actor"], scratch / "weights", getattr(torch, model.dtype), is_first=is_first
-        )
     source = _source(resolved, run_dir, model, interrupted, rollouts=algorithm.needs_rollouts) if is_first else None
+    publisher = _publisher(config, run_dir, engines["actor"], model, source) if algorithm.needs_rollouts else None
     trackers = [selection.build() for selection in config.trackers] if is_first else []
     journal = Journal(run_dir, config.steps, step, trackers, _log) if is_first else None
     if journal is not None:
@@ -259,6 +279,7 @@ def _train(resolved: Resolved, run_dir: Path, interrupted: _Interruption) -> boo
         checkpoint_every=config.checkpoint.every,
         checkpoints_kept=config.checkpoint.keep,
         export=config.checkpoint.export,
+        shares_memory=config.placement.in_turns,
     )
     trainer = Trainer(
         settings, algorithm, engines, publisher, run_dir, source, journal, resolved.plugins.events if is_first else None
@@ -272,6 +293,25 @@ def _train(resolved: Resolved, run_dir: Path, interrupted: _Interruption) -> boo
             source.close()
         for engine in engines.values():
             engine.close()
+
+
+def _publisher(
+    config: RunConfig, run_dir: Path, actor: TrainEngine, model: ModelReference, source: BatchSource | None
+) -> Publisher:
+    import torch
+
+    from areal_core.training.broadcast import Broadcaster
+    from areal_core.training.publication import FolderPublisher
+
+    settings, dtype = config.publication, getattr(torch, model.dtype)
+    parent = run_dir if settings.transport == "disk" else Path(os.environ[SCRATCH_VARIABLE])
+    folders = FolderPublisher(actor, parent / "weights", dtype, source)
+    if source is not None:
+        shutil.rmtree(parent / "weights", ignore_errors=True)  # of a run that was killed
+    if settings.transport != "broadcast":
+        return folders
+    target = cast("BroadcastTarget | None", source)
+    return Broadcaster(actor, folders, target, dtype, address=settings.address, timeout_s=settings.timeout_s)
 
 
 def _engines(config: RunConfig, model: ModelReference, *, needs_reference: bool) -> dict[str, TrainEngine]:

@@ -208,8 +208,10 @@ def _processes(resolved: Resolved, folder: Path, scratch: Path, ranks: int) -> l
     processes = []
     if resolved.config.inference_engine is not None:
         processes.append(_process("controller", "controller", folder, shared))
+    gpus = resolved.config.placement.training
+    visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
     for rank in range(ranks):
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), **visible}
         processes.append(_process(f"trainer-{rank}", "trainer", folder, shared | variables))
     return processes
 

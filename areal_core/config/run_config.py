@@ -11,6 +11,8 @@ from areal_core.config.sections import (
     CheckpointSection,
     EvaluationSection,
     ModelSection,
+    PlacementSection,
+    PublicationSection,
     ReferenceModelSection,
     RewardTerm,
     RolloutSection,
@@ -42,6 +44,10 @@ class RunConfig(Settings):
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="how data is generated")
     training: TrainingSection = Field(default_factory=TrainingSection, description="what is done with a batch")
     inference_engine: Selection | None = component("inference_engines", description="generates; null in fine-tuning")
+    publication: PublicationSection = Field(
+        default_factory=PublicationSection, description="how new weights reach the inference engine"
+    )
+    placement: PlacementSection = Field(default_factory=PlacementSection, description="which GPUs do what")
     train_engine: Selection = component("train_engines", description="holds the parameters and takes the steps")
     algorithm: Selection = component("algorithms", description="how a batch becomes a loss")
     reference_model: ReferenceModelSection | None = Field(default=None, description="the frozen model of a KL term")

@@ -113,6 +113,42 @@ class TrainingSection(Settings):
     )
 
 
+class PublicationSection(Settings):
+    """How new weights reach the inference engines."""
+
+    transport: Literal["memory", "disk", "broadcast"] = Field(
+        default="memory",
+        description="a folder in this machine's memory, one in the run folder that all machines see, or a collective "
+        "broadcast (NCCL between GPUs, gloo between CPUs)",
+    )
+    address: str = Field(
+        default="127.0.0.1", description="of the trainer's machine, as servers reach it, in broadcasts"
+    )
+    timeout_s: float = Field(
+        default=300.0, gt=0, description="seconds that a broadcast may take before a folder is used"
+    )
+
+
+class PlacementSection(Settings):
+    """Which GPUs of this machine generate and which train; the same for both means in turns."""
+
+    generation: list[int] | None = Field(default=None, description="GPUs for the inference servers; null is all")
+    training: list[int] | None = Field(default=None, description="GPUs for the trainer's ranks; null is all")
+
+    @model_validator(mode="after")
+    def _whole(self) -> PlacementSection:
+        if self.generation is not None and self.training is not None:
+            shared = set(self.generation) & set(self.training)
+            if shared and set(self.generation) != set(self.training):
+                raise ValueError(f"GPUs {sorted(shared)} do both, others one: all of them must be shared, or none")
+        return self
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether the same GPUs generate and train, one after the other."""
+        return bool(self.generation) and set(self.generation or ()) == set(self.training or ())
+
+
 class EvaluationSection(Settings):
     """Evaluation on held-out data while the run goes on."""
 

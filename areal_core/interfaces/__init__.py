@@ -16,16 +16,32 @@ from areal_core.interfaces.algorithm import (
 )
 from areal_core.interfaces.dataset import Dataset
 from areal_core.interfaces.inference import (
+    BroadcastGroup,
+    BroadcastReceiver,
     Generation,
     GenerationRequest,
     InferenceCapabilities,
     InferenceEngine,
+    MemorySharer,
     SamplingParameters,
+    TensorDescription,
     UpdateMode,
     WeightUpdate,
 )
 from areal_core.interfaces.launcher import Launcher, ProcessSpecification
 from areal_core.interfaces.model import ModelReference, ModelSource
+from areal_core.interfaces.server import (
+    Chunk,
+    Piece,
+    RequestRefusedError,
+    ServerAdapter,
+    ServerCommand,
+    ServerIdentity,
+    ServerLostError,
+    ServerRefusedError,
+    UpdateRefusedError,
+    WeightGroup,
+)
 from areal_core.interfaces.source import BatchSource, Interrupted
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import OptimizerSettings, Role, TrainEngine
@@ -36,6 +52,9 @@ __all__ = [
     "Aggregation",
     "Algorithm",
     "BatchSource",
+    "BroadcastGroup",
+    "BroadcastReceiver",
+    "Chunk",
     "Correction",
     "Dataset",
     "Environment",
@@ -47,20 +66,31 @@ __all__ = [
     "Interrupted",
     "Launcher",
     "LossResult",
+    "MemorySharer",
     "ModelReference",
     "ModelSource",
     "OptimizerSettings",
+    "Piece",
     "PolicyLoss",
     "PolicyTerms",
     "ProcessSpecification",
+    "RequestRefusedError",
     "Reward",
     "RewardScore",
     "Role",
     "RolloutWorkflow",
     "SamplingParameters",
+    "ServerAdapter",
+    "ServerCommand",
+    "ServerIdentity",
+    "ServerLostError",
+    "ServerRefusedError",
+    "TensorDescription",
     "Tracker",
     "TrainEngine",
     "UpdateMode",
+    "UpdateRefusedError",
+    "WeightGroup",
     "WeightUpdate",
     "WorkflowContext",
 ]

@@ -53,7 +53,8 @@ class GenerationRequest:
         request_id: unique in the run.
         input_ids: prompt and everything after it so far.
         sampling: shared by many requests.
-        seed: of this sample's random numbers; the same seed, weights and prompt give the same tokens.
+        seed: of this sample's random numbers; where the engine is seeded, the same seed, weights and prompt give the
+            same tokens.
         affinity: requests with the same affinity share a prefix (siblings of a group, turns of an episode).
     """
 
@@ -82,16 +83,28 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """One tensor of a model: its name in the model's safetensors, dtype as PyTorch names it, shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """Weights for the engine to take over.
 
     Attributes:
         version: counts publications, never reused in a run.
-        path: a folder with `model.safetensors`, complete when announced; it stays until the update returns.
+        path: a folder with `model.safetensors`, complete when announced; it stays until the update returns. None
+            where the trainer broadcasts to the group that stands.
+        tensors: what is broadcast, in this order.
     """
 
     version: int
-    path: Path
+    path: Path | None
+    tensors: tuple[TensorDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +115,17 @@ class InferenceCapabilities:
         update_modes: the in-flight update modes that it offers.
         sampling: names of `SamplingParameters` fields, beyond temperature, lengths and stop tokens, that it honours.
         deterministic: whether the same requests one after another give the same bits.
+        seeded: whether a request's seed decides its tokens.
+        broadcast: whether weights may reach it by collective broadcast (`BroadcastReceiver`).
+        releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
     """
 
     update_modes: frozenset[UpdateMode]
     sampling: frozenset[str] = field(default_factory=frozenset)
     deterministic: bool = False
+    seeded: bool = True
+    broadcast: bool = False
+    releases_memory: bool = False
 
 
 class InferenceEngine(Protocol):
@@ -141,6 +160,64 @@ class InferenceEngine(Protocol):
         """
         ...
 
+    def describe(self) -> str:
+        """How it is now, in a few words for the live view; empty where there is nothing to tell."""
+        ...
+
+    def take_metrics(self) -> dict[str, float]:
+        """What happened since this was last asked: counts are those since then, durations the latest."""
+        ...
+
     async def close(self) -> None:
         """Stop, cancel what runs and free everything; safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastGroup:
+    """The group that stands between trainer and engine.
+
+    Attributes:
+        name: new for each group.
+        world_size: members, the trainer's rank 0 included.
+        prefixes: of the keys in the group's store, outermost first.
+        is_new: whether the trainer still has to join.
+    """
+
+    name: str
+    world_size: int
+    prefixes: tuple[str, ...]
+    is_new: bool
+
+
+class BroadcastReceiver(Protocol):
+    """What an inference engine offers beyond `InferenceEngine` where weights can be broadcast to it."""
+
+    async def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+        """Agree on a group for the next update.
+
+        Args:
+            address, port: where the trainer serves the store of a new group.
+            backend: `nccl` or `gloo`.
+            standing: name of the group that the trainer is in, empty for none; it is kept where it still fits.
+
+        Returns:
+            The group; if it is new its other members are joining. None where nobody could receive.
+        """
+        ...
+
+    def needs_folder(self) -> bool:
+        """Whether somebody missed the last update and waits for the same weights in a folder."""
+        ...
+
+    def offer_folder(self, update: WeightUpdate) -> None:
+        """Weights of a version that was broadcast already, in a folder, for those who missed it."""
+        ...
+
+
+class MemorySharer(Protocol):
+    """What an inference engine offers beyond `InferenceEngine` where it shares its GPUs with the trainer."""
+
+    async def release_memory(self) -> None:
+        """Stop, keep what every request has so far, and give the memory away until the next `update_weights`."""
         ...

@@ -78,6 +78,16 @@ class RolloutClient:
             raise RunError(reply.fields["error"], hints=reply.fields["hints"])
         return reply
 
+    def has_failed(self, number: int) -> bool:
+        """Whether the reply to a request is there already, and is an error; does not wait."""
+        if number not in self._replies:
+            try:
+                reply = self._channel.receive(0)
+            except (TimeoutError, ChannelClosed):
+                return False
+            self._replies[reply.fields["id"]] = reply
+        return number in self._replies and "error" in self._replies[number].fields
+
     def call(self, kind: str, **fields: Any) -> Message:
         """Send a request and wait for its reply."""
         return self.wait(self.request(kind, **fields))

@@ -212,6 +212,7 @@ class RolloutController:
         self._admit()
         batch = join_groups(groups)
         metrics = {"time/wait_for_rollouts_s": time.monotonic() - began, **self._tally.take()}
+        metrics |= self._engine.take_metrics()
         if batch is None:
             return None, metrics
         batch, staleness = mask_stale(batch, self._published, step, self._policy)
@@ -377,7 +378,9 @@ class RolloutController:
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
             f"{counts.ready} of {self._policy.bound.batch_size} groups ready, {counts.running} running, "
-            f"weights of version {self.version}" + (f"; since the last batch: {events}" if events else "")
+            f"weights of version {self.version}"
+            + (f"; servers: {engine}" if (engine := self._engine.describe()) else "")
+            + (f"; since the last batch: {events}" if events else "")
         )
 
     async def _keep(self) -> None:

@@ -10,20 +10,22 @@ import asyncio
 import json
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.errors import ArealError, RunError
-from areal_core.interfaces.inference import WeightUpdate
+from areal_core.interfaces.inference import TensorDescription, WeightUpdate
 from areal_core.rollout.channel import Channel, ChannelClosed, Message, serve
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.inference import InferenceEngine
+    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer
     from areal_core.rollout.controller import RolloutController
     from areal_core.rollout.evaluation import Evaluator
 
 STATUS_INTERVAL_S = 0.5
 LOG_INTERVAL_S = 30.0
+_GROUP_FIELDS = ("address", "port", "backend", "standing")
 
 
 class RolloutService:
@@ -101,12 +103,30 @@ class RolloutService:
 
     async def _on_publish(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         await self._publish(fields)
-        return {}, b""
+        is_waited_for = self._engine.capabilities.broadcast and cast("BroadcastReceiver", self._engine).needs_folder()
+        return {"needs_folder": is_waited_for}, b""
 
     async def _publish(self, fields: dict[str, Any]) -> None:
         async with self._publishing:
-            update = WeightUpdate(fields["version"], Path(fields["path"]))
+            tensors = tuple(TensorDescription(name, dtype, tuple(s)) for name, dtype, s in fields.get("tensors", ()))
+            update = WeightUpdate(fields["version"], Path(fields["path"]) if fields["path"] else None, tensors)
             await self._controller.publish(update, fields["trained"])
+
+    async def _on_form_group(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        receiver = cast("BroadcastReceiver", self._engine)
+        async with self._publishing:
+            group = await receiver.form_group(**{name: fields[name] for name in _GROUP_FIELDS})
+        return {"group": None if group is None else asdict(group)}, b""
+
+    async def _on_offer_folder(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        update = WeightUpdate(fields["version"], Path(fields["path"]))
+        cast("BroadcastReceiver", self._engine).offer_folder(update)
+        return {}, b""
+
+    async def _on_release(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        async with self._publishing:
+            await cast("MemorySharer", self._engine).release_memory()
+        return {}, b""
 
     async def _on_evaluate(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         if self._evaluator is None:

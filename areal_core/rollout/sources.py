@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.trajectory import FinishReason, Trajectory
+from areal_core.errors import RunError
+from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.interfaces.source import Interrupted
 from areal_core.rollout.ledger import Ledger
 from areal_core.rollout.sampler import PromptSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.dataset import Dataset
+    from areal_core.interfaces.inference import TensorDescription
     from areal_core.rollout.client import RolloutClient
 
 
@@ -26,6 +30,7 @@ class RolloutSource:
     def __init__(self, client: RolloutClient) -> None:
         self._client = client
         self._publication: int | None = None
+        self.needs_folder = False
 
     def first_version(self, step: int) -> int:
         """See `BatchSource.first_version`. A resumed run publishes above every version of its past."""
@@ -45,6 +50,44 @@ class RolloutSource:
         self._finish_publication()
         self._publication = self._client.request("publish", version=version, trained=trained, path=str(folder))
 
+    def release_engines(self) -> None:
+        """See `BatchSource.release_engines`."""
+        self._finish_publication()
+        self._client.call("release")
+
+    def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+        """See `BroadcastTarget.form_group`."""
+        self._finish_publication()
+        told = self._client.call("form_group", address=address, port=port, backend=backend, standing=standing).fields
+        if told["group"] is None:
+            return None
+        return BroadcastGroup(**{**told["group"], "prefixes": tuple(told["group"]["prefixes"])})
+
+    def begin_broadcast(self, version: int, trained: int, tensors: Sequence[TensorDescription]) -> None:
+        """See `BroadcastTarget.begin_broadcast`."""
+        described = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors]
+        self._publication = self._client.request(
+            "publish", version=version, trained=trained, path="", tensors=described
+        )
+
+    def broadcast_failed(self) -> bool:
+        """See `BroadcastTarget.broadcast_failed`: a reply before the end of the broadcast can but be an error."""
+        return self._publication is not None and self._client.has_failed(self._publication)
+
+    def end_broadcast(self) -> None:
+        """See `BroadcastTarget.end_broadcast`."""
+        self._finish_publication()
+
+    def drop_broadcast(self) -> None:
+        """See `BroadcastTarget.drop_broadcast`."""
+        with suppress(RunError):
+            self._finish_publication()
+        self._publication = None
+
+    def offer_folder(self, version: int, folder: Path) -> None:
+        """See `BroadcastTarget.offer_folder`."""
+        self._client.call("offer_folder", version=version, path=str(folder))
+
     def evaluate(self) -> dict[str, float]:
         """See `BatchSource.evaluate`."""
         self._finish_publication()
@@ -60,9 +103,9 @@ class RolloutSource:
         self._client.close()
 
     def _finish_publication(self) -> None:
-        if self._publication is not None:
-            self._client.wait(self._publication)
-            self._publication = None
+        number, self._publication = self._publication, None
+        if number is not None:
+            self.needs_folder = bool(self._client.wait(number).fields.get("needs_folder"))
 
 
 class SupervisedSource:
@@ -126,6 +169,9 @@ class SupervisedSource:
         return list(self._tokenizer.encode(row[key], add_special_tokens=False))
 
     def publish(self, version: int, trained: int, folder: Path) -> None:
+        """Nobody generates."""
+
+    def release_engines(self) -> None:
         """Nobody generates."""
 
     def evaluate(self) -> dict[str, float]:

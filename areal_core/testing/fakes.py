@@ -51,6 +51,14 @@ class FakeEngine:
         """Take over the version."""
         self.version = update.version
 
+    def describe(self) -> str:
+        """Nothing to tell."""
+        return ""
+
+    def take_metrics(self) -> dict[str, float]:
+        """Nothing was measured."""
+        return {}
+
     async def close(self) -> None:
         """Nothing to free."""
 

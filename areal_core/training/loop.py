@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces.source import BatchSource
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.journal import Journal
-    from areal_core.training.publication import WeightPublisher
+    from areal_core.training.publication import Publisher
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class LoopSettings:
     checkpoint_every: int = 0
     checkpoints_kept: int = 2
     export: bool = True
+    shares_memory: bool = False
 
 
 class Observer(Protocol):
@@ -70,7 +71,7 @@ class Trainer:
         settings: of the loop.
         algorithm: what to do with a batch.
         engines: by role; `actor` learns, `reference` is there where the algorithm needs it.
-        publisher: writes the actor's weights.
+        publisher: brings the actor's weights to the inference engines.
         run_dir: where checkpoints and exports go.
         source: of batches, on rank 0.
         journal: of metrics, on rank 0.
@@ -82,7 +83,7 @@ class Trainer:
         settings: LoopSettings,
         algorithm: Algorithm,
         engines: Mapping[str, TrainEngine],
-        publisher: WeightPublisher | None,
+        publisher: Publisher | None,
         run_dir: Path,
         source: BatchSource | None,
         journal: Journal | None,
@@ -124,6 +125,9 @@ class Trainer:
             while self._step < self._settings.steps:
                 with self._phase("wait"):
                     batch, metrics = self._next_batch()
+                if self._settings.shares_memory:
+                    with self._phase("release"):
+                        self._release_engines()
                 with self._phase("train"):
                     metrics |= self._learn(batch)
                 self._step += 1
@@ -200,15 +204,19 @@ class Trainer:
                 members = set(groups[start : start + size])
                 yield batch.select([row for row, group in enumerate(batch["group_id"].tolist()) if group in members])
 
+    def _release_engines(self) -> None:
+        """The inference engines leave their memory to the trainer; no rank goes on before they have."""
+        if self._source is not None:
+            self._source.release_engines()
+        dist.barrier()
+
     def _publish(self) -> None:
         if self._publisher is None:
             return
         self._version += 1
-        folder = self._publisher.write(self._version)
-        if self._source is not None:
-            self._source.publish(self._version, self._step, folder)
-            if self._observer is not None:
-                self._observer.weights_published(self._step, self._version)
+        self._publisher.publish(self._version, self._step)
+        if self._observer is not None:
+            self._observer.weights_published(self._step, self._version)
 
     def _look_after(self) -> dict[str, float]:
         """Evaluate and checkpoint where it is due. Generation goes on meanwhile."""

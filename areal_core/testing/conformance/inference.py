@@ -70,14 +70,20 @@ class InferenceEngineSuite(WeightUpdates):
         asyncio.run(check())
 
     def test_greedy_takes_the_most_probable_token(self, tmp_path: Path) -> None:
-        """Log-probabilities stay those of the tempered distribution."""
+        """Log-probabilities stay those of the tempered distribution; engines may refuse a temperature but 1."""
         model = make_model(tmp_path / "model")
-        asked = [request(prompt, temperature=0.7, greedy=True) for prompt in PROMPTS]
 
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
+                temperature = 0.7
+                try:
+                    await engine.generate(request(PROMPTS[0], temperature=temperature, greedy=True))
+                except ValueError:
+                    temperature = 1.0
+                asked = [request(prompt, temperature=temperature, greedy=True) for prompt in PROMPTS]
                 for one, found in zip(asked, await self.answers(engine, asked), strict=True):
-                    table = next_token_logprobs(model, one.input_ids + found.output_ids, 0.7)[len(one.input_ids) - 1 :]
+                    whole = one.input_ids + found.output_ids
+                    table = next_token_logprobs(model, whole, temperature)[len(one.input_ids) - 1 :]
                     best = table[:-1].max(-1).values
                     chosen = table[:-1].gather(1, torch.tensor(found.output_ids)[:, None])[:, 0]
                     assert bool((best - chosen <= self.tolerance).all()), "a token is not the most probable one"
@@ -91,11 +97,11 @@ class InferenceEngineSuite(WeightUpdates):
 
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
-                (free,) = await self.answers(engine, [request(PROMPTS[0], 3)])
+                (free,) = await self.answers(engine, [request(PROMPTS[0], 3, greedy=True)])
                 assert free.finish_reason == FinishReason.LENGTH, "nothing but the given stop tokens ends an output"
                 stop = free.output_ids[6]
                 end = free.output_ids.index(stop) + 1
-                (stopped,) = await self.answers(engine, [request(PROMPTS[0], 3, stop_token_ids=(stop, 0))])
+                (stopped,) = await self.answers(engine, [request(PROMPTS[0], 3, greedy=True, stop_token_ids=(stop,))])
                 assert stopped.output_ids[:end] == free.output_ids[:end], (
                     "the output ends behind the stop token, which belongs to it: "
                     f"{stopped.output_ids} instead of {free.output_ids[:end]}"
@@ -119,22 +125,35 @@ class InferenceEngineSuite(WeightUpdates):
         asyncio.run(check())
 
     def test_stop_tokens_are_not_drawn_before_min_new_tokens(self, tmp_path: Path) -> None:
-        """Half the vocabulary stops, so that without the rule an early end is all but certain."""
+        """Half the vocabulary stops, so that without the rule an early end is all but certain.
+
+        Log-probabilities may be those of the plain distribution, or of the one without the stop tokens. An engine may
+        refuse such requests.
+        """
         model, stops = make_model(tmp_path / "model"), tuple(range(0, VOCABULARY, 2))
         asked = [request(prompt, 5, min_new_tokens=9, stop_token_ids=stops) for prompt in PROMPTS]
 
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
-                for one, found in zip(asked, await self.answers(engine, asked), strict=True):
+                try:
+                    answers = await self.answers(engine, asked)
+                except ValueError as error:
+                    pytest.skip(f"the engine refuses min_new_tokens: {error}")
+                for one, found in zip(asked, answers, strict=True):
                     early = [place for place, token in enumerate(found.output_ids) if token in stops and place < 9]
                     assert early == [], f"stop tokens at {early} of an output with min_new_tokens 9"
                     assert len(found.output_ids) > 9
-                    check_logprobs(one, found, {0: model}, self.tolerance)
+                    table = next_token_logprobs(model, one.input_ids + found.output_ids, 1.0)[len(one.input_ids) - 1 :]
+                    without = table[:9].index_fill(1, torch.tensor(stops), -math.inf).log_softmax(-1)
+                    drawn = torch.tensor(found.output_ids[:9])[:, None]
+                    told = torch.tensor(found.logprobs[:9], dtype=torch.float64)
+                    gaps = [float((told - t.gather(1, drawn)[:, 0]).abs().max()) for t in (table[:9], without)]
+                    assert min(gaps) <= self.tolerance, f"log-probabilities differ by {min(gaps):.6f}"
 
         asyncio.run(check())
 
     def test_a_seed_decides_the_tokens(self, tmp_path: Path) -> None:
-        """The same seed gives the same tokens alone and in company; other seeds give others."""
+        """Where the engine is seeded: the same tokens alone and in company; other seeds give others, everywhere."""
         model = make_model(tmp_path / "model")
 
         async def check() -> None:
@@ -142,7 +161,8 @@ class InferenceEngineSuite(WeightUpdates):
                 (alone,) = await self.answers(engine, [request(PROMPTS[1], 7)])
                 company = [request(prompt, seed) for prompt in PROMPTS for seed in range(5)]
                 *_, again = await self.answers(engine, [*company, request(PROMPTS[1], 7)])
-                assert again.output_ids == alone.output_ids, "the same seed, weights and prompt gave other tokens"
+                same = again.output_ids == alone.output_ids or not engine.capabilities.seeded
+                assert same, "the same seed, weights and prompt gave other tokens"
                 siblings = [request(PROMPTS[1], seed, affinity="group") for seed in range(4)]
                 drawn = {tuple(found.output_ids) for found in await self.answers(engine, siblings)}
                 assert len(drawn) == 4, "different seeds gave the same tokens"

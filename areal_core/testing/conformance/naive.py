@@ -117,6 +117,7 @@ class NaiveEngine:
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`. Requests draw their next token from the new weights."""
+        assert update.path is not None
         tensors = self._read(Path(update.path) / "model.safetensors")
         self._take_over(tensors)
         self.version = update.version
@@ -143,6 +144,14 @@ class NaiveEngine:
     def _take_over(self, tensors: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._model.named_parameters():
             parameter.copy_(tensors[name])
+
+    def describe(self) -> str:
+        """See `InferenceEngine.describe`."""
+        return ""
+
+    def take_metrics(self) -> dict[str, float]:
+        """See `InferenceEngine.take_metrics`."""
+        return {}
 
     async def close(self) -> None:
         """See `InferenceEngine.close`."""

@@ -95,7 +95,7 @@ class WeightUpdates(EngineSession):
         """
         model, good = make_model(tmp_path / "model"), make_model(tmp_path / "good", seed=1)
         bad = _broken_copies(good, tmp_path)
-        one = request(PROMPTS[1], 4)
+        one = request(PROMPTS[1], 4, greedy=True)
 
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
@@ -107,7 +107,7 @@ class WeightUpdates(EngineSession):
                         pass
                     else:
                         raise AssertionError(f"weights were taken over from a file with {name}")
-                    again = request(PROMPTS[1], 4)
+                    again = request(PROMPTS[1], 4, greedy=True)
                     after = await self.within(answer_unless_stopped(engine, again), "a request after a refusal")
                     if after is None:
                         return

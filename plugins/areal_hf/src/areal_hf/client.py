@@ -213,6 +213,14 @@ class HFEngine:
         if error is not None:
             raise RunError(f"weights of version {update.version} were refused: {error}")
 
+    def describe(self) -> str:
+        """See `InferenceEngine.describe`."""
+        return ""
+
+    def take_metrics(self) -> dict[str, float]:
+        """See `InferenceEngine.take_metrics`."""
+        return {}
+
     async def close(self) -> None:
         """See `InferenceEngine.close`."""
         if self._ended is None:

@@ -1,0 +1,101 @@
+"""The settings that all kinds of servers share; a plugin's settings are derived from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from areal_core.config import Secret, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from areal_core.config.run_config import RunConfig
+
+OptionValue = bool | int | float | str
+
+
+class FleetSettings(Settings):
+    """Settings of a fleet of inference servers."""
+
+    servers: int = Field(1, ge=0, description="servers that the run starts on this machine")
+    addresses: list[str] = Field(
+        default_factory=list, description="servers that run already, each `http://host:port`; all hold the same model"
+    )
+    min_servers: int = Field(1, ge=1, description="servers that must be ready before the run begins; others may follow")
+    tensor_parallel: int = Field(1, ge=1, description="GPUs that share the weights of one server")
+    data_parallel: int = Field(1, ge=1, description="copies of the weights within one server")
+    program: list[str] = Field(
+        default_factory=list,
+        description="words that start the server, where it is not installed beside areal; its options are appended",
+    )
+    options: dict[str, OptionValue] = Field(
+        default_factory=dict, description="further options of the server by name, such as `mem_fraction_static: 0.8`"
+    )
+    environment: dict[str, str] = Field(default_factory=dict, description="environment variables of the servers")
+    api_key: Secret | None = Field(None, description="key that the servers ask for, as env:NAME")
+    allow_unknown_version: bool = Field(
+        False, description="use servers of a version that this plugin was not tested with"
+    )
+    update_mode: Literal["keep_cache", "recompute"] = Field(
+        "recompute", description="on new weights the keys and values of live requests are kept, or rebuilt under them"
+    )
+    detokenize: bool = Field(False, description="servers follow the text beside the tokens: needed for sampling.stop")
+    max_concurrent_requests: int | None = Field(
+        None, ge=1, description="requests that one server is given at once; by default as many as it works on"
+    )
+    stream_interval: int = Field(
+        32, ge=1, description="tokens that a server sends at a time: so many are lost at most when it dies"
+    )
+    start_timeout_s: float = Field(900.0, gt=0, description="seconds until a server must be healthy")
+    silence_timeout_s: float = Field(300.0, gt=0, description="seconds without a token that end a request to a server")
+    update_timeout_s: float = Field(300.0, gt=0, description="seconds that taking over new weights may take")
+    health_interval_s: float = Field(2.0, gt=0, description="seconds between looks at a server's health")
+    health_timeout_s: float = Field(15.0, gt=0, description="seconds that such a look may take; twice means lost")
+    drain_timeout_s: float = Field(
+        60.0, ge=0, description="seconds that a leaving server may finish its requests; the rest go on elsewhere"
+    )
+    restarts: int = Field(3, ge=0, description="times that a server of the run is started again after it died")
+
+    @field_validator("addresses")
+    @classmethod
+    def _plain(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if not address.startswith(("http://", "https://")) or address.count("/") > 2:
+                raise ValueError(f"'{address}' is no server's address; write it as http://host:port")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("the same address stands there twice")
+        return addresses
+
+    @model_validator(mode="after")
+    def _enough(self) -> FleetSettings:
+        if not self.servers and not self.addresses:
+            raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
+        if self.min_servers > self.servers + len(self.addresses):
+            raise ValueError(f"min_servers is {self.min_servers}, and the config names fewer servers")
+        return self
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What servers cannot do beside the rest of the config."""
+        if config.sampling.stop and not self.detokenize:
+            yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
+        if config.deterministic:
+            yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
+
+    @property
+    def ranks(self) -> int:
+        """Processes of one server that hold weights."""
+        return self.tensor_parallel * self.data_parallel
+
+
+def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:
+    """Options as a command line has them: `true` is the bare word, `false` leaves it out."""
+    words: list[str] = []
+    for name, value in options.items():
+        word = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(word)
+        elif value is not False:
+            words += [word, str(value)]
+    return words

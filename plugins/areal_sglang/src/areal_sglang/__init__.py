@@ -1,0 +1,3 @@
+"""Generation on SGLang servers for areal."""
+
+__version__ = "0.1.0"

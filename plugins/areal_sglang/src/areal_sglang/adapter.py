@@ -1,0 +1,261 @@
+"""SGLang's HTTP interface: `sglang/srt/entrypoints/http_server.py` and `sglang/srt/managers/io_struct.py`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from areal_core.interfaces import (
+    Chunk,
+    InferenceCapabilities,
+    RequestRefusedError,
+    ServerCommand,
+    ServerIdentity,
+    ServerRefusedError,
+    UpdateRefusedError,
+)
+from areal_core.servers.settings import OptionValue, option_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from areal_core.interfaces import (
+        ModelReference,
+        Piece,
+        SamplingParameters,
+        TensorDescription,
+        UpdateMode,
+        WeightGroup,
+    )
+    from areal_core.servers.connection import ServerConnection
+    from areal_sglang.config import SGLangConfig
+
+KNOWN = SpecifierSet(">=0.5.17,<0.5.24")
+"""Versions whose interface was read and tried."""
+
+SPANS_SINCE = Version("0.5.23")
+"""From here on an answer says which of its tokens were sampled by which weights."""
+
+_EVERYTHING = 1e-9
+"""As nucleus: only the most probable token is left. With SGLang's own greedy mode log-probabilities would not be those
+of the temperature."""
+
+
+class SGLangAdapter:
+    """Speaks to SGLang servers. See `ServerAdapter` for the methods."""
+
+    name = "SGLang"
+    # SGLang puts the group's name in front; then PyTorch's helper puts it again, and the device.
+    group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType(
+        {"nccl": ("{group}", "{group}/", "cuda/"), "gloo": ("{group}", "{group}/", "cpu/")}
+    )
+
+    def __init__(self, settings: SGLangConfig) -> None:
+        self._settings = settings
+
+    def capabilities(self) -> InferenceCapabilities:
+        """Everything that SGLang samples with; its seeds count only in a mode that costs a third of its speed."""
+        sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+        return InferenceCapabilities(
+            update_modes=frozenset({"keep_cache", "recompute"}),
+            sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
+            seeded=bool(self._settings.options.get("enable_deterministic_inference")),
+            broadcast=True,
+            releases_memory=self._settings.memory_saver,
+        )
+
+    def command(self, model: ModelReference, port: int, ranks: int) -> ServerCommand:
+        """SGLang's own start, with the options that a run needs."""
+        settings = self._settings
+        options: dict[str, OptionValue] = {
+            "model_path": model.path,
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": model.dtype,
+            "tp_size": settings.tensor_parallel,
+            "dp_size": settings.data_parallel,
+            "incremental_streaming_output": True,
+            "skip_tokenizer_init": not settings.detokenize,
+            "skip_server_warmup": True,
+            "trust_remote_code": model.trust_remote_code,
+            "enable_memory_saver": settings.memory_saver,
+        }
+        program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
+        environment = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **settings.environment}
+        return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
+
+    async def identify(self, connection: ServerConnection) -> ServerIdentity:
+        """From `/server_info`."""
+        try:
+            told = await connection.get("/server_info")
+            version = Version(str(told["version"]))
+            ranks = int(told.get("tp_size") or 1) * int(told.get("dp_size") or 1)
+            context = int(told.get("context_length") or told["max_req_input_len"])
+            slots = _slots(told)
+        except (RequestRefusedError, InvalidVersion, LookupError, TypeError, AttributeError) as error:
+            raise ServerRefusedError(f"answers, but not as an SGLang server does: {error!r:.200}") from None
+        if version not in KNOWN and not self._settings.allow_unknown_version:
+            raise ServerRefusedError(
+                f"is SGLang {version}; areal-sglang was tested with {KNOWN}: install one of these, or set "
+                "allow_unknown_version"
+            )
+        dtype = str(told.get("dtype") or "auto")
+        spans = version >= SPANS_SINCE
+        if self._settings.update_mode == "keep_cache" and not spans:
+            raise ServerRefusedError(
+                f"is SGLang {version}, which does not say which token came from which weights: keep_cache needs "
+                f"{SPANS_SINCE}; set update_mode to recompute"
+            )
+        named = "" if dtype == "auto" else dtype
+        return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
+
+    async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
+        """`/generate` with token ids, streamed."""
+        body = {
+            "input_ids": piece.input_ids,
+            "sampling_params": self._sampling(piece),
+            "return_logprob": True,
+            "stream": True,
+            "rid": piece.name,
+            "extra_key": piece.cache_key,
+        }
+        seen = 0
+        async for event in connection.stream("/generate", body):
+            if "error" in event:
+                raise RequestRefusedError(f"/generate was refused: {event['error'].get('message', '')!s:.300}")
+            told = event["meta_info"]
+            ids, logprobs = event["output_ids"], [entry[0] for entry in told.get("output_token_logprobs") or ()]
+            total = told["completion_tokens"]
+            if len(ids) == total and len(ids) > total - seen:  # everything so far, and not only what is new
+                ids, logprobs = ids[seen:], logprobs[seen:]
+            seen += len(ids)
+            spans = told.get("weight_versions")
+            yield Chunk(
+                ids,
+                logprobs,
+                _finish(told["finish_reason"], piece.sampling.stop_token_ids),
+                None if spans is None else [(span["version"], span["start"], span["end"]) for span in spans],
+            )
+
+    def _sampling(self, piece: Piece) -> dict[str, Any]:
+        sampling: SamplingParameters = piece.sampling
+        return {
+            "temperature": sampling.temperature,
+            "max_new_tokens": sampling.max_new_tokens,
+            "min_new_tokens": sampling.min_new_tokens,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "stop": list(sampling.stop) or None,
+            "top_p": _EVERYTHING if sampling.greedy else sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            # This switches off the request's own stop tokens as well, so it can be set only where there are none.
+            "ignore_eos": not sampling.stop_token_ids,
+            "skip_special_tokens": False,
+            "sampling_seed": piece.seed & (2**63 - 1),
+            "stream_interval": self._settings.stream_interval,
+        }
+
+    async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
+        """`in_place` leaves keys and values where they are, `retract` drops them."""
+        await connection.post("/pause_generation", {"mode": "in_place" if mode == "keep_cache" else "retract"})
+
+    async def resume(self, connection: ServerConnection) -> None:
+        """`/continue_generation`."""
+        await connection.post("/continue_generation")
+
+    async def abort(self, connection: ServerConnection) -> None:
+        """`/abort_request` for all."""
+        await connection.post("/abort_request", {"abort_all": True})
+
+    async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
+        """`/update_weights_from_disk`. With live requests in it the cache cannot be flushed, and need not be."""
+        body = {"model_path": str(folder), "weight_version": label, "flush_cache": mode == "recompute"}
+        await self._update(connection, "/update_weights_from_disk", body)
+
+    async def set_label(self, connection: ServerConnection, label: str) -> None:
+        """`/update_weight_version`."""
+        await connection.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
+        """`/init_weights_update_group`."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": first_rank,
+            "world_size": group.world_size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._update(connection, "/init_weights_update_group", body)
+
+    async def receive(
+        self,
+        connection: ServerConnection,
+        group: WeightGroup,
+        tensors: Sequence[TensorDescription],
+        label: str,
+        mode: UpdateMode,
+    ) -> None:
+        """`/update_weights_from_distributed`, between `begin` and `end` where the version knows them."""
+        with suppress(RequestRefusedError):
+            await connection.post("/begin_weight_update", {})
+        body = {
+            "names": [tensor.name for tensor in tensors],
+            "dtypes": [tensor.dtype for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
+            "group_name": group.name,
+            "weight_version": label,
+            "flush_cache": mode == "recompute",
+        }
+        await self._update(connection, "/update_weights_from_distributed", body)
+        with suppress(RequestRefusedError):
+            await connection.post("/end_weight_update", {})
+
+    async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
+        """`/destroy_weights_update_group`."""
+        await connection.post("/destroy_weights_update_group", {"group_name": group.name})
+
+    async def release_memory(self, connection: ServerConnection) -> None:
+        """`/release_memory_occupation`: weights and cache."""
+        await connection.post("/flush_cache")
+        await connection.post("/release_memory_occupation", {})
+
+    async def restore_memory(self, connection: ServerConnection) -> None:
+        """`/resume_memory_occupation`."""
+        await connection.post("/resume_memory_occupation", {})
+
+    @staticmethod
+    async def _update(connection: ServerConnection, path: str, body: dict[str, Any]) -> None:
+        try:
+            told = await connection.post(path, body, timeout_s=3600)
+        except RequestRefusedError as error:
+            raise UpdateRefusedError(str(error)) from None
+        if not told.get("success"):
+            raise UpdateRefusedError(f"{path}: {str(told.get('message'))[:300]}")
+
+
+def _finish(reason: dict[str, Any] | None, stops: Sequence[int]) -> Literal["stop", "length", "abort"] | None:
+    """Why an answer ended; one that a token ended which the request does not name has to go on."""
+    if reason is None:
+        return None
+    matched = reason.get("matched")
+    if reason["type"] == "stop" and isinstance(matched, int) and matched not in stops:
+        return "abort"
+    kind: Literal["stop", "length", "abort"] = reason["type"]
+    return kind
+
+
+def _slots(told: dict[str, Any]) -> int:
+    """Requests that run at once: what was asked for, or what the server found room for."""
+    states = told.get("internal_states") or [{}]
+    found = told.get("max_running_requests") or states[0].get("effective_max_running_requests_per_dp")
+    return int(found or 256)

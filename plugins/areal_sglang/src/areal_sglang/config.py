@@ -1,0 +1,30 @@
+"""The settings of a fleet of SGLang servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from areal_core.servers.settings import FleetSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
+
+
+class SGLangConfig(FleetSettings):
+    """Settings of a fleet of SGLang servers."""
+
+    memory_saver: bool = Field(
+        False, description="servers can give their GPU memory back: needed where they share GPUs with the trainer"
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What SGLang cannot do beside the rest of the config."""
+        yield from super().check(config)
+        if config.placement.in_turns and not self.memory_saver:
+            yield "placement gives the same GPUs to generation and training: set memory_saver to true"
+        if config.sampling.min_new_tokens and not self.detokenize:
+            yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"

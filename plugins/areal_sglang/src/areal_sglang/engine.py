@@ -1,0 +1,23 @@
+"""The inference engine that a config chooses with `sglang`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_core.servers.fleet import ServerFleet
+from areal_sglang.adapter import SGLangAdapter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from areal_sglang.config import SGLangConfig
+
+
+class SGLangEngine(ServerFleet):
+    """A fleet of SGLang servers; see `ServerFleet` for the arguments."""
+
+    def __init__(
+        self, settings: SGLangConfig, log_dir: Path, run_dir: Path | None = None, gpus: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(settings, SGLangAdapter(settings), log_dir, run_dir, gpus)

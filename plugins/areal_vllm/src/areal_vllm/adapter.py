@@ -1,0 +1,232 @@
+"""vLLM's HTTP interface: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/entrypoints/rl/online` of vLLM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from areal_core.interfaces import (
+    Chunk,
+    InferenceCapabilities,
+    RequestRefusedError,
+    ServerCommand,
+    ServerIdentity,
+    ServerLostError,
+    ServerRefusedError,
+    UpdateRefusedError,
+)
+from areal_core.servers.settings import OptionValue, option_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from areal_core.interfaces import ModelReference, Piece, TensorDescription, UpdateMode, WeightGroup
+    from areal_core.servers.connection import ServerConnection
+    from areal_vllm.config import VLLMConfig
+
+KNOWN = SpecifierSet(">=0.32,<0.33")
+"""Versions whose interface was read and tried."""
+
+WORKER = Path(__file__).parent / "worker"
+"""A folder for the server's import path: it holds one module, which needs nothing but vLLM."""
+
+
+class VLLMAdapter:
+    """Speaks to vLLM servers. See `ServerAdapter` for the methods."""
+
+    name = "vLLM"
+    group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({"nccl": ("{group}",), "gloo": ("{group}",)})
+
+    def __init__(self, settings: VLLMConfig) -> None:
+        self._settings = settings
+
+    def capabilities(self) -> InferenceCapabilities:
+        """Everything that vLLM samples with; log-probabilities are those of what top_p, top_k and min_p leave."""
+        sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+        return InferenceCapabilities(
+            update_modes=frozenset({"keep_cache", "recompute"}),
+            sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
+            broadcast=True,
+            releases_memory=self._settings.sleep_mode,
+        )
+
+    def command(self, model: ModelReference, port: int, ranks: int) -> ServerCommand:
+        """vLLM's own start, with the options that a run needs."""
+        settings = self._settings
+        options: dict[str, OptionValue] = {
+            "model": model.path,
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": model.dtype,
+            "tensor_parallel_size": settings.tensor_parallel,
+            "data_parallel_size": settings.data_parallel,
+            "enable_scale_out": True,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "stream_interval": settings.stream_interval,
+            "worker_extension_cls": "areal_weights.WeightExtension",
+            "weight_transfer_config": '{"backend": "areal"}',
+            "skip_tokenizer_init": not settings.detokenize,
+            "trust_remote_code": model.trust_remote_code,
+            "enable_sleep_mode": settings.sleep_mode,
+        }
+        program = settings.program or [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        path = os.pathsep.join(filter(None, (str(WORKER), os.environ.get("PYTHONPATH"))))
+        environment = {
+            "VLLM_SERVER_DEV_MODE": "1",  # without it the weight endpoints are not there
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": path,
+            **settings.environment,
+        }
+        return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
+
+    async def identify(self, connection: ServerConnection) -> ServerIdentity:
+        """From `/version`, `/v1/models` and `/server_info`."""
+        try:
+            version = Version(str((await connection.get("/version"))["version"]))
+            model = (await connection.get("/v1/models"))["data"][0]
+        except (RequestRefusedError, InvalidVersion, LookupError, TypeError) as error:
+            raise ServerRefusedError(f"answers, but not as a vLLM server does: {error!r:.200}") from None
+        if version not in KNOWN and not self._settings.allow_unknown_version:
+            raise ServerRefusedError(
+                f"is vLLM {version}; areal-vllm was tested with {KNOWN}: install one of these, or set "
+                "allow_unknown_version"
+            )
+        try:
+            told = (await connection.get("/server_info?config_format=json"))["vllm_config"]
+        except RequestRefusedError:
+            raise ServerRefusedError(
+                "offers no weight updates: start it with VLLM_SERVER_DEV_MODE=1, or with areal serve"
+            ) from None
+        if told["model_config"]["logprobs_mode"] != "processed_logprobs":
+            raise ServerRefusedError(
+                "gives log-probabilities before temperature: start it with --logprobs-mode processed_logprobs"
+            )
+        parallel = told["parallel_config"]
+        ranks = int(parallel["tensor_parallel_size"]) * int(parallel["data_parallel_size"])
+        dtype = str(told["model_config"]["dtype"]).removeprefix("torch.")
+        slots = int(told["scheduler_config"]["max_num_seqs"])
+        return ServerIdentity(str(version), str(model["root"]), int(model["max_model_len"]), slots, dtype, ranks)
+
+    async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
+        """`/inference/v1/generate` with token ids, streamed."""
+        body = {
+            "request_id": piece.name,
+            "token_ids": piece.input_ids,
+            "sampling_params": self._sampling(piece),
+            "stream": True,
+            "cache_salt": piece.cache_key,
+        }
+        async for event in connection.stream("/inference/v1/generate", body):
+            if "error" in event:
+                raise ServerLostError(f"failed while it generated: {str(event['error'].get('message'))[:300]}")
+            for choice in event["choices"]:
+                spans, reason = choice["weight_versions"], choice["finish_reason"]
+                yield Chunk(
+                    choice["token_ids"] or [],
+                    [entry["logprob"] for entry in (choice["logprobs"] or {}).get("content") or ()],
+                    reason,
+                    None if spans is None else [(span["version"], span["start"], span["end"]) for span in spans],
+                )
+
+    def _sampling(self, piece: Piece) -> dict[str, Any]:
+        sampling = piece.sampling
+        if sampling.greedy and sampling.temperature != 1:
+            raise ValueError("vLLM gives no log-probabilities of another temperature than 1 for greedy requests")
+        return {
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "max_tokens": sampling.max_new_tokens,
+            "min_tokens": sampling.min_new_tokens,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "stop": list(sampling.stop),
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            # Only what the request names ends it: the run's settings hold the model's own stop tokens already.
+            "ignore_eos": True,
+            "seed": piece.seed & (2**63 - 1),
+            "logprobs": 0,
+            "detokenize": bool(sampling.stop),
+        }
+
+    async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
+        """`/pause`: requests are frozen where they are. What becomes of their keys and values, `load` decides."""
+        await connection.post("/pause", query={"mode": "keep"})
+
+    async def resume(self, connection: ServerConnection) -> None:
+        """`/resume`."""
+        await connection.post("/resume")
+
+    async def abort(self, connection: ServerConnection) -> None:
+        """`/abort_requests` for all."""
+        await connection.post("/abort_requests", {})
+
+    async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
+        """The weight-transfer routes with the engine of `worker/areal_weights.py`."""
+        await self._update(connection, {"folder": str(folder)}, label, mode)
+
+    async def set_label(self, connection: ServerConnection, label: str) -> None:
+        """`/update_weight_version`."""
+        await connection.post("/update_weight_version", {"new_version": label})
+
+    async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
+        """`/init_weight_transfer_engine`: the new group takes the place of any former one."""
+        told = {
+            "name": group.name,
+            "address": group.address,
+            "port": group.port,
+            "first_rank": first_rank,
+            "world_size": group.world_size,
+            "backend": group.backend,
+        }
+        await connection.post("/init_weight_transfer_engine", {"init_info": told})
+
+    async def receive(
+        self,
+        connection: ServerConnection,
+        group: WeightGroup,
+        tensors: Sequence[TensorDescription],
+        label: str,
+        mode: UpdateMode,
+    ) -> None:
+        """The same routes; the engine receives each tensor from rank 0 of the group."""
+        told = [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors]
+        await self._update(connection, {"group": group.name, "tensors": told}, label, mode)
+
+    async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
+        """`/shutdown_weight_transfer_engine`."""
+        await connection.post("/shutdown_weight_transfer_engine")
+
+    async def release_memory(self, connection: ServerConnection) -> None:
+        """`/sleep`, level 2: nothing is kept."""
+        await connection.post("/reset_prefix_cache")
+        await connection.post("/sleep", query={"level": "2"})
+
+    async def restore_memory(self, connection: ServerConnection) -> None:
+        """`/wake_up`."""
+        await connection.post("/wake_up")
+
+    @staticmethod
+    async def _update(connection: ServerConnection, info: dict[str, Any], label: str, mode: UpdateMode) -> None:
+        try:
+            await connection.post("/start_weight_update", timeout_s=3600)
+            await connection.post("/update_weights", {"update_info": info}, timeout_s=3600)
+            await connection.post("/finish_weight_update", {"weight_version": label}, timeout_s=3600)
+            # Keys and values of live requests are rebuilt only when their requests are sent back to the queue.
+            # In keep_cache, new requests carry another salt and never meet an old block.
+            if mode == "recompute":
+                told = await connection.post("/reset_prefix_cache", query={"reset_running_requests": "true"})
+                if not told["success"]:
+                    raise UpdateRefusedError("the cache of prefixes could not be emptied")
+        except RequestRefusedError as error:
+            raise UpdateRefusedError(str(error)) from None
