@@ -280,6 +280,8 @@ def _train(resolved: Resolved, run_dir: Path, interrupted: _Interruption) -> boo
         checkpoints_kept=config.checkpoint.keep,
         export=config.checkpoint.export,
         shares_memory=config.placement.in_turns,
+        verify_every=config.publication.verify_every,
+        tolerance=config.publication.tolerance or (1e-3 if model.dtype == "float32" else 0.1),
     )
     trainer = Trainer(
         settings, algorithm, engines, publisher, run_dir, source, journal, resolved.plugins.events if is_first else None

@@ -127,6 +127,15 @@ class PublicationSection(Settings):
     timeout_s: float = Field(
         default=300.0, gt=0, description="seconds that a broadcast may take before a folder is used"
     )
+    verify_every: int = Field(
+        default=0, ge=0, description="publications between comparisons of engine and trainer; 0 compares the first only"
+    )
+    tolerance: float | None = Field(
+        default=None,
+        gt=0,
+        description="mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in "
+        "bfloat16",
+    )
 
 
 class PlacementSection(Settings):

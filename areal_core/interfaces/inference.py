@@ -150,6 +150,10 @@ class InferenceEngine(Protocol):
         """
         ...
 
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """The same request answered by every copy of the weights that the engine has. Raises as `generate`."""
+        ...
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """Change the weights under the requests in flight; on return every further token is of `update.version`.
 

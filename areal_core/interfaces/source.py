@@ -42,6 +42,10 @@ class BatchSource(Protocol):
         """The inference engines give their memory to the trainer until the next publication."""
         ...
 
+    def probe(self) -> PackedBatch | None:
+        """Answers to a few fixed requests from every copy of the published weights; None where nobody generates."""
+        ...
+
     def evaluate(self) -> dict[str, float]:
         """Evaluate the published weights; empty where the source cannot."""
         ...

@@ -25,6 +25,7 @@ from areal_core.rollout.collect import (
     restore_groups,
 )
 from areal_core.rollout.episodes import EpisodeError
+from areal_core.rollout.probe import probe_weights
 from areal_core.rollout.staleness import AdmissionCounts
 
 if TYPE_CHECKING:
@@ -226,6 +227,10 @@ class RolloutController:
         self.version = update.version
         self.counts.trained = trained
         self._admit()
+
+    async def probe(self) -> PackedBatch:
+        """See `areal_core.rollout.probe`."""
+        return await probe_weights(self._engine, self._sampling, self.version)
 
     def commit(self, step: int, checkpoint: str) -> None:
         """A checkpoint of `step` trained batches is complete on disk."""

@@ -128,6 +128,10 @@ class RolloutService:
             await cast("MemorySharer", self._engine).release_memory()
         return {}, b""
 
+    async def _on_probe(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        batch = await self._controller.probe()
+        return {}, batch.to_bytes()
+
     async def _on_evaluate(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         if self._evaluator is None:
             raise RunError("the config has no evaluation section")

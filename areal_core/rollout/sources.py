@@ -55,6 +55,11 @@ class RolloutSource:
         self._finish_publication()
         self._client.call("release")
 
+    def probe(self) -> PackedBatch | None:
+        """See `BatchSource.probe`."""
+        self._finish_publication()
+        return PackedBatch.from_bytes(self._client.call("probe").payload)
+
     def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
         """See `BroadcastTarget.form_group`."""
         self._finish_publication()
@@ -173,6 +178,10 @@ class SupervisedSource:
 
     def release_engines(self) -> None:
         """Nobody generates."""
+
+    def probe(self) -> PackedBatch | None:
+        """Nobody generates."""
+        return None
 
     def evaluate(self) -> dict[str, float]:
         """Nobody generates, so nothing can be scored."""

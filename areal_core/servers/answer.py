@@ -37,6 +37,7 @@ class Answer:
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.finish: FinishReason | None = None
+        self._cache_key: str | None = None
 
     @property
     def is_resumable(self) -> bool:
@@ -49,8 +50,15 @@ class Answer:
         )
         return neutral and not sampling.stop
 
-    def next_piece(self, cache_key: str) -> Piece:
-        """What is still missing, as a question of its own."""
+    def next_piece(self, version: int, *, keeps_cache: bool) -> Piece:
+        """What is still missing, as a question of its own.
+
+        Args:
+            version: of the weights of the server that is asked.
+            keeps_cache: whether keys and values of older weights may be used for tokens that they belong to.
+        """
+        if self._cache_key is None or not keeps_cache:
+            self._cache_key = str(version)
         if not self.is_resumable:
             self.output_ids, self.logprobs, self.versions = [], [], []
         self.pieces += 1
@@ -64,7 +72,7 @@ class Answer:
         name = f"{self.request.request_id}.{self.pieces}"
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
-        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, cache_key)
+        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, self._cache_key)
 
     def keep(self, tokens: PieceTokens, count: int, versions: Sequence[int]) -> None:
         """Take over the first tokens of a piece."""

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,20 @@ class ServerFleet:
         self._events["continued"] += answer.pieces - 1
         return answer.generation()
 
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """See `InferenceEngine.generate_everywhere`: one answer of each server that is ready."""
+        answers = [(member, Answer(replace(request, request_id=f"{request.request_id}-{member.name}")))
+                   for member in self._router.ready]  # fmt: skip
+        for member, answer in answers:
+            member.take()
+            try:
+                await member.work(answer)
+            except ServerLostError as error:
+                self.doubt(member, str(error))
+            finally:
+                self._router.release(member)
+        return [answer.generation() for _, answer in answers if answer.finish is not None]
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
         found = describe_folder(update.path) if update.path is not None else update.tensors
@@ -258,7 +273,7 @@ class ServerFleet:
 
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""
-        member.failures = 0
+        member.failures, member.was_ready = 0, True
         self.move(member, State.READY)
 
     @property
@@ -297,21 +312,24 @@ class ServerFleet:
                 self._registry.report({name: str(member.state) for name, member in self._members.items()})
             if self._router.ready or self._updating.locked():
                 last_ready = time.monotonic()
-            elif time.monotonic() - last_ready > self._settings.start_timeout_s:
-                self._router.fail(RunError(f"no server has been ready for {self._settings.start_timeout_s:g} s; "
-                                           f"{self._reasons()}"))  # fmt: skip
+            lost_s = time.monotonic() - last_ready
+            if lost_s > self._settings.start_timeout_s or not self._possible():
+                self._router.fail(RunError(f"no server is left: none was ready for {lost_s:.0f} s; {self._reasons()}"))
 
     async def _wait_for_servers(self) -> None:
         wanted = self._settings.min_servers
         deadline = time.monotonic() + self._settings.start_timeout_s
         while len(self._router.ready) < wanted:
-            possible = [m for m in self._members.values() if m.state not in (State.REFUSED, State.GONE)]
-            if len(possible) < wanted or time.monotonic() > deadline:
+            if self._possible() < wanted or time.monotonic() > deadline:
                 raise RunError(
                     f"{len(self._router.ready)} of {wanted} servers are ready; {self._reasons()}",
                     hints=["min_servers says how many the run needs; start_timeout_s how long it waits for them"],
                 )
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    def _possible(self) -> int:
+        """Servers that are ready or may become so."""
+        return sum(member.state not in (State.REFUSED, State.GONE) for member in self._members.values())
 
     def _reasons(self) -> str:
         path = self._log_dir / "servers.jsonl"

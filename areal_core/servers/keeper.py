@@ -30,7 +30,8 @@ def main(command: Sequence[str]) -> int:
         return 127
 
     def end() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1):
+            pass
         _signal_group(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
@@ -48,4 +49,5 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # Without Python's own end, which would wait for the thread that reads.
+    os._exit(main(sys.argv[1:]))

@@ -50,6 +50,7 @@ class Member:
         requests: under way there.
         failures: of requests in a row.
         group: the broadcast group that it is in.
+        was_ready: since its process began, or since it was first seen.
         has_memory: False after it gave its GPU's memory away, until the next update.
     """
 
@@ -71,6 +72,7 @@ class Member:
         self.requests = 0
         self.failures = 0
         self.group: WeightGroup | None = None
+        self.was_ready = False
         self.has_memory = True
         self.doubted = asyncio.Event()
         self._mode = mode
@@ -101,7 +103,7 @@ class Member:
         """
         version = self.version
         tokens = PieceTokens(version)
-        piece = answer.next_piece(cache_key=str(version))
+        piece = answer.next_piece(version, keeps_cache=self._mode == "keep_cache")
         try:
             async with aclosing(self.adapter.generate(self.connection, piece)) as chunks:  # type: ignore[type-var]
                 async for chunk in chunks:

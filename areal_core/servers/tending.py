@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 HEALTH_INTERVAL_S = 0.5
 LONGEST_PAUSE_S = 10.0
+REVIVAL_S = 30.0
+"""A process of the run that was ready before and does not come back within so long is started anew."""
 _FAULTS = (ServerLostError, UpdateRefusedError, RequestRefusedError, OSError)
 
 
@@ -69,7 +71,10 @@ class Tending:
                 if member.process is not None:
                     await member.process.end()
             except _FAULTS as error:
+                was_watched = member.state in (State.READY, State.UPDATING)
                 self._fleet.lose(member, str(error))
+                if member.process is not None and not was_watched:
+                    await member.process.end()  # it could not be brought up again; a new start may help
             if member.state is State.LOST:
                 losses += 1
                 await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**losses))
@@ -78,11 +83,12 @@ class Tending:
         assert member.process is not None
         port = free_port()
         member.connection.address = f"http://127.0.0.1:{port}"
+        member.was_ready = False
         await member.process.start(member.adapter.command(self._model, port, self._settings.ranks))
 
     async def _bring_up(self, member: Member) -> None:
         """From nothing known to ready: healthy, the right model, the current weights, and a first request answered."""
-        is_new = member.process is not None and member.state is State.STARTING
+        is_new = member.process is not None and not member.was_ready
         if member.state is not State.STARTING:
             self._fleet.move(member, State.STARTING)
         await self._wait_until_healthy(member)
@@ -114,9 +120,12 @@ class Tending:
                     return
 
     async def _wait_until_healthy(self, member: Member) -> None:
-        deadline = time.monotonic() + self._settings.start_timeout_s
+        patience = REVIVAL_S if member.was_ready and member.process else self._settings.start_timeout_s
+        deadline = time.monotonic() + patience
         while True:
             if member.process is not None and not member.process.is_running:
+                if member.was_ready:
+                    raise ServerLostError(f"has ended: {member.process.last_words()}")
                 if "address already in use" in member.process.last_words().lower():
                     raise ServerLostError("its port was taken meanwhile")
                 raise ServerRefusedError(f"ended before it was ready; {member.process.last_words()}")
@@ -126,7 +135,7 @@ class Tending:
                 raise ServerRefusedError(f"answers something else than a server would: {error}") from None
             except ServerLostError as error:
                 if time.monotonic() > deadline:
-                    raise ServerLostError(f"was not healthy within start_timeout_s; {error}") from None
+                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(HEALTH_INTERVAL_S)
             else:
                 return

@@ -47,6 +47,10 @@ class FakeEngine:
         ids = [draw.randrange(4, 50) for _ in range(count)]
         return Generation(ids, [-1.0] * count, [version] * count, FinishReason.STOP)
 
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """There is one copy."""
+        return [await self.generate(request)]
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """Take over the version."""
         self.version = update.version

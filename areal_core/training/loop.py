@@ -46,6 +46,8 @@ class LoopSettings:
     checkpoints_kept: int = 2
     export: bool = True
     shares_memory: bool = False
+    verify_every: int = 0
+    tolerance: float = 1e-3
 
 
 class Observer(Protocol):
@@ -101,6 +103,7 @@ class Trainer:
         self._step = 0
         self._version = 0
         self._committed = 0
+        self._published = 0
         self._skipped = 0
         self._best = -math.inf
         self._witness = Witness()
@@ -133,6 +136,7 @@ class Trainer:
                 self._step += 1
                 with self._phase("publish"):
                     self._publish()
+                metrics |= self._verify()
                 metrics |= self._look_after()
                 self._finish_step(metrics)
         except Interrupted:
@@ -217,6 +221,33 @@ class Trainer:
         self._publisher.publish(self._version, self._step)
         if self._observer is not None:
             self._observer.weights_published(self._step, self._version)
+
+    def _verify(self) -> dict[str, float]:
+        """Compare the engines' log-probabilities with the trainer's: after the first publication, then now and then."""
+        self._published += 1
+        every = self._settings.verify_every
+        if self._publisher is None or (self._published > 1 and (not every or self._published % every)):
+            return {}
+        with self._phase("verify"):
+            probe = self._source.probe() if self._source is not None else None
+            batch = distribute((probe, {}))
+            if batch is None:
+                return {}
+            batch = shift_to_predictions(batch)
+            told, computed = batch["logprobs"], self._actor.forward(batch, ["logprobs"])["logprobs"]
+        gaps = (told - computed).abs()[batch["loss_mask"]]
+        mean = float(gaps.mean())
+        if not mean <= self._settings.tolerance:
+            raise RunError(
+                f"the inference engine does not hold the weights that were published: its log-probabilities differ by "
+                f"{mean:.4f} on average from the trainer's (publication.tolerance is {self._settings.tolerance:g})",
+                hints=["look at its log for parameters that it did not take over; a wrong dtype shows like this too"],
+            )
+        return {
+            "verify/logprob_difference_mean": mean,
+            "verify/logprob_difference_p99": float(gaps.quantile(0.99)),
+            "verify/logprob_difference_max": float(gaps.max()),
+        }
 
     def _look_after(self) -> dict[str, float]:
         """Evaluate and checkpoint where it is due. Generation goes on meanwhile."""

@@ -115,6 +115,10 @@ class NaiveEngine:
         """[vocabulary], of which the drawn token's value is reported."""
         return logprobs
 
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """See `InferenceEngine.generate_everywhere`."""
+        return [await self.generate(request)]
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`. Requests draw their next token from the new weights."""
         assert update.path is not None

@@ -190,6 +190,10 @@ class HFEngine:
             self._channel.post(Message("sampling", asdict(sampling)))
         return number
 
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """See `InferenceEngine.generate_everywhere`: there is one copy."""
+        return [await self.generate(request)]
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`."""
         if self._ended is not None:

@@ -106,13 +106,8 @@ class SGLangAdapter:
                 "allow_unknown_version"
             )
         dtype = str(told.get("dtype") or "auto")
-        spans = version >= SPANS_SINCE
-        if self._settings.update_mode == "keep_cache" and not spans:
-            raise ServerRefusedError(
-                f"is SGLang {version}, which does not say which token came from which weights: keep_cache needs "
-                f"{SPANS_SINCE}; set update_mode to recompute"
-            )
         named = "" if dtype == "auto" else dtype
+        spans = version >= SPANS_SINCE
         return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
 
     async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
