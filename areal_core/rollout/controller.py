@@ -25,7 +25,6 @@ from areal_core.rollout.collect import (
     restore_groups,
 )
 from areal_core.rollout.episodes import EpisodeError
-from areal_core.rollout.probe import probe_weights
 from areal_core.rollout.staleness import AdmissionCounts
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class RolloutController:
         self._engine = engine
         self._dataset = dataset
         self._sampler = sampler
-        self._sampling = sampling
+        self.sampling = sampling
         self._ledger = ledger
         self._keep_group = keep_group
         self._samples = samples
@@ -228,10 +227,6 @@ class RolloutController:
         self.counts.trained = trained
         self._admit()
 
-    async def probe(self) -> PackedBatch:
-        """See `areal_core.rollout.probe`."""
-        return await probe_weights(self._engine, self._sampling, self.version)
-
     def commit(self, step: int, checkpoint: str) -> None:
         """A checkpoint of `step` trained batches is complete on disk."""
         self._flush()
@@ -273,7 +268,7 @@ class RolloutController:
                 group.occurrence,
                 group=group.number,
                 sample_index=index,
-                sampling=self._sampling,
+                sampling=self.sampling,
             )
         except EpisodeError as error:
             group.failure = str(error)

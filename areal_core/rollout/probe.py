@@ -1,4 +1,4 @@
-"""Whether an engine holds the weights that it should: answers whose log-probabilities the trainer can compute itself."""
+"""Whether an engine holds the weights that it should: answers whose log-probabilities the trainer computes too."""
 
 from __future__ import annotations
 

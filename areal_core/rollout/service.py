@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from areal_core.errors import ArealError, RunError
 from areal_core.interfaces.inference import TensorDescription, WeightUpdate
 from areal_core.rollout.channel import Channel, ChannelClosed, Message, serve
+from areal_core.rollout.probe import probe_weights
 
 if TYPE_CHECKING:
     from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer
@@ -129,7 +130,7 @@ class RolloutService:
         return {}, b""
 
     async def _on_probe(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        batch = await self._controller.probe()
+        batch = await probe_weights(self._engine, self._controller.sampling, self._controller.version)
         return {}, batch.to_bytes()
 
     async def _on_evaluate(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

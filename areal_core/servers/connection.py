@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 _SHOWN = 300
+_INPUT = re.compile(r"""['"]input['"]:""")
+"""Behind this a server repeats what it was sent."""
 _LONGEST_LINE = 1 << 22
 """Bytes of one event; thousands of tokens may arrive in one."""
 
@@ -123,8 +126,23 @@ class ServerConnection:
             await asyncio.sleep(0)
 
 
+def raise_told(error: Mapping[str, Any]) -> NoReturn:
+    """Raise what a server says in the middle of a stream: `{"code": ..., "message": ..., "retryable": ...}`.
+
+    Raises:
+        RequestRefusedError: the request is wrong.
+        ServerLostError: the server is.
+    """
+    words = f"the answer broke off: {_words(json.dumps(error))}"
+    code = int(error.get("code") or 500)
+    if 400 <= code < 500 and not error.get("retryable"):
+        raise RequestRefusedError(words)
+    raise ServerLostError(words)
+
+
 def _words(text: str) -> str:
     """What a server says in an error, without what it was sent."""
+    text = _INPUT.split(text)[0] if not text.startswith("{") else text
     try:
         value = json.loads(text)
     except ValueError:
@@ -133,4 +151,4 @@ def _words(text: str) -> str:
         value = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), "no words")
     if isinstance(value, list):
         value = "; ".join(str(item.get("msg", "")) if isinstance(item, dict) else "" for item in value)
-    return " ".join(str(value).split())[:_SHOWN]
+    return " ".join(_INPUT.split(str(value))[0].split())[:_SHOWN]

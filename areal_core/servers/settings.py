@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from areal_core.config.run_config import RunConfig
 
-OptionValue = bool | int | float | str
+OptionValue = bool | int | float | str | list[int | str]
 
 
 class FleetSettings(Settings):
@@ -90,12 +90,12 @@ class FleetSettings(Settings):
 
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:
-    """Options as a command line has them: `true` is the bare word, `false` leaves it out."""
+    """Options as a command line has them: `true` is the bare word, `false` leaves it out, a list is several words."""
     words: list[str] = []
     for name, value in options.items():
         word = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(word)
         elif value is not False:
-            words += [word, str(value)]
+            words += [word, *map(str, value if isinstance(value, list) else [value])]
     return words

@@ -19,6 +19,7 @@ from areal_core.interfaces import (
     ServerRefusedError,
     UpdateRefusedError,
 )
+from areal_core.servers.connection import raise_told
 from areal_core.servers.settings import OptionValue, option_arguments
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ KNOWN = SpecifierSet(">=0.5.17,<0.5.24")
 
 SPANS_SINCE = Version("0.5.23")
 """From here on an answer says which of its tokens were sampled by which weights."""
+
+_LOGPROBS = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false"}
+"""Log-probabilities after the temperature, whatever the user's shell says."""
 
 _EVERYTHING = 1e-9
 """As nucleus: only the most probable token is left. With SGLang's own greedy mode log-probabilities would not be those
@@ -87,7 +91,7 @@ class SGLangAdapter:
             "enable_memory_saver": settings.memory_saver,
         }
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
-        environment = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **settings.environment}
+        environment = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS, **settings.environment}
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
@@ -98,7 +102,7 @@ class SGLangAdapter:
             ranks = int(told.get("tp_size") or 1) * int(told.get("dp_size") or 1)
             context = int(told.get("context_length") or told["max_req_input_len"])
             slots = _slots(told)
-        except (RequestRefusedError, InvalidVersion, LookupError, TypeError, AttributeError) as error:
+        except (RequestRefusedError, InvalidVersion, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ServerRefusedError(f"answers, but not as an SGLang server does: {error!r:.200}") from None
         if version not in KNOWN and not self._settings.allow_unknown_version:
             raise ServerRefusedError(
@@ -123,7 +127,7 @@ class SGLangAdapter:
         seen = 0
         async for event in connection.stream("/generate", body):
             if "error" in event:
-                raise RequestRefusedError(f"/generate was refused: {event['error'].get('message', '')!s:.300}")
+                raise_told(event["error"])
             told = event["meta_info"]
             ids, logprobs = event["output_ids"], [entry[0] for entry in told.get("output_token_logprobs") or ()]
             total = told["completion_tokens"]

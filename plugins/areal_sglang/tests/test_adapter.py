@@ -1,0 +1,203 @@
+"""What the adapter asks of an SGLang server and how it reads answers, against recorded ones."""
+
+import asyncio
+
+import pytest
+
+from areal_core.interfaces import (
+    ModelReference,
+    Piece,
+    RequestRefusedError,
+    SamplingParameters,
+    ServerLostError,
+    ServerRefusedError,
+    UpdateRefusedError,
+)
+from areal_core.servers.connection import ServerConnection
+from areal_sglang.adapter import SGLangAdapter
+from areal_sglang.config import SGLangConfig
+
+
+def adapter(**settings):
+    return SGLangAdapter(SGLangConfig(**settings))
+
+
+def piece(prompt=(5, 17, 33, 8), **sampling):
+    return Piece("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
+
+
+def called(replay, answers, call):
+    """What a call gives against a server of these answers, and what the server was sent."""
+
+    async def run():
+        async with replay(answers) as (address, bodies):
+            connection = ServerConnection(address)
+            try:
+                return await call(connection), bodies
+            finally:
+                await connection.close()
+
+    return asyncio.run(run())
+
+
+def generated(replay, answer, one=None, **settings):
+    async def collect(connection):
+        return [chunk async for chunk in adapter(**settings).generate(connection, one or piece())]
+
+    return called(replay, {"/generate": answer}, collect)
+
+
+def told(recorded, **changes):
+    return {"/server_info": recorded["/server_info"] | changes}
+
+
+def test_options_become_words_of_the_command():
+    options = {"mem_fraction_static": 0.5, "disable_cuda_graph": True, "enable_torch_compile": False, "tp_size": 2}
+    settings = {"program": ["/a/python", "server.py"], "options": options, "environment": {"A": "1"}}
+    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), 8000, 1)
+    words = list(command.arguments)
+    assert words[:2] == ["/a/python", "server.py"]
+    assert words[words.index("--mem-fraction-static") + 1] == "0.5"
+    assert words[words.index("--model-path") + 1] == "/model"
+    assert words[words.index("--dtype") + 1] == "bfloat16"
+    assert "--disable-cuda-graph" in words
+    assert "--enable-torch-compile" not in words
+    assert words.count("--tp-size") == 1
+    assert words[words.index("--tp-size") + 1] == "2", "what the config names goes before the adapter's own"
+    assert command.environment["A"] == "1"
+
+
+def test_a_server_is_identified(replay, recorded):
+    found, _ = called(replay, told(recorded), adapter().identify)
+    assert (found.version, found.context, found.slots, found.dtype) == ("0.5.23", 16384, 32, "float32")
+    assert found.ranks == 1
+    assert found.reports_spans
+
+
+def test_an_unknown_version_is_refused_unless_allowed(replay, recorded):
+    answers = told(recorded, version="0.9.9")
+    with pytest.raises(ServerRefusedError, match=r"is SGLang 0\.9\.9.*allow_unknown_version"):
+        called(replay, answers, adapter().identify)
+    found, _ = called(replay, answers, adapter(allow_unknown_version=True).identify)
+    assert found.version == "0.9.9"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [{}, {"/server_info": {"vllm_config": {}}}, {"/server_info": ["0.5.23"]}, {"/server_info": {"version": "yes"}}],
+    ids=["nothing there", "vLLM", "a list", "no version"],
+)
+def test_something_else_that_speaks_http_is_refused(replay, answers):
+    with pytest.raises(ServerRefusedError, match="answers, but not as an SGLang server does"):
+        called(replay, answers, adapter().identify)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
+def test_older_servers_do_not_label_tokens(replay, recorded, mode):
+    found, _ = called(replay, told(recorded, version="0.5.17"), adapter(update_mode=mode).identify)
+    assert not found.reports_spans, "updates must stop its requests"
+
+
+def test_slots_are_what_the_server_found_room_for(replay, recorded):
+    answers = told(recorded, max_running_requests=None, internal_states=[{"effective_max_running_requests_per_dp": 7}])
+    found, _ = called(replay, answers, adapter().identify)
+    assert found.slots == 7
+
+
+def test_stop_texts_need_detokenize():
+    assert "stop" not in adapter().capabilities().sampling
+    assert "stop" in adapter(detokenize=True).capabilities().sampling
+    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), 8000, 1).arguments)
+    assert "--skip-tokenizer-init" not in words
+
+
+def test_seeds_count_only_in_the_deterministic_mode():
+    assert not adapter().capabilities().seeded
+    assert adapter(options={"enable_deterministic_inference": True}).capabilities().seeded
+
+
+def test_memory_is_released_only_with_the_memory_saver():
+    assert not adapter().capabilities().releases_memory
+    assert adapter(memory_saver=True).capabilities().releases_memory
+
+
+@pytest.mark.parametrize("streaming", ["incremental", "cumulative"])
+def test_recorded_answers_are_read(replay, recorded, streaming):
+    """A server that repeats everything with every event gives the same as one that sends what is new."""
+    chunks, (body,) = generated(replay, {"events": recorded[streaming]})
+    counts = [event["meta_info"]["completion_tokens"] for event in recorded[streaming]]
+    assert [len(chunk.output_ids) for chunk in chunks] == [
+        after - before for before, after in zip([0, *counts], counts, strict=False)
+    ]
+    if streaming == "cumulative":
+        last = recorded[streaming][-1]
+        wanted = last["output_ids"], [entry[0] for entry in last["meta_info"]["output_token_logprobs"]]
+    else:
+        wanted = (
+            [token for event in recorded[streaming] for token in event["output_ids"]],
+            [entry[0] for event in recorded[streaming] for entry in event["meta_info"]["output_token_logprobs"]],
+        )
+    assert [token for chunk in chunks for token in chunk.output_ids] == wanted[0]
+    assert [value for chunk in chunks for value in chunk.logprobs] == wanted[1]
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    spans = chunks[-1].spans
+    assert [label for label, _, _ in spans] == ["0", "1"], "the recording met one update"
+    assert spans[0][2] == spans[1][1]
+    assert spans[1][2] == counts[-1]
+    assert (body["rid"], body["input_ids"], body["extra_key"]) == ("r1.1", [5, 17, 33, 8], "0")
+
+
+def test_sampling_is_asked_for_in_words_of_sglang(replay, recorded):
+    answer = {"events": recorded["incremental"]}
+    one = piece(max_new_tokens=7, stop_token_ids=(4, 9))
+    _, (body,) = generated(replay, answer, one, stream_interval=5)
+    asked = body["sampling_params"]
+    assert (asked["max_new_tokens"], asked["stop_token_ids"], asked["stream_interval"]) == (7, [4, 9], 5)
+    assert not asked["ignore_eos"], "it would switch off the request's own stop tokens as well"
+    _, (body,) = generated(replay, answer, piece(greedy=True, temperature=0.7))
+    assert body["sampling_params"]["ignore_eos"]
+    assert body["sampling_params"]["temperature"] == 0.7, "log-probabilities are those of the temperature"
+    assert body["sampling_params"]["top_p"] < 1e-6
+
+
+def test_an_end_that_the_request_did_not_ask_for_is_no_end(replay, recorded):
+    """SGLang stops at the model's own end token too; the request has to go on behind it."""
+    last = recorded["incremental"][-1]
+    ended = last | {"meta_info": last["meta_info"] | {"finish_reason": {"type": "stop", "matched": 2}}}
+    events = {"events": [*recorded["incremental"][:-1], ended]}
+    chunks, _ = generated(replay, events, piece(stop_token_ids=(4,)))
+    assert chunks[-1].finish == "abort"
+    chunks, _ = generated(replay, events, piece(stop_token_ids=(4, 2)))
+    assert chunks[-1].finish == "stop"
+
+
+def test_a_refusal_inside_a_stream(replay, recorded):
+    with pytest.raises(RequestRefusedError, match="longer than the model's context length"):
+        generated(replay, {"events": [recorded["refusal in a stream"]]})
+
+
+def test_errors_hold_no_token_ids(replay, recorded):
+    """This server repeats in an error what it was sent."""
+    prompt = [31337, 31338]
+    for status in (400, 500):
+        with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
+            generated(replay, (status, recorded["validation error"]), piece(prompt))
+        assert "validation error" in str(caught.value)
+        assert "3133" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "flush"), [("recompute", True), ("keep_cache", False)])
+def test_weights_are_loaded_from_a_folder(replay, mode, flush, tmp_path):
+    answers = {"/update_weights_from_disk": {"success": True, "message": "done"}}
+    _, bodies = called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
+    assert bodies == [{"model_path": str(tmp_path), "weight_version": "3", "flush_cache": flush}]
+
+
+def test_weights_that_a_server_refuses(replay, tmp_path):
+    for answer in ({"success": False, "message": "no such tensor"}, (400, {"message": "no such tensor"})):
+        with pytest.raises(UpdateRefusedError, match="no such tensor"):
+            called(
+                replay,
+                {"/update_weights_from_disk": answer},
+                lambda connection: adapter().load(connection, tmp_path, "3", "recompute"),
+            )

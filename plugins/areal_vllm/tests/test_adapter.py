@@ -1,0 +1,204 @@
+"""What the adapter asks of a vLLM server and how it reads answers, against recorded ones."""
+
+import asyncio
+import copy
+import json
+
+import pytest
+
+from areal_core.interfaces import (
+    ModelReference,
+    Piece,
+    RequestRefusedError,
+    SamplingParameters,
+    ServerLostError,
+    ServerRefusedError,
+    UpdateRefusedError,
+)
+from areal_core.servers.connection import ServerConnection
+from areal_vllm.adapter import WORKER, VLLMAdapter
+from areal_vllm.config import VLLMConfig
+
+GENERATE = "/inference/v1/generate"
+SERVER_INFO = "/server_info"
+
+
+def adapter(**settings):
+    return VLLMAdapter(VLLMConfig(**settings))
+
+
+def piece(prompt=(5, 17, 33, 8), **sampling):
+    return Piece("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
+
+
+def called(replay, answers, call):
+    """What a call gives against a server of these answers, and what the server was sent."""
+
+    async def run():
+        async with replay(answers) as (address, bodies):
+            connection = ServerConnection(address)
+            try:
+                return await call(connection), bodies
+            finally:
+                await connection.close()
+
+    return asyncio.run(run())
+
+
+def generated(replay, answers, one=None, **settings):
+    async def collect(connection):
+        return [chunk async for chunk in adapter(**settings).generate(connection, one or piece())]
+
+    return called(replay, answers, collect)
+
+
+def described(recorded, **changes):
+    """The recorded answers, with some values of `vllm_config` changed."""
+    answers = copy.deepcopy(recorded)
+    for path, value in changes.items():
+        group, key = path.split("__")
+        answers[SERVER_INFO]["vllm_config"][group][key] = value
+    return answers
+
+
+def test_options_become_words_of_the_command():
+    options = {"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False, "stream_interval": 4}
+    settings = {"program": ["/a/python", "-m", "server"], "options": options, "environment": {"A": "1"}}
+    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), 8000, 1)
+    words = list(command.arguments)
+    assert words[:3] == ["/a/python", "-m", "server"]
+    assert words[words.index("--max-model-len") + 1] == "512"
+    assert words[words.index("--model") + 1] == "/model"
+    assert words[words.index("--dtype") + 1] == "bfloat16"
+    assert "--enforce-eager" in words
+    assert "--enable-prefix-caching" not in words
+    assert words.count("--stream-interval") == 1
+    assert words[words.index("--stream-interval") + 1] == "4", "what the config names goes before the adapter's own"
+    assert command.environment["A"] == "1"
+    assert str(WORKER) in command.environment["PYTHONPATH"]
+    assert list(WORKER.glob("*.py")), "the server imports its worker extension from this folder"
+
+
+def test_a_server_is_identified(replay, recorded):
+    found, _ = called(replay, recorded, adapter().identify)
+    assert (found.version, found.context, found.slots, found.dtype) == ("0.32.0", 16384, 32, "float32")
+    assert found.ranks == 1
+    assert found.reports_spans
+
+
+def test_an_unknown_version_is_refused_unless_allowed(replay, recorded):
+    answers = {**recorded, "/version": {"version": "0.99.1"}}
+    with pytest.raises(ServerRefusedError, match=r"is vLLM 0\.99\.1.*allow_unknown_version"):
+        called(replay, answers, adapter().identify)
+    found, _ = called(replay, answers, adapter(allow_unknown_version=True).identify)
+    assert found.version == "0.99.1"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        {"/version": {"version": "what you like"}},
+        {"/version": ["0.32.0"]},
+        {"/version": {"version": "0.32.0"}, "/v1/models": {"data": []}},
+    ],
+    ids=["nothing there", "no version", "a list", "no model"],
+)
+def test_something_else_that_speaks_http_is_refused(replay, answers):
+    with pytest.raises(ServerRefusedError, match="answers, but not as a vLLM server does"):
+        called(replay, answers, adapter().identify)
+
+
+def test_a_server_without_weight_updates_is_refused(replay, recorded):
+    answers = {path: value for path, value in recorded.items() if path != SERVER_INFO}
+    with pytest.raises(ServerRefusedError, match="VLLM_SERVER_DEV_MODE"):
+        called(replay, answers, adapter().identify)
+
+
+def test_a_server_with_untempered_logprobs_is_refused(replay, recorded):
+    answers = described(recorded, model_config__logprobs_mode="raw_logprobs")
+    with pytest.raises(ServerRefusedError, match="--logprobs-mode processed_logprobs"):
+        called(replay, answers, adapter().identify)
+
+
+def test_stop_texts_need_detokenize():
+    assert "stop" not in adapter().capabilities().sampling
+    assert "stop" in adapter(detokenize=True).capabilities().sampling
+    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), 8000, 1).arguments)
+    assert "--skip-tokenizer-init" not in words
+
+
+def test_memory_is_released_only_in_sleep_mode():
+    assert not adapter().capabilities().releases_memory
+    assert adapter(sleep_mode=True).capabilities().releases_memory
+
+
+def test_a_recorded_answer_is_read(replay, recorded):
+    events = recorded[GENERATE]["events"]
+    chunks, (body,) = generated(replay, recorded)
+    wanted = [(choice["token_ids"], choice["logprobs"]["content"]) for event in events for choice in event["choices"]]
+    assert [chunk.output_ids for chunk in chunks] == [ids for ids, _ in wanted]
+    assert [chunk.logprobs for chunk in chunks] == [[entry["logprob"] for entry in entries] for _, entries in wanted]
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    spans = chunks[-1].spans
+    assert [label for label, _, _ in spans] == ["0", "1"], "the recording met one update"
+    assert spans[0][2] == spans[1][1]
+    assert spans[1][2] == sum(len(chunk.output_ids) for chunk in chunks)
+    assert (body["request_id"], body["token_ids"], body["cache_salt"]) == ("r1.1", [5, 17, 33, 8], "0")
+
+
+def test_sampling_is_asked_for_in_words_of_vllm(replay, recorded):
+    one = piece(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
+    _, (body,) = generated(replay, recorded, one)
+    asked = body["sampling_params"]
+    assert (asked["max_tokens"], asked["min_tokens"], asked["stop_token_ids"], asked["top_k"]) == (7, 2, [4, 9], 3)
+    assert asked["ignore_eos"], "only what a request names ends it"
+
+
+def test_greedy_with_a_temperature_is_refused_before_it_is_sent(replay, recorded):
+    with pytest.raises(ValueError, match="greedy"):
+        generated(replay, recorded, piece(greedy=True, temperature=0.7))
+
+
+def test_a_stream_that_breaks_off_is_a_lost_server(replay, recorded):
+    broken = {"events": [*recorded[GENERATE]["events"][:1], {"error": {"message": "the engine died", "code": 500}}]}
+    with pytest.raises(ServerLostError, match="the engine died"):
+        generated(replay, {GENERATE: broken})
+
+
+def test_errors_hold_no_token_ids(replay, recorded):
+    prompt = [31337, 31338]
+    for status in (400, 500):
+        told = recorded["validation error"]
+        with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
+            generated(replay, {GENERATE: (status, told)}, piece(prompt))
+        assert "valid integer" in str(caught.value)
+        assert "3133" not in str(caught.value)
+    nonsense = (200, json.dumps(prompt) * 3)
+    with pytest.raises(ServerLostError) as caught:
+        generated(replay, {GENERATE: nonsense}, piece(prompt))
+    assert "3133" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
+def test_weights_are_loaded_from_a_folder(replay, mode, tmp_path):
+    paths = ("/start_weight_update", "/update_weights", "/finish_weight_update")
+    answers = {**{path: {"message": "done"} for path in paths}, "/reset_prefix_cache": {"success": True}}
+    _, bodies = called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", mode))
+    assert bodies[1] == {"update_info": {"folder": str(tmp_path)}}
+    assert bodies[2] == {"weight_version": "3"}
+    # Live requests are sent back to the queue, or nothing is emptied at all.
+    assert bodies[3:] == ([{"reset_running_requests": "true"}] if mode == "recompute" else [])
+
+
+def test_a_pause_keeps_keys_and_values(replay):
+    """By default vLLM empties its cache at every pause, and `keep_cache` would be `recompute`."""
+    stop = adapter().stop
+    _, bodies = called(replay, {"/pause": {"status": "paused"}}, lambda connection: stop(connection, "keep_cache"))
+    assert bodies == [{"mode": "keep", "clear_cache": "false"}]
+
+
+def test_weights_that_a_server_refuses(replay, tmp_path):
+    answers = {"/start_weight_update": {}, "/update_weights": (400, {"error": {"message": "no such tensor"}})}
+    with pytest.raises(UpdateRefusedError, match="no such tensor"):
+        called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
