@@ -1,0 +1,107 @@
+"""pass@k, and confidence intervals of figures that are means over prompts.
+
+Answers to one prompt are not independent of each other, prompts are; so a prompt is the unit everywhere: a figure is
+the mean of one value per prompt, and its uncertainty comes from how these values differ between prompts. That is the
+clustered standard error of Miller, "Adding Error Bars to Evals" (2024), arXiv:2411.00640, section 2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CONFIDENCE = 0.95
+TOLERANCE = 1e-9
+"""A weighted sum of rewards that should be 1 may be less by rounding."""
+
+
+class Estimate(NamedTuple):
+    """A mean over prompts.
+
+    Attributes:
+        value: the mean.
+        low, high: bounds of its 95% confidence interval; None where one prompt says nothing about others.
+        prompts: how many there were.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    prompts: int
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The probability that of k samples of a prompt at least one passes, estimated without bias from n >= k of them.
+
+    1 - C(n - c, k) / C(n, k): the share of all subsets of size k that contain one that passed. Chen et al.,
+    "Evaluating Large Language Models Trained on Code" (2021), arXiv:2107.03374, equation 1.
+
+    Args:
+        samples: n, of this prompt.
+        passed: c, how many of them passed.
+        k: at least 1.
+
+    Raises:
+        ValueError: k is not between 1 and n, or c not between 0 and n.
+    """
+    if not 1 <= k <= samples or not 0 <= passed <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {passed} of {samples} samples")
+    return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def mean_pass_at_k(rewards: Mapping[int, Sequence[float]], k: int, threshold: float = 1.0) -> Estimate | None:
+    """pass@k over prompts; a prompt with fewer than k samples is left out, None where that leaves none.
+
+    Args:
+        rewards: of the samples of each prompt.
+        k: at least 1.
+        threshold: a sample passes when its reward reaches it.
+    """
+    counts = [(len(own), sum(reward >= threshold - TOLERANCE for reward in own)) for own in rewards.values()]
+    counts = [(samples, passed) for samples, passed in counts if samples >= k]
+    if not counts:
+        return None
+    values = [pass_at_k(samples, passed, k) for samples, passed in counts]
+    return mean_over_prompts(values, trials=fmean(samples for samples, _ in counts) / k)
+
+
+def mean_over_prompts(values: Sequence[float], trials: float) -> Estimate:
+    """The mean of one value per prompt with a confidence interval.
+
+    Values within [0, 1] get Wilson's score interval with the effective sample size p (1 - p) / SE^2, after Franco,
+    Little, Louis and Slud, "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys"
+    (2019), Journal of Survey Statistics and Methodology 7(3): it stays within [0, 1] and does not shrink to a point
+    where all prompts pass. Other values get Student's interval, which means little below some ten prompts.
+
+    Args:
+        values: one for each prompt, at least one.
+        trials: how many independent trials a prompt's value stands for at most: n for a mean of n samples, n / k for
+            pass@k. The effective sample size is no larger than with so many: where nearly all prompts have the same
+            value, the differences that were seen say too little of those that are rare.
+    """
+    prompts, mean = len(values), fmean(values)
+    is_share = min(values) >= 0 and max(values) <= 1
+    if prompts == 1:
+        return Estimate(mean, 0.0 if is_share else None, 1.0 if is_share else None, prompts)
+    quantile, error = _student_quantile(prompts - 1), stdev(values) / math.sqrt(prompts)
+    if not is_share:
+        return Estimate(mean, mean - quantile * error, mean + quantile * error, prompts)
+    spread = mean * (1 - mean)
+    effective = min(max(1.0, spread / (prompts * error**2)), max(1.0, trials)) * prompts if error else prompts
+    weight = quantile**2 / effective
+    centre = (mean + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * (spread + weight / 4)) / (1 + weight)
+    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), prompts)
+
+
+def _student_quantile(freedom: int) -> float:
+    """Student's two-sided 95% quantile: the normal one, corrected as in Abramowitz and Stegun 26.7.5."""
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
