@@ -91,7 +91,7 @@ def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterat
     from areal_core.servers.process import free_port
 
     port = free_port()
-    command = adapter.command(model, port, 1)
+    command = adapter.command(model, "127.0.0.1", port)
     words = [sys.executable, "-m", "areal_core.servers.keeper", *command.arguments]
     environment = {**os.environ, **command.environment}
     with log.open("wb") as output:

@@ -119,7 +119,7 @@ async def stall(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments, 1)
     engine = SGLangEngine(settings, log, gpus=[0] if torch.cuda.is_available() else None)
     adapter = Watching(settings)
-    engine._adapter = adapter
+    engine.adapter = adapter
     await engine.start(ModelReference(arguments.model, arguments.dtype))
     device = torch.device("cuda", torch.cuda.device_count() - 1) if torch.cuda.is_available() else "cpu"
     if torch.cuda.is_available():

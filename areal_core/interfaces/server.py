@@ -137,8 +137,8 @@ class ServerAdapter(Protocol):
         """What servers of this kind can do."""
         ...
 
-    def command(self, model: ModelReference, port: int, ranks: int) -> ServerCommand:
-        """How a server of `model` is started on this machine."""
+    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
+        """How a server of `model` is started on this machine, listening on `host`."""
         ...
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:

@@ -69,11 +69,11 @@ class ServerFleet:
         gpus: Sequence[int] | None = None,
     ) -> None:
         self.capabilities = adapter.capabilities()
+        self.adapter = adapter
         self._settings = settings
-        self._adapter = adapter
         self._log_dir = Path(log_dir)
         self._registry = Registry(run_dir) if run_dir is not None else None
-        self._gpus = gpus
+        self.gpus = gpus
         self._router = Router(settings.max_concurrent_requests)
         self._broadcast = BroadcastGroups(adapter)
         self._members: dict[str, Member] = {}
@@ -108,8 +108,8 @@ class ServerFleet:
         tending = Tending(self, self._settings, model, description)
         ranks = self._settings.ranks
         for number in range(self._settings.servers):
-            gpus = None if self._gpus is None else self._gpus[number * ranks : (number + 1) * ranks]
-            log = self._log_dir / f"{self._adapter.name.lower()}-{number}.log"
+            gpus = None if self.gpus is None else self.gpus[number * ranks : (number + 1) * ranks]
+            log = self._log_dir / f"{self.adapter.name.lower()}-{number}.log"
             self._add(f"server-{number}", "", tending, ServerProcess(log, gpus))
         for address in self._settings.addresses:
             self._add(address.split("//")[1], address, tending)
@@ -254,7 +254,7 @@ class ServerFleet:
     def _add(self, name: str, address: str, tending: Tending, process: ServerProcess | None = None) -> None:
         key = self._settings.api_key.get() if self._settings.api_key is not None else ""
         connection = ServerConnection(address, key, self._settings.silence_timeout_s)
-        member = Member(name, self._adapter, connection, self._settings.update_mode, process)
+        member = Member(name, self.adapter, connection, self._settings.update_mode, process)
         self._members[name] = member
         self._router.set_members(self._members.values())
         self._tasks[name] = asyncio.create_task(tending.tend(member))

@@ -84,7 +84,7 @@ class Tending:
         port = free_port()
         member.connection.address = f"http://127.0.0.1:{port}"
         member.was_ready = False
-        await member.process.start(member.adapter.command(self._model, port, self._settings.ranks))
+        await member.process.start(member.adapter.command(self._model, "127.0.0.1", port))
 
     async def _bring_up(self, member: Member) -> None:
         """From nothing known to ready: healthy, the right model, the current weights, and a first request answered."""

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 SUMMARY = "train"
 
-SAFE_ON_RESUME = ("steps", "checkpoint", "evaluation.every", "trackers")
+SAFE_ON_RESUME = (
+    "steps",
+    "checkpoint",
+    "evaluation.every",
+    "trackers",
+    "publication",
+    "inference_engine.servers",
+    "inference_engine.addresses",
+    "inference_engine.min_servers",
+)
 """What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step."""
 
 

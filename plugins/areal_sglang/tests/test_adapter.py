@@ -54,7 +54,7 @@ def told(recorded, **changes):
 def test_options_become_words_of_the_command():
     options = {"mem_fraction_static": 0.5, "disable_cuda_graph": True, "enable_torch_compile": False, "tp_size": 2}
     settings = {"program": ["/a/python", "server.py"], "options": options, "environment": {"A": "1"}}
-    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), 8000, 1)
+    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
     words = list(command.arguments)
     assert words[:2] == ["/a/python", "server.py"]
     assert words[words.index("--mem-fraction-static") + 1] == "0.5"
@@ -107,7 +107,7 @@ def test_slots_are_what_the_server_found_room_for(replay, recorded):
 def test_stop_texts_need_detokenize():
     assert "stop" not in adapter().capabilities().sampling
     assert "stop" in adapter(detokenize=True).capabilities().sampling
-    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), 8000, 1).arguments)
+    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
     assert "--skip-tokenizer-init" not in words
 
 

@@ -64,7 +64,7 @@ def described(recorded, **changes):
 def test_options_become_words_of_the_command():
     options = {"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False, "stream_interval": 4}
     settings = {"program": ["/a/python", "-m", "server"], "options": options, "environment": {"A": "1"}}
-    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), 8000, 1)
+    command = adapter(**settings).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
     words = list(command.arguments)
     assert words[:3] == ["/a/python", "-m", "server"]
     assert words[words.index("--max-model-len") + 1] == "512"
@@ -124,7 +124,7 @@ def test_a_server_with_untempered_logprobs_is_refused(replay, recorded):
 def test_stop_texts_need_detokenize():
     assert "stop" not in adapter().capabilities().sampling
     assert "stop" in adapter(detokenize=True).capabilities().sampling
-    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), 8000, 1).arguments)
+    words = list(adapter(detokenize=True).command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
     assert "--skip-tokenizer-init" not in words
 
 

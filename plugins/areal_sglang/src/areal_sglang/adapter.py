@@ -74,12 +74,12 @@ class SGLangAdapter:
             releases_memory=self._settings.memory_saver,
         )
 
-    def command(self, model: ModelReference, port: int, ranks: int) -> ServerCommand:
+    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
         """SGLang's own start, with the options that a run needs."""
         settings = self._settings
         options: dict[str, OptionValue] = {
             "model_path": model.path,
-            "host": "127.0.0.1",
+            "host": host,
             "port": port,
             "dtype": model.dtype,
             "tp_size": settings.tensor_parallel,
@@ -90,6 +90,8 @@ class SGLangAdapter:
             "trust_remote_code": model.trust_remote_code,
             "enable_memory_saver": settings.memory_saver,
         }
+        if settings.api_key is not None:
+            options["api_key"] = settings.api_key.get()
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
         environment = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS, **settings.environment}
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment)

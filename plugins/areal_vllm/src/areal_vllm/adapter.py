@@ -56,12 +56,12 @@ class VLLMAdapter:
             releases_memory=self._settings.sleep_mode,
         )
 
-    def command(self, model: ModelReference, port: int, ranks: int) -> ServerCommand:
+    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
         """vLLM's own start, with the options that a run needs."""
         settings = self._settings
         options: dict[str, OptionValue] = {
             "model": model.path,
-            "host": "127.0.0.1",
+            "host": host,
             "port": port,
             "dtype": model.dtype,
             "tensor_parallel_size": settings.tensor_parallel,
@@ -76,6 +76,8 @@ class VLLMAdapter:
             "trust_remote_code": model.trust_remote_code,
             "enable_sleep_mode": settings.sleep_mode,
         }
+        if settings.api_key is not None:
+            options["api_key"] = settings.api_key.get()
         program = settings.program or [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         path = os.pathsep.join(filter(None, (str(WORKER), os.environ.get("PYTHONPATH"))))
         environment = {

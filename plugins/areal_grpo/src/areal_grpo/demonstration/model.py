@@ -91,7 +91,8 @@ class AdditionModel:
         overrides = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
         overrides += [f"dataset.rows={64 * self._steps}"]
         resolved = resolve("grpo/addition_lessons", ["grpo"], overrides, environment={})
-        key = hashlib.sha256(resolved.to_yaml().encode()).hexdigest()[:16]
+        # The config alone: where this process happens to stand makes no other model.
+        key = hashlib.sha256(resolved.config.model_dump_json().encode()).hexdigest()[:16]
         trained = folder / key
         if not (trained / "model" / "config.json").is_file():
             shutil.rmtree(trained, ignore_errors=True)
