@@ -10,11 +10,11 @@ RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast lint clean
+.PHONY: demo test test-fast lint servers clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
-test: $(VENV)/test lint
+test: $(VENV)/test lint servers
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/test
@@ -24,6 +24,11 @@ lint: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# True vLLM and SGLang for the tests, each in an environment of its own below ~/.cache/areal; made once.
+servers:
+	$(PYTHON) examples/servers_on_cpu/make_environment.py vllm
+	$(PYTHON) examples/servers_on_cpu/make_environment.py sglang
 
 $(VENV)/python: constraints.txt
 	$(PYTHON) -m venv $(VENV)

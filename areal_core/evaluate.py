@@ -33,7 +33,7 @@ from areal_core.plan import make_plan
 from areal_core.processes import end_with_parent, exit_description, last_lines
 from areal_core.rollout.channel import private_socket_path
 from areal_core.rollout.pass_at_k import mean_over_prompts, mean_pass_at_k
-from areal_core.run import SCRATCH_VARIABLE, load_tokenizer, model_reference, sampling_parameters
+from areal_core.run import SCRATCH_VARIABLE, build_engine, load_tokenizer, model_reference, sampling_parameters
 from areal_core.supervision import write_error
 
 if TYPE_CHECKING:
@@ -309,13 +309,7 @@ async def _run_episodes(folder: Path, scratch: Path) -> None:
     assert section is not None
     model = model_reference(resolved, folder)
     tokenizer = load_tokenizer(model)
-    engine = config.inference_engine.build(
-        scratch=scratch,
-        log_dir=folder / "logs",
-        run_dir=folder,
-        gpus=config.placement.generation,
-        deterministic=config.deterministic,
-    )
+    engine = build_engine(config, folder, scratch)
     scorer = RewardPool(folder, scratch, processes=rollout.reward_processes, timeout_s=rollout.reward_timeout_s)
     runner = EpisodeRunner(
         config.workflow.build(), engine, scorer, tokenizer, seed=config.seed, max_retries=rollout.max_retries

@@ -10,6 +10,7 @@ from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved
+    from areal_core.config.selection import Selection
 
 BYTES_PER_PARAMETER = 16
 """Of the trainer in float32: parameter, gradient and two moments of AdamW."""
@@ -35,9 +36,7 @@ def make_plan(resolved: Resolved) -> str:
     processes = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
     if config.inference_engine is not None:
         sequences = rollout.batch_size * rollout.group_size
-        processes = (
-            f"1 controller, {rollout.reward_processes} reward, 1 {config.inference_engine.reference}, {processes}"
-        )
+        processes = f"1 controller, {rollout.reward_processes} reward, {_engines(config.inference_engine)}, {processes}"
         lines += [
             f"  batch          {rollout.batch_size} prompts x {rollout.group_size} episodes = {sequences} sequences, "
             f"{config.training.updates_per_batch * config.training.epochs_per_batch} update(s)",
@@ -49,6 +48,15 @@ def make_plan(resolved: Resolved) -> str:
         lines.append(f"  batch          {rollout.batch_size} examples, {config.steps} steps")
     lines.insert(2, f"  processes      {processes}")
     return "\n".join(lines)
+
+
+def _engines(chosen: Selection) -> str:
+    """The inference engine in words: servers are counted."""
+    settings = chosen.keywords()
+    if "servers" not in settings:
+        return f"1 {chosen.reference}"
+    elsewhere = len(settings.get("addresses", ()))
+    return f"{settings['servers']} {chosen.reference} servers{f' and {elsewhere} elsewhere' if elsewhere else ''}"
 
 
 def _model_lines(resolved: Resolved, problems: list[str]) -> list[str]:

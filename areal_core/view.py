@@ -201,6 +201,8 @@ class LiveView:
         yield "trainer", str(trainer.get("phase", ""))
         if rollout:
             yield "rollouts", str(rollout["text"])
+            if rollout.get("servers"):
+                yield "servers", str(rollout["servers"])
 
 
 def waiting_verdict(lines: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,11 @@ def make_model(folder: Path, size: str) -> None:
     )  # fmt: skip
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():  # a direction in which both halves of the vocabulary differ: one that training can find
+        rows = model.get_input_embeddings().weight
+        half = 0.01 * torch.randn_like(rows[:1])
+        rows[: VOCABULARY // 2] += half
+        rows[VOCABULARY // 2 :] -= half
     model.save_pretrained(folder)
     words = {"<unknown>": 0, "<end>": 1, **{f"w{number}": number for number in range(2, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
@@ -72,11 +78,11 @@ def make_config(arguments: argparse.Namespace) -> dict:
     in_turns = arguments.what == "colocated"
     options = {
         "attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
-        "mem_fraction_static": 0.5, "disable_custom_all_reduce": True, "cuda_graph_bs": [16, 64, 128],
+        "mem_fraction_static": 0.5, "disable_custom_all_reduce": True, "cuda_graph_bs": [16, 64, 128, 256],
     }  # fmt: skip
     return {
         "plugins": ["grpo", "fsdp", "sglang"],
-        "steps": arguments.steps,
+        "steps": arguments.steps + 1,  # the run is ended before it writes the last checkpoint
         "model": {"path": str(arguments.model), "dtype": "bfloat16"},
         "dataset": f"{parts}:RandomPrompts",
         "workflow": "single_turn",
@@ -94,7 +100,7 @@ def make_config(arguments: argparse.Namespace) -> dict:
         "placement": {"generation": [0], "training": [0 if in_turns else 1]},
         "train_engine": {
             "type": "fsdp",
-            "learning_rate": 1e-5,
+            "learning_rate": arguments.learning_rate,
             "max_tokens_per_microbatch": 32768,
             "activation_checkpointing": True,
         },
@@ -130,6 +136,8 @@ def main() -> int:
     parser.add_argument("--mode", default="recompute")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--learning-rate", type=float, default=1e-5)
+    parser.add_argument("--limit-s", type=float, default=600)
     parser.add_argument("--run-dir", type=Path)
     arguments = parser.parse_intermixed_args()
     if arguments.what == "model":
@@ -143,22 +151,33 @@ def main() -> int:
     watcher = threading.Thread(target=watch_memory, args=(run_dir, stop, memory))
     watcher.start()
     began = time.monotonic()
-    code = subprocess.run(
+    run = subprocess.Popen(
         [sys.executable, "-m", "areal_core", "run", str(config), f"run_dir={run_dir}"],
-        env={**os.environ, "NCCL_CUMEM_ENABLE": "0"}, check=False,
-    ).returncode  # fmt: skip
+        env={**os.environ, "NCCL_CUMEM_ENABLE": "0"}, start_new_session=True,
+    )  # fmt: skip
+    metrics = run_dir / "metrics.jsonl"
+    while run.poll() is None and time.monotonic() - began < arguments.limit_s:
+        if metrics.is_file() and len(metrics.read_text().splitlines()) >= arguments.steps:
+            break
+        time.sleep(0.2)
+    code = run.poll()
+    if code is None:
+        os.killpg(run.pid, signal.SIGKILL)
     stop.set()
     watcher.join()
     print(f"{arguments.what}: exit code {code} after {time.monotonic() - began:.0f} s")
     for (phase, gpu), used in sorted(memory.items()):
         print(f"  GPU {gpu} while '{phase}': {min(used):,} to {max(used):,} MiB ({len(used)} readings)")
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
+    for line in metrics.read_text().splitlines() if metrics.is_file() else []:
         step = json.loads(line)
-        shown = ("reward/mean", "staleness/mean", "time/step_s", "time/wait_s", "time/release_s", "time/train_s",
-                 "time/publish_s", "publish/stop_s", "publish/transfer_s", "publish/resume_s", "batch/sampled_tokens",
-                 "servers/continued", "verify/logprob_difference_mean", "verify/logprob_difference_p99")  # fmt: skip
+        shown = (
+            "reward/mean", "staleness/mean", "time/step_s", "time/wait_s", "time/release_s", "time/train_s",
+            "time/publish_s", "time/verify_s", "publish/stop_s", "publish/transfer_s", "publish/resume_s",
+            "batch/sampled_tokens", "servers/continued", "verify/logprob_difference_mean",
+            "verify/logprob_difference_p99",
+        )  # fmt: skip
         print(f"  step {step['step']}", "  ".join(f"{key} {step[key]:.4g}" for key in shown if key in step))
-    return code
+    return code or 0
 
 
 if __name__ == "__main__":

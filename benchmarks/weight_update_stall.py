@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import shlex
 import statistics
 import tempfile
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -45,20 +47,46 @@ TIMEOUT = timedelta(seconds=120)
 
 
 class Watching(SGLangAdapter):
-    """Notes when chunks arrive, for each piece and across the pieces of a request."""
+    """Notes when chunks arrive, across the pieces of a request.
 
-    def __init__(self, settings: SGLangConfig) -> None:
+    Args:
+        settings: of the adapter.
+        keeps_requests: go the way of servers that label tokens themselves, which keep their requests during an update.
+            Where the server is too old for that, all tokens of a piece are labelled with its last version: the times
+            are those of a newer server, the labels are not.
+    """
+
+    def __init__(self, settings: SGLangConfig, *, keeps_requests: bool) -> None:
         super().__init__(settings)
         self.arrivals: dict[str, list[float]] = {}
+        self._keeps_requests = keeps_requests
+        self._label = "0"
+
+    async def identify(self, connection):
+        """As the adapter's own."""
+        identity = await super().identify(connection)
+        return replace(identity, reports_spans=identity.reports_spans or self._keeps_requests)
+
+    async def receive(self, connection, group, tensors, label, mode):
+        """As the adapter's own."""
+        await super().receive(connection, group, tensors, label, mode)
+        self._label = label
+
+    async def load(self, connection, folder, label, mode):
+        """As the adapter's own."""
+        await super().load(connection, folder, label, mode)
+        self._label = label
 
     async def generate(self, connection, piece):
         """As the adapter's own."""
-        times = self.arrivals.setdefault(piece.name.rsplit(".", 1)[0], [])
+        times, count = self.arrivals.setdefault(piece.name.rsplit(".", 1)[0], []), 0
         async with aclosing(super().generate(connection, piece)) as chunks:
             async for chunk in chunks:
                 if chunk.output_ids:
                     times.append(time.monotonic())
-                yield chunk
+                count += len(chunk.output_ids)
+                made_up = self._keeps_requests and chunk.spans is None
+                yield replace(chunk, spans=[(self._label, 0, count)]) if made_up else chunk
 
 
 def settings_of(arguments: argparse.Namespace, interval: int) -> SGLangConfig:
@@ -116,9 +144,9 @@ class Sender:
 async def stall(arguments: argparse.Namespace) -> None:
     """See the module's text."""
     log = Path(tempfile.mkdtemp(prefix="areal-stall-"))
-    settings = settings_of(arguments, 1)
+    settings = settings_of(arguments, arguments.interval)
     engine = SGLangEngine(settings, log, gpus=[0] if torch.cuda.is_available() else None)
-    adapter = Watching(settings)
+    adapter = Watching(settings, keeps_requests=arguments.keep_requests)
     engine.adapter = adapter
     await engine.start(ModelReference(arguments.model, arguments.dtype))
     device = torch.device("cuda", torch.cuda.device_count() - 1) if torch.cuda.is_available() else "cpu"
@@ -169,7 +197,8 @@ def report(transport, version, joined, seconds, metrics, arrivals, began) -> Non
     for times in arrivals.values():
         gaps = [(after - before, before, after) for before, after in pairwise(times)]
         usual += [gap for gap, before, after in gaps if began - 1 < before and after < began]
-        silences += [gap for gap, before, after in gaps if before <= began + seconds and after >= began]
+        met = [gap for gap, before, after in gaps if before <= began + seconds and after >= began]
+        silences += [max(met)] if met else []
     parts = "  ".join(
         f"{name} {1000 * metrics.get(f'publish/{name}_s', 0):.0f}" for name in ("stop", "transfer", "resume")
     )
@@ -181,16 +210,25 @@ def report(transport, version, joined, seconds, metrics, arrivals, began) -> Non
     )
 
 
+def length_of(prompt: int, sample: int, arguments: argparse.Namespace) -> int:
+    """So many tokens, or from half as many to half as many more: requests then do not end in step with each other."""
+    tokens: int = arguments.tokens
+    chance = random.Random(8 * prompt + sample)
+    return chance.randint(tokens // 2, tokens + tokens // 2) if arguments.vary else tokens
+
+
 class OneAnswer:
     """A workflow of one generation, without a tokenizer and a reward: what is measured is the runtime."""
 
-    def __init__(self, prompt: int) -> None:
-        self._prompt = prompt
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
 
     async def run_episode(self, row, context) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
-        ids = asked(int(row["prompt"]), self._prompt, 1).input_ids
-        generation = await context.generate(ids)
+        prompt = int(row["prompt"])
+        ids = asked(prompt, self._arguments.prompt, 1).input_ids
+        most = length_of(prompt, context.sample_index, self._arguments)
+        generation = await context.generate(ids, max_new_tokens=most)
         return Episode([Trajectory.from_generation(ids, generation)], 1.0)
 
 
@@ -198,7 +236,7 @@ async def through_controller(engine, arguments: argparse.Namespace, requests: in
     """Tokens per second through the rollout controller, ledger and packing included."""
     with tempfile.TemporaryDirectory() as folder:
         groups, size = arguments.concurrent // 8, 8
-        runner = EpisodeRunner(OneAnswer(arguments.prompt), engine, None, None)
+        runner = EpisodeRunner(OneAnswer(arguments), engine, None, None)
         ledger = Ledger(Path(folder))
         bound = StalenessBound(groups, 10**6, 2)
         controller = RolloutController(
@@ -207,7 +245,7 @@ async def through_controller(engine, arguments: argparse.Namespace, requests: in
             engine,
             CountingDataset(4096),
             PromptSampler(4096, 0, shuffle=False),
-            SamplingParameters(max_new_tokens=arguments.tokens),
+            SamplingParameters(max_new_tokens=2 * arguments.tokens),
             ledger,
         )
         controller.start()
@@ -225,27 +263,33 @@ async def through_controller(engine, arguments: argparse.Namespace, requests: in
 
 async def bare(address: str, arguments: argparse.Namespace, requests: int) -> float:
     """Tokens per second of a client that does nothing but post the same requests, always so many at once."""
-    tokens, began, finished = 0, 0.0, 0
-    body = {"sampling_params": {"max_new_tokens": arguments.tokens, "temperature": 1.0, "ignore_eos": True},
-            "return_logprob": True}  # fmt: skip
+    tokens, began, ended, finished = 0, 0.0, 0.0, 0
     numbers = iter(range(10**9))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def work() -> None:
-            nonlocal tokens, began, finished
-            while finished < requests + 2 * arguments.concurrent:
+            nonlocal tokens, began, ended, finished
+            while not ended:
                 number = next(numbers)
-                sent = {**body, "input_ids": asked(number // 8, arguments.prompt, 1).input_ids}
+                prompt, sample = (number // 8) % 4096, number % 8
+                most = length_of(prompt, sample, arguments)
+                sent = {
+                    "input_ids": asked(prompt, arguments.prompt, 1).input_ids,
+                    "sampling_params": {"max_new_tokens": most, "temperature": 1.0, "ignore_eos": True},
+                    "return_logprob": True,
+                }
                 async with session.post(f"{address}/generate", json=sent) as response:
                     answer = await response.json()
                 finished += 1
                 if finished == 2 * arguments.concurrent:
                     began = time.monotonic()
-                elif finished > 2 * arguments.concurrent:
+                elif began and not ended:
                     tokens += len(answer["output_ids"])
+                    if finished == requests + 2 * arguments.concurrent:
+                        ended = time.monotonic()  # before fewer than `concurrent` are left
 
         await asyncio.gather(*(work() for _ in range(arguments.concurrent)))
-    return tokens / (time.monotonic() - began)
+    return tokens / (ended - began)
 
 
 async def throughput(arguments: argparse.Namespace) -> None:
@@ -255,12 +299,21 @@ async def throughput(arguments: argparse.Namespace) -> None:
         settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
     )
     await engine.start(ModelReference(arguments.model, arguments.dtype))
-    address = engine._members["server-0"].connection.address
+    connection = engine._members["server-0"].connection
+    address = connection.address
     ratios = []
     try:
         for turn in range(arguments.turns):
-            plain = await bare(address, arguments, arguments.requests)
-            ours = await through_controller(engine, arguments, arguments.requests)
+            sides = {
+                "bare": lambda: bare(address, arguments, arguments.requests),
+                "ours": lambda: through_controller(engine, arguments, arguments.requests),
+            }
+            rates = {}
+            for name in sorted(sides, reverse=bool(turn % 2)):
+                # A cache that is full makes the server evict, which costs more than what is measured.
+                await connection.post("/flush_cache", query={"timeout": "30"}, is_json=False)
+                rates[name] = await sides[name]()
+            plain, ours = rates["bare"], rates["ours"]
             ratios.append(ours / plain)
             print(
                 f"turn {turn}: bare {plain:,.0f} tokens/s, through the controller {ours:,.0f}, {ours / plain:.3f}",
@@ -285,7 +338,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--lead-s", type=float, default=2.0)
-    parser.add_argument("--interval", type=int, default=32)
+    parser.add_argument("--interval", type=int, default=32, help="tokens that arrive together; 1 overloads the client")
+    parser.add_argument("--keep-requests", action="store_true", help="see Watching")
+    parser.add_argument("--vary", action="store_true", help="answers of different lengths")
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()

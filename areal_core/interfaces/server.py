@@ -129,6 +129,10 @@ class ServerAdapter(Protocol):
     name: str
     """Of the server program, for people."""
 
+    health_path: str
+    """Answers while the server lives. It is asked during updates and while the server's memory is given away, so it
+    must neither generate nor hold an update up."""
+
     group_store_prefixes: Mapping[str, Sequence[str]]
     """By backend: the prefixes of the keys under which this server meets others in a group's store, outermost first;
     `{group}` stands for the group's name. Empty where the server cannot receive a broadcast."""

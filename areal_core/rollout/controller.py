@@ -378,9 +378,7 @@ class RolloutController:
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
             f"{counts.ready} of {self._policy.bound.batch_size} groups ready, {counts.running} running, "
-            f"weights of version {self.version}"
-            + (f"; servers: {engine}" if (engine := self._engine.describe()) else "")
-            + (f"; since the last batch: {events}" if events else "")
+            f"weights of version {self.version}" + (f"; since the last batch: {events}" if events else "")
         )
 
     async def _keep(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 STATUS_INTERVAL_S = 0.5
 LOG_INTERVAL_S = 30.0
+LOG_HINT = "see logs/controller.log"
 _GROUP_FIELDS = ("address", "port", "backend", "standing")
 
 
@@ -86,6 +88,9 @@ class RolloutService:
             fields, payload = await handler(message.fields)
         except ArealError as error:
             fields, payload = {"error": error.message, "hints": list(error.hints)}, b""
+        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
+            traceback.print_exc()
+            fields, payload = {"error": f"{message.kind} failed: {error!r:.500}", "hints": [LOG_HINT]}, b""
         channel.post(Message("reply", {"id": message.fields["id"], **fields}, payload))
 
     async def _on_begin(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -143,7 +148,8 @@ class RolloutService:
         return {}, b""
 
     async def _on_describe(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        return {"text": self._controller.describe()}, b""
+        servers = self._engine.describe()
+        return {"text": self._controller.describe() + (f"; servers: {servers}" if servers else "")}, b""
 
     async def _report_status(self) -> None:
         self._status.parent.mkdir(exist_ok=True)
@@ -157,6 +163,7 @@ class RolloutService:
                 "consumed": counts.consumed,
                 "version": self._controller.version,
                 "text": self._controller.describe(),
+                "servers": self._engine.describe(),
             }
             with suppress(OSError):  # the view can do without; a full disk is reported where data is at stake
                 temporary.write_text(json.dumps(status))

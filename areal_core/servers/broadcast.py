@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.interfaces.server import RequestRefusedError, ServerLostError, UpdateRefusedError, WeightGroup
+from areal_core.servers.member import known_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,8 @@ class BroadcastGroups:
 
     async def _join(self, member: Member, group: WeightGroup, first_rank: int) -> None:
         with suppress(*_FAULTS):  # it then takes no part in the broadcast, and catches up from a folder
-            await self._adapter.join_group(member.connection, group, first_rank)
+            with known_form():
+                await self._adapter.join_group(member.connection, group, first_rank)
             member.group = group
 
     async def _dissolve(self) -> None:

@@ -48,9 +48,10 @@ class ServerConnection:
         *,
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        is_json: bool = True,
     ) -> Any:
-        """The JSON value that answers `body`; None for an empty answer."""
-        return await self._call("POST", path, body or {}, query or {}, timeout_s)
+        """The JSON value that answers `body`; None for an empty answer, and for one that is not meant to be JSON."""
+        return await self._call("POST", path, body or {}, query or {}, timeout_s, is_json=is_json)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
         """The JSON values of an event stream (`data: ...` lines), until `[DONE]`."""
@@ -73,7 +74,14 @@ class ServerConnection:
         raise ServerLostError(f"{path} ended before the answer did")
 
     async def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], timeout_s: float | None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        query: Mapping[str, str],
+        timeout_s: float | None,
+        *,
+        is_json: bool = True,
     ) -> Any:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
@@ -82,7 +90,7 @@ class ServerConnection:
             ) as response:
                 await self._check(response, path)
                 data = await response.read()
-                return json.loads(data) if data.strip() else None
+                return json.loads(data) if is_json and data.strip() else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._translated(error, path) from None
 

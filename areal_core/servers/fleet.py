@@ -122,25 +122,30 @@ class ServerFleet:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
-        context = min((m.identity.context for m in self._members.values() if m.identity), default=1 << 31)
+        used = [m.identity for m in self._members.values() if m.identity and m.state not in (State.REFUSED, State.GONE)]
+        context = min((identity.context for identity in used), default=1 << 31)
         check_request(request, self._vocabulary, context, self.capabilities.sampling)
         answer = Answer(request)
-        losses = empty = 0
+        losses: list[Member] = []
+        empty = 0
         while answer.finish is None:
-            member = await self._router.take(request.affinity)
+            member = await self._router.take(request.affinity, losses, is_continued=answer.pieces > 0)
             before = len(answer.output_ids)
             try:
                 await member.work(answer)
                 member.failures = 0
+                losses.clear()
                 empty = empty + 1 if len(answer.output_ids) == before else 0
                 if empty > MOST_EMPTY_PIECES:
                     raise ServerLostError("ends a request again and again without a token")
             except ServerLostError as error:
-                losses += 1
+                losses.append(member)
                 self._events["failed"] += 1
                 self.doubt(member, str(error))
-                if losses == MOST_LOSSES:
-                    raise ValueError(f"{losses} servers failed under this request; the last one: {error}") from None
+                if len(losses) == MOST_LOSSES:
+                    raise ValueError(
+                        f"{MOST_LOSSES} servers failed under this request; the last one: {error}"
+                    ) from None
             except RequestRefusedError as error:
                 raise ValueError(f"{member.name} {error}") from None
             finally:
@@ -169,14 +174,21 @@ class ServerFleet:
         check_fit(found, self._shapes)
         async with self._updating:
             await self._broadcast.joined()
-            members = [m for m in self._router.ready if update.path is not None or m.group is not None]
-            for member in self._router.ready:
+            # Those without memory have been waiting for this since they gave it away.
+            live = [m for m in self._members.values() if m.state in (State.READY, State.UPDATING)]
+            members = [m for m in live if update.path is not None or m.group is not None]
+            for member in live:
                 member.state = State.UPDATING
-            results = await asyncio.gather(*(self._update(member, update) for member in members))
-            if members and not any(results):
+            faults = await asyncio.gather(*(self._update(member, update) for member in members))
+            # Servers that only went away catch up from the folder when they are back.
+            if all(faults) and not all(isinstance(f, ServerLostError) and update.path is not None for f in faults):
+                for member in live:
+                    if member.state is State.UPDATING and member.has_memory:
+                        member.state = State.READY  # nobody touched it: it holds the former version
+                self._router.wake()
                 raise RunError(f"no server took over the weights of version {update.version}; see {self._log_dir}")
             self.current = update
-            self._missed = False
+            self._missed = self._missed and update.path is None  # who waits for a folder waits on behind a broadcast
             for member in self._members.values():
                 if member.state is State.UPDATING and member.version == update.version:
                     member.state = State.READY
@@ -184,15 +196,16 @@ class ServerFleet:
                     self.lose(member, "was not in the group of the broadcast")
             self._router.wake()
 
-    async def _update(self, member: Member, update: WeightUpdate) -> bool:
+    async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
+        """What went wrong, None for nothing."""
         try:
             seconds = await member.update(update, self._settings.update_timeout_s)
         except (ServerLostError, UpdateRefusedError, RequestRefusedError) as error:
             self.lose(member, f"did not take over version {update.version}: {error}")
-            return False
+            return error
         self._timings = {f"publish/{name}": max(value, self._timings.get(f"publish/{name}", 0.0))
                          for name, value in seconds.items()}  # fmt: skip
-        return True
+        return None
 
     def describe(self) -> str:
         """See `InferenceEngine.describe`."""
@@ -236,7 +249,7 @@ class ServerFleet:
     def offer_folder(self, update: WeightUpdate) -> None:
         """See `BroadcastReceiver.offer_folder`."""
         if self.current is not None and self.current.version == update.version:
-            self.current = update
+            self.current, self._missed = update, False
 
     def miss(self) -> None:
         """A server waits for the current weights in a folder."""
@@ -245,9 +258,16 @@ class ServerFleet:
     async def release_memory(self) -> None:
         """See `MemorySharer.release_memory`."""
         async with self._updating:
-            for member in self._router.ready:
-                member.state = State.UPDATING
-                await member.release_memory()
+            await asyncio.gather(*(self._release(member) for member in self._router.ready))
+
+    async def _release(self, member: Member) -> None:
+        member.state = State.UPDATING
+        try:
+            await member.release_memory()
+        except (ServerLostError, RequestRefusedError) as error:
+            self.lose(member, f"did not give its memory away: {error}")
+            if member.process is not None:
+                await member.process.end()  # the trainer counts on this memory
 
     # The life of servers.
 
@@ -273,7 +293,7 @@ class ServerFleet:
 
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""
-        member.failures, member.was_ready = 0, True
+        member.failures, member.was_ready, member.has_served = 0, True, True
         self.move(member, State.READY)
 
     @property
@@ -296,6 +316,11 @@ class ServerFleet:
         member.doubted.set()
         asyncio.get_running_loop().create_task(member.connection.close())
 
+    def forget(self, member: Member) -> None:
+        """A server that nothing is asked of is gone, whatever was being done to bring it up."""
+        self._tasks[member.name].cancel()
+        self.move(member, State.GONE)
+
     async def _keep(self, tending: Tending) -> None:
         """Look for servers that join or leave, and end the run where none has been ready for too long."""
         last_ready = time.monotonic()
@@ -310,7 +335,8 @@ class ServerFleet:
                     if self._registry.knew(member.name) and member.name not in announced:
                         tending.leave(member)
                 self._registry.report({name: str(member.state) for name, member in self._members.items()})
-            if self._router.ready or self._updating.locked():
+            are_waiting = any(not member.has_memory for member in self._members.values())  # for the trainer
+            if self._router.ready or self._updating.locked() or are_waiting:
                 last_ready = time.monotonic()
             lost_s = time.monotonic() - last_ready
             if lost_s > self._settings.start_timeout_s or not self._possible():

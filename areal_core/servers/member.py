@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ from areal_core.interfaces.server import ServerLostError, UpdateRefusedError
 from areal_core.servers.answer import PieceTokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from areal_core.interfaces.inference import UpdateMode, WeightUpdate
     from areal_core.interfaces.server import ServerAdapter, ServerIdentity, WeightGroup
     from areal_core.servers.answer import Answer
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from areal_core.servers.process import ServerProcess
 
 ABORT_INTERVAL_S = 0.02
+
+
+@contextmanager
+def known_form() -> Iterator[None]:
+    """An answer that is JSON and yet of another form than the server's own is a fault of the server."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ServerLostError(f"answered in a form that is not known: {error!r:.200}") from error
 
 
 class State(StrEnum):
@@ -51,6 +62,7 @@ class Member:
         failures: of requests in a row.
         group: the broadcast group that it is in.
         was_ready: since its process began, or since it was first seen.
+        has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
         has_memory: False after it gave its GPU's memory away, until the next update.
     """
 
@@ -73,6 +85,7 @@ class Member:
         self.failures = 0
         self.group: WeightGroup | None = None
         self.was_ready = False
+        self.has_served = False
         self.has_memory = True
         self.doubted = asyncio.Event()
         self._mode = mode
@@ -105,10 +118,11 @@ class Member:
         tokens = PieceTokens(version)
         piece = answer.next_piece(version, keeps_cache=self._mode == "keep_cache")
         try:
-            async with aclosing(self.adapter.generate(self.connection, piece)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    undisturbed = self.state is not State.UPDATING and self.version == version
-                    tokens.add(chunk, is_certain=undisturbed or not self.reports_spans)
+            with known_form():
+                async with aclosing(self.adapter.generate(self.connection, piece)) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        undisturbed = self.state is not State.UPDATING and self.version == version
+                        tokens.add(chunk, is_certain=undisturbed or not self.reports_spans)
             versions = tokens.versions(needs_spans=self.reports_spans)
         except ServerLostError:
             answer.keep(tokens.without_end(), tokens.certain, [version] * tokens.certain)
@@ -129,9 +143,7 @@ class Member:
             async with asyncio.timeout(timeout_s):
                 await self._halt()
                 stopped = time.monotonic()
-                if not self.has_memory:
-                    await self.adapter.restore_memory(self.connection)
-                    self.has_memory = True
+                await self._restore_memory()
                 await self._take_over(update)
                 transferred = time.monotonic()
                 if self.reports_spans:
@@ -147,10 +159,12 @@ class Member:
         assert update.path is not None
         try:
             async with asyncio.timeout(timeout_s):
+                await self._restore_memory()
                 await self.adapter.resume(self.connection)  # an update that broke off may have left it stopped
                 await self.adapter.abort(self.connection)
                 await self.adapter.stop(self.connection, "recompute")
-                await self.adapter.load(self.connection, update.path, str(update.version), "recompute")
+                with known_form():
+                    await self.adapter.load(self.connection, update.path, str(update.version), "recompute")
                 await self.adapter.resume(self.connection)
         except TimeoutError:
             raise ServerLostError(f"did not take over weights within update_timeout_s = {timeout_s:g}") from None
@@ -164,6 +178,11 @@ class Member:
         await self.adapter.release_memory(self.connection)
         self.has_memory = False
 
+    async def _restore_memory(self) -> None:
+        if not self.has_memory:
+            await self.adapter.restore_memory(self.connection)
+            self.has_memory = True
+
     async def _halt(self) -> None:
         if self.reports_spans:
             await self.adapter.stop(self.connection, self._mode)
@@ -175,19 +194,21 @@ class Member:
 
     async def _take_over(self, update: WeightUpdate) -> None:
         label = str(update.version)
-        if update.path is not None:
-            await self.adapter.load(self.connection, update.path, label, self._mode)
-        elif self.group is None:
-            raise UpdateRefusedError("is not in the group in which the weights are broadcast")
-        else:
-            await self.adapter.receive(self.connection, self.group, update.tensors, label, self._mode)
+        with known_form():
+            if update.path is not None:
+                await self.adapter.load(self.connection, update.path, label, self._mode)
+            elif self.group is None:
+                raise UpdateRefusedError("is not in the group in which the weights are broadcast")
+            else:
+                await self.adapter.receive(self.connection, self.group, update.tensors, label, self._mode)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Whether its requests have ended within so many seconds."""
         if self.requests:
             self._idle.clear()
             try:
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
             except TimeoutError:
                 return False
         return True

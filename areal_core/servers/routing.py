@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from areal_core.servers.member import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from areal_core.errors import RunError
     from areal_core.servers.member import Member
@@ -29,7 +29,7 @@ class Router:
         self._limit = limit
         self._members: dict[str, Member] = {}
         self._places: OrderedDict[str, Member] = OrderedDict()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[Member], str, Collection[Member]]] = deque()
         self._failure: RunError | None = None
 
     def set_members(self, members: Iterable[Member]) -> None:
@@ -46,8 +46,13 @@ class Router:
         """The servers that may be given requests."""
         return [member for member in self._members.values() if member.state is State.READY]
 
-    async def take(self, affinity: str) -> Member:
+    async def take(self, affinity: str, avoided: Collection[Member] = (), *, is_continued: bool = False) -> Member:
         """A place on a server; `release` gives it back.
+
+        Args:
+            affinity: requests of the same one go to the same server where that is no detour.
+            avoided: servers that are given this request only where no other is ready.
+            is_continued: the request had a place before, and so came before all who wait.
 
         Raises:
             RunError: what `fail` said.
@@ -55,40 +60,59 @@ class Router:
         while True:
             if self._failure is not None:
                 raise self._failure
-            member = self._choose(affinity)
-            if member is not None:
-                member.take()
-                return member
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(place)
+            place: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
+            waiting = (place, affinity, avoided)
+            if is_continued:
+                self._waiting.appendleft(waiting)
+            else:
+                self._waiting.append(waiting)
+            self.wake()
             try:
-                await place
+                member = await place
             except asyncio.CancelledError:
-                # A place that was offered to a request that no longer wants it goes to the next one.
-                if place.done() and not place.cancelled():
-                    self.wake(1)
+                # A place that was given to a request that no longer wants it goes to the next one.
+                if place.done() and not place.cancelled() and place.exception() is None:
+                    self.release(place.result())
                 raise
+            if member.state is State.READY:
+                return member
+            self.release(member)  # it was stopped or lost before the request came to know of its place
+            is_continued = True
 
     def release(self, member: Member) -> None:
         """A request has left a server."""
         member.release()
-        self.wake(1)
+        self.wake()
 
-    def wake(self, count: int | None = None) -> None:
-        """Let so many waiting requests look again; all of them where no number is given."""
-        while self._waiting and (count is None or count > 0):
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                count = None if count is None else count - 1
+    def wake(self) -> None:
+        """Give the free places to those who wait, in the order in which they came."""
+        passed = []  # they wait on for a server that they do not avoid
+        while self._waiting and (self._failure is not None or self._free(self.ready)):
+            place, affinity, avoided = self._waiting.popleft()
+            if place.done():
+                continue
+            if self._failure is not None:
+                place.set_exception(self._failure)
+                continue
+            member = self._choose(affinity, avoided)
+            if member is None:
+                passed.append((place, affinity, avoided))
+            else:
+                member.take()
+                place.set_result(member)
+        self._waiting.extendleft(reversed(passed))
 
     def fail(self, failure: RunError) -> None:
         """End every wait, now and in future."""
         self._failure = failure
         self.wake()
 
-    def _choose(self, affinity: str) -> Member | None:
-        free = [member for member in self.ready if member.requests < self.slots(member)]
+    def _free(self, members: Iterable[Member]) -> list[Member]:
+        return [member for member in members if member.requests < self.slots(member)]
+
+    def _choose(self, affinity: str, avoided: Collection[Member]) -> Member | None:
+        ready = self.ready
+        free = self._free([member for member in ready if member not in avoided] or ready)
         if not free:
             return None
         least = min(free, key=lambda member: member.requests / self.slots(member))

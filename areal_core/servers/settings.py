@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -28,7 +29,7 @@ class FleetSettings(Settings):
     data_parallel: int = Field(1, ge=1, description="copies of the weights within one server")
     program: list[str] = Field(
         default_factory=list,
-        description="words that start the server, where it is not installed beside areal; its options are appended",
+        description="words that start the server, where it is not installed beside areal; options are appended",
     )
     options: dict[str, OptionValue] = Field(
         default_factory=dict, description="further options of the server by name, such as `mem_fraction_static: 0.8`"
@@ -67,6 +68,11 @@ class FleetSettings(Settings):
         if len(set(addresses)) < len(addresses):
             raise ValueError("the same address stands there twice")
         return addresses
+
+    @field_validator("program")
+    @classmethod
+    def _at_home(cls, program: list[str]) -> list[str]:
+        return [os.path.expanduser(word) for word in program]  # noqa: PTH111 - most words are no paths
 
     @model_validator(mode="after")
     def _enough(self) -> FleetSettings:

@@ -17,7 +17,7 @@ from areal_core.interfaces.server import (
     UpdateRefusedError,
 )
 from areal_core.servers.checks import check_identity
-from areal_core.servers.member import State
+from areal_core.servers.member import State, known_form
 from areal_core.servers.process import free_port
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Tending:
         """Until the server is gone for good."""
         starts = losses = 0
         while member.state not in (State.GONE, State.REFUSED):
+            was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
                     starts += 1
@@ -64,16 +65,15 @@ class Tending:
                         raise ServerRefusedError(f"ended {starts - 1} times; {member.process.last_words()}")
                     await self._start_process(member)
                 await self._bring_up(member)
-                losses = 0
+                losses, was_up = 0, True
                 await self._watch(member)
             except ServerRefusedError as error:
                 self._fleet.move(member, State.REFUSED, str(error))
                 if member.process is not None:
                     await member.process.end()
             except _FAULTS as error:
-                was_watched = member.state in (State.READY, State.UPDATING)
                 self._fleet.lose(member, str(error))
-                if member.process is not None and not was_watched:
+                if member.process is not None and not was_up:
                     await member.process.end()  # it could not be brought up again; a new start may help
             if member.state is State.LOST:
                 losses += 1
@@ -83,7 +83,7 @@ class Tending:
         assert member.process is not None
         port = free_port()
         member.connection.address = f"http://127.0.0.1:{port}"
-        member.was_ready = False
+        member.was_ready, member.has_memory = False, True
         await member.process.start(member.adapter.command(self._model, "127.0.0.1", port))
 
     async def _bring_up(self, member: Member) -> None:
@@ -124,13 +124,13 @@ class Tending:
         deadline = time.monotonic() + patience
         while True:
             if member.process is not None and not member.process.is_running:
-                if member.was_ready:
+                if member.has_served:
                     raise ServerLostError(f"has ended: {member.process.last_words()}")
                 if "address already in use" in member.process.last_words().lower():
                     raise ServerLostError("its port was taken meanwhile")
                 raise ServerRefusedError(f"ended before it was ready; {member.process.last_words()}")
             try:
-                await member.connection.get("/health", self._settings.health_timeout_s)
+                await member.connection.get(member.adapter.health_path, self._settings.health_timeout_s)
             except RequestRefusedError as error:
                 raise ServerRefusedError(f"answers something else than a server would: {error}") from None
             except ServerLostError as error:
@@ -145,13 +145,18 @@ class Tending:
         sampling = SamplingParameters(max_new_tokens=2)
         piece = Piece(f"first-{member.name}-{time.monotonic_ns()}", [1], sampling, 1, f"first-{member.version}")
         try:
-            async with asyncio.timeout(self._settings.update_timeout_s):
-                chunks = [chunk async for chunk in member.adapter.generate(member.connection, piece)]
+            with known_form():
+                async with asyncio.timeout(self._settings.update_timeout_s):
+                    chunks = [chunk async for chunk in member.adapter.generate(member.connection, piece)]
         except (ServerLostError, TimeoutError) as error:
             words = str(error) or "no answer in time"
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            if member.has_served:
+                raise ServerLostError(f"failed its first request: {words}") from None
             if member.process is not None:
-                await asyncio.sleep(HEALTH_INTERVAL_S)
                 words = f"{words}; {member.process.last_words()}"
+            else:  # one that went away just now may well be able to serve
+                await member.connection.get(member.adapter.health_path, self._settings.health_timeout_s)
             raise ServerRefusedError(f"is healthy but cannot serve this model: {words}") from None
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
@@ -163,8 +168,9 @@ class Tending:
     async def _watch(self, member: Member) -> None:
         misses = 0
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(member.doubted.wait(), self._settings.health_interval_s)
+            with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
+                async with asyncio.timeout(self._settings.health_interval_s):
+                    await member.doubted.wait()
             member.doubted.clear()
             if member.state is State.LOST:
                 return
@@ -174,7 +180,7 @@ class Tending:
             if member.process is not None and not member.process.is_running:
                 raise ServerLostError(member.process.last_words())
             try:
-                await member.connection.get("/health", self._settings.health_timeout_s)
+                await member.connection.get(member.adapter.health_path, self._settings.health_timeout_s)
                 misses = 0
             except (ServerLostError, RequestRefusedError) as error:
                 misses += 1
@@ -187,7 +193,7 @@ class Tending:
             self._fleet.move(member, State.LEAVING)
             member.doubted.set()
         elif member.state not in (State.LEAVING, State.GONE):
-            self._fleet.move(member, State.GONE)
+            self._fleet.forget(member)
 
     async def _drain(self, member: Member) -> None:
         if not await member.wait_idle(self._settings.drain_timeout_s):

@@ -40,13 +40,14 @@ def _describe_file(path: Path) -> dict[str, tuple[int, ...]]:
         text = file.read(length) if length <= _LARGEST_HEADER else b""
     try:
         header = json.loads(text)
-    except ValueError:
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise RunError(f"the weights in {path} cannot be read: it is no safetensors file, or was cut off") from None
-    header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
     if size != 8 + length + end:
         raise RunError(f"the weights in {path} are not complete: {size:,} bytes of {8 + length + end:,}")
-    return {name: tuple(entry["shape"]) for name, entry in header.items()}
+    return shapes
 
 
 def check_fit(

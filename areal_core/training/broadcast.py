@@ -149,6 +149,7 @@ class Broadcaster:
                 return True
         except (BroadcastFailedError, RuntimeError, RunError):
             pass
+        in_flight.clear()  # each of them holds the group
         self._give_up()
         return False
 
@@ -168,6 +169,8 @@ class Broadcaster:
         group, self._group, self._name = self._group, None, ""
         if self._backend == "nccl" and group is not None:
             group.abort()
+        # gloo ends with its last reference: only then do the others hear that nothing more will come.
+        del group
         if self._target is not None:
             self._target.drop_broadcast()
 

@@ -218,6 +218,8 @@ class Trainer:
         if self._publisher is None:
             return
         self._version += 1
+        if self._settings.shares_memory:
+            torch.cuda.empty_cache()  # the engines take their memory back with this publication
         self._publisher.publish(self._version, self._step)
         if self._observer is not None:
             self._observer.weights_published(self._step, self._version)

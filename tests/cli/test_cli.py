@@ -57,7 +57,7 @@ def test_help_takes_little_longer_than_python_itself(box):
 
 def test_help_lists_every_command_and_no_words_are_a_wrong_request(box):
     outcome = box.areal("--help")
-    for command in ("run", "plugins", "config", "audit"):
+    for command in ("run", "eval", "serve", "plugins", "config", "audit"):
         assert f"\n    {command} " in outcome.out
     assert box.areal().code == 2
     assert box.areal("--version").out == "areal 0.1.0\n"
@@ -101,7 +101,9 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         "areal: error: a resumed run must stay the run that it was; 2 changes would make it another\n"
         "  seed: 0 -> 3\n"
         "  train_engine.learning_rate: 0.0003 -> 1.0\n"
-        "  may change: steps, checkpoint, evaluation.every, trackers; for anything else start a new run\n"
+        "  may change: steps, checkpoint, evaluation.every, trackers, publication, "
+        "inference_engine.servers, inference_engine.addresses, inference_engine.min_servers; "
+        "for anything else start a new run\n"
     )
 
 

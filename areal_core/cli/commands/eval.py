@@ -7,7 +7,6 @@ measured so far.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +64,8 @@ def execute(arguments: argparse.Namespace) -> int:
             f"pass@k needs k from 1 to the number of answers to each prompt, {samples}; --k has {ks[0]} to {ks[-1]}",
             hints=(f"ask for more answers: --samples {max(ks[-1], 1)}", "or for another k: --k 1"),
         )
+    import json
+
     figures, signal = evaluate(resolved, ks, arguments.threshold, arguments.output)
     say(json.dumps(figures) if arguments.json else _report(figures))
     if arguments.output is not None and not arguments.json:

@@ -46,6 +46,9 @@ SPANS_SINCE = Version("0.5.23")
 _LOGPROBS = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "false"}
 """Log-probabilities after the temperature, whatever the user's shell says."""
 
+_ABORTED = 499
+"""What is said of a request that was aborted before the scheduler had seen it."""
+
 _EVERYTHING = 1e-9
 """As nucleus: only the most probable token is left. With SGLang's own greedy mode log-probabilities would not be those
 of the temperature."""
@@ -55,6 +58,8 @@ class SGLangAdapter:
     """Speaks to SGLang servers. See `ServerAdapter` for the methods."""
 
     name = "SGLang"
+    # `/health` generates a token: it would read weights that were given away, and holds an update up for a second.
+    health_path = "/server_info"
     # SGLang puts the group's name in front; then PyTorch's helper puts it again, and the device.
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType(
         {"nccl": ("{group}", "{group}/", "cuda/"), "gloo": ("{group}", "{group}/", "cpu/")}
@@ -129,6 +134,9 @@ class SGLangAdapter:
         seen = 0
         async for event in connection.stream("/generate", body):
             if "error" in event:
+                if event["error"].get("code") == _ABORTED:
+                    yield Chunk([], [], "abort")
+                    return
                 raise_told(event["error"])
             told = event["meta_info"]
             ids, logprobs = event["output_ids"], [entry[0] for entry in told.get("output_token_logprobs") or ()]
@@ -227,7 +235,8 @@ class SGLangAdapter:
 
     async def release_memory(self, connection: ServerConnection) -> None:
         """`/release_memory_occupation`: weights and cache."""
-        await connection.post("/flush_cache")
+        # What was aborted leaves the scheduler a moment after its last answer; a release before that would end it.
+        await connection.post("/flush_cache", query={"timeout": "30"}, is_json=False)
         await connection.post("/release_memory_occupation", {})
 
     async def restore_memory(self, connection: ServerConnection) -> None:

@@ -41,6 +41,7 @@ class VLLMAdapter:
     """Speaks to vLLM servers. See `ServerAdapter` for the methods."""
 
     name = "vLLM"
+    health_path = "/health"
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({"nccl": ("{group}",), "gloo": ("{group}",)})
 
     def __init__(self, settings: VLLMConfig) -> None:

@@ -1,0 +1,260 @@
+"""Faults in a whole run: servers are killed and stopped, the run itself is killed and resumed, and nothing may be lost.
+
+    python examples/servers_on_cpu/make_environment.py sglang
+    python benchmarks/server_faults.py [--rounds 2] [--every 20] [section.key=value ...]
+
+The demonstration is trained with two SGLang servers on the CPU. In turn a server is killed with SIGKILL, a server is
+stopped for ten seconds, and the run is killed with SIGKILL and resumed. The audit must be clean at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+AREAL = [sys.executable, "-m", "areal_core"]
+OVERRIDES = [
+    "inference_engine.servers=2",
+    "inference_engine.min_servers=2",
+    "inference_engine.restarts=100",
+    "inference_engine.health_interval_s=0.5",
+    "inference_engine.health_timeout_s=2",
+    "inference_engine.stream_interval=4",
+    "inference_engine.options.max_running_requests=64",
+    "sampling.max_new_tokens=48",
+    "checkpoint.every=5",
+    "evaluation=null",
+    "report=false",
+    "steps=100000",
+]
+STOPPED_S = 10.0
+WINDOW = 5
+"""Steps over which throughput is averaged."""
+KINDS = ("SIGKILL of a server", "SIGSTOP of a server, 10 s", "SIGKILL of the run, resumed")
+
+
+@dataclass
+class Fault:
+    """One fault and what it cost."""
+
+    kind: str
+    at: float
+    recovery_s: float | None = None
+
+
+class Run:
+    """A run as a user starts it, with a record of when each step was done."""
+
+    def __init__(self, run_dir: Path, words: list[str]) -> None:
+        self.run_dir = run_dir
+        self.words = words
+        self.process: subprocess.Popen[bytes] | None = None
+        self.seen: list[tuple[float, dict[str, Any]]] = []
+        self.highest: dict[str, float] = {}
+        self._read = 0
+
+    def start(self, *, resume: bool) -> None:
+        """Start it, or take it up where its last checkpoint left it."""
+        config = str(ROOT / "examples/servers_on_cpu/sglang.yaml")
+        first = ["run", config, f"run_dir={self.run_dir}", *self.words]
+        again = ["run", "--resume", str(self.run_dir), "--allow-changed-plugins"]
+        with (self.run_dir.parent / "output.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*AREAL, *(again if resume else first)],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=log,
+                stderr=log,
+            )
+
+    def watch(self, until: float) -> None:
+        """Note what comes until then."""
+        while time.monotonic() < until:
+            self._look()
+            assert self.process is not None
+            if self.process.poll() is not None:
+                raise SystemExit(
+                    f"the run ended by itself:\n{(self.run_dir.parent / 'output.log').read_text()[-3000:]}"
+                )
+            time.sleep(0.05)
+
+    def wait_for_steps(self, count: int, timeout_s: float) -> None:
+        """Until so many further steps are done."""
+        goal, deadline = len(self.seen) + count, time.monotonic() + timeout_s
+        while len(self.seen) < goal:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no {count} steps within {timeout_s:g} s")
+            self.watch(time.monotonic() + 0.1)
+
+    def _look(self) -> None:
+        path = self.run_dir / "metrics.jsonl"
+        if not path.is_file():
+            return
+        data = path.read_bytes()
+        if len(data) < self._read:  # a resume has taken back the steps behind its checkpoint
+            kept = data.count(b"\n")
+            self._read = len(data)
+            del kept
+        fresh = data[self._read : data.rfind(b"\n") + 1]
+        self._read += len(fresh)
+        self.seen += [(time.monotonic(), json.loads(line)) for line in fresh.splitlines()]
+
+    def servers(self) -> list[int]:
+        """Process groups of the servers that run: children of their keepers, which are named on command lines."""
+        assert self.process is not None
+        found = []
+        for keeper in descendants(self.process.pid):
+            with suppress(OSError):
+                if b"areal_core.servers.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
+                    found += children(keeper)
+        return found
+
+    def throughput(self, first: int, last: int) -> float:
+        """Tokens a second over the steps from one place in the record to another."""
+        steps = self.seen[first : last + 1]
+        if len(steps) < 2:
+            return 0.0
+        tokens = sum(metrics.get("batch/tokens", 0.0) for _, metrics in steps[1:])
+        return float(tokens / max(steps[-1][0] - steps[0][0], 1e-9))
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(word) for word in task.read_text().split()]
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process and those that it started have started."""
+    found = children(pid)
+    for child in list(found):
+        found += descendants(child)
+    return found
+
+
+def inject(run: Run, kind: str, draw: random.Random) -> Fault:
+    """One fault; on return the run goes on, or is on its way to."""
+    fault = Fault(kind, time.monotonic())
+    assert run.process is not None
+    if kind == KINDS[2]:
+        run.process.kill()
+        run.process.wait()
+        time.sleep(2)  # what it started ends with it
+        run.start(resume=True)
+        return fault
+    servers = run.servers()
+    if not servers:
+        raise SystemExit("no server runs")
+    group = draw.choice(servers)
+    if kind == KINDS[0]:
+        os.killpg(group, signal.SIGKILL)
+        return fault
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        run.watch(time.monotonic() + STOPPED_S)
+    finally:
+        with suppress(ProcessLookupError):  # it was given up and ended meanwhile
+            os.killpg(group, signal.SIGCONT)
+    return fault
+
+
+def recovery(run: Run, fault: Fault, before: float) -> float | None:
+    """Seconds from a fault until a window of steps is at 90 % of the throughput before it; None where it never was."""
+    after = [place for place, (when, _) in enumerate(run.seen) if when > fault.at]
+    for place in after[WINDOW:]:
+        if run.throughput(place - WINDOW, place) >= 0.9 * before:
+            return run.seen[place - WINDOW][0] - fault.at
+    return None
+
+
+def rows(run: Run, faults: list[Fault], audit: dict[str, Any]) -> list[tuple[str, str]]:
+    """The table."""
+    total: Counter[str] = Counter()
+    for _, metrics in run.seen:
+        total.update({name: value for name, value in metrics.items() if name in
+                      ("servers/pieces", "servers/continued", "servers/failed", "batch/sequences")})  # fmt: skip
+    table = []
+    for kind in KINDS:
+        mine = [fault for fault in faults if fault.kind == kind]
+        told = [f"{fault.recovery_s:.0f}" if fault.recovery_s is not None else "not seen" for fault in mine]
+        table.append((kind, f"{len(mine)}; back at 90 % of throughput after {', '.join(told) or '-'} s"))
+    steps = [int(metrics["step"]) for _, metrics in run.seen]
+    final = [json.loads(line)["step"] for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    doubled = len(final) - len(set(final))
+    lost = len(set(range(1, max(final) + 1)) - set(final))
+    skew = max((metrics.get("servers/version_skew", 0.0) for _, metrics in run.seen), default=0.0)
+    wrong = max((metrics.get("verify/logprob_difference_max", 0.0) for _, metrics in run.seen), default=0.0)
+    return [
+        *table,
+        ("pieces answered", f"{total['servers/pieces']:.0f}"),
+        ("requests trained on", f"{total['batch/sequences']:.0f}"),
+        ("continued elsewhere or later", f"{total['servers/continued']:.0f}"),
+        ("failed pieces", f"{total['servers/failed']:.0f}"),
+        ("steps done, and done again after a resume", f"{len(set(steps))}, {len(steps) - len(set(steps))}"),
+        ("steps lost, doubled", f"{lost}, {doubled}"),
+        ("versions apart between ready servers", f"{skew:.0f}"),
+        ("largest log-probability difference to the trainer", f"{wrong:.1e}"),
+        ("audit", json.dumps(audit)),
+    ]
+
+
+def main() -> int:
+    """Start, disturb, audit, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2, help="faults of each kind")
+    parser.add_argument("--every", type=float, default=20.0, help="seconds between faults")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments, overrides = parser.parse_known_args()
+    run = Run(Path(tempfile.mkdtemp(prefix="faults-")) / "run", [*OVERRIDES, *overrides])
+    draw, faults = random.Random(arguments.seed), []
+    run.start(resume=False)
+    try:
+        run.wait_for_steps(2 * WINDOW, 120)
+        settled = len(run.seen)
+        run.watch(time.monotonic() + arguments.every / 2)
+        before = run.throughput(settled, len(run.seen) - 1)
+        for kind in [kind for _ in range(arguments.rounds) for kind in KINDS]:
+            fault = inject(run, kind, draw)
+            faults.append(fault)
+            run.wait_for_steps(2 * WINDOW, 120)
+            run.watch(fault.at + arguments.every)
+            print(f"{kind}: {len(run.seen)} steps so far", flush=True)
+        assert run.process is not None
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(60)
+    finally:
+        if run.process is not None and run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+    for fault in faults:
+        fault.recovery_s = recovery(run, fault, before)
+    done = subprocess.run([*AREAL, "audit", str(run.run_dir), "--json"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the audit failed: {done.stdout}{done.stderr}")
+    print(f"throughput before the first fault: {before:.0f} tokens a second")
+    for name, value in rows(run, faults, json.loads(done.stdout)):
+        print(f"{name:52s} {value}")
+    known = [fault.recovery_s for fault in faults if fault.recovery_s is not None]
+    print(f"{'median seconds to recovery':52s} {statistics.median(known) if known else float('nan'):.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
