@@ -37,6 +37,7 @@ OVERRIDES = [
     "inference_engine.options.max_running_requests=64",
     "sampling.max_new_tokens=48",
     "checkpoint.every=5",
+    "publication.verify_every=3",
     "evaluation=null",
     "report=false",
     "steps=100000",
@@ -64,7 +65,6 @@ class Run:
         self.words = words
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: list[tuple[float, dict[str, Any]]] = []
-        self.highest: dict[str, float] = {}
         self._read = 0
 
     def start(self, *, resume: bool) -> None:
@@ -106,9 +106,7 @@ class Run:
             return
         data = path.read_bytes()
         if len(data) < self._read:  # a resume has taken back the steps behind its checkpoint
-            kept = data.count(b"\n")
             self._read = len(data)
-            del kept
         fresh = data[self._read : data.rfind(b"\n") + 1]
         self._read += len(fresh)
         self.seen += [(time.monotonic(), json.loads(line)) for line in fresh.splitlines()]
@@ -199,6 +197,8 @@ def rows(run: Run, faults: list[Fault], audit: dict[str, Any]) -> list[tuple[str
     final = [json.loads(line)["step"] for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     doubled = len(final) - len(set(final))
     lost = len(set(range(1, max(final) + 1)) - set(final))
+    transitions = (run.run_dir / "logs" / "servers.jsonl").read_text().splitlines()
+    mislabelled = sum("labels" in json.loads(line).get("reason", "") for line in transitions)
     skew = max((metrics.get("servers/version_skew", 0.0) for _, metrics in run.seen), default=0.0)
     wrong = max((metrics.get("verify/logprob_difference_max", 0.0) for _, metrics in run.seen), default=0.0)
     return [
@@ -209,8 +209,10 @@ def rows(run: Run, faults: list[Fault], audit: dict[str, Any]) -> list[tuple[str
         ("failed pieces", f"{total['servers/failed']:.0f}"),
         ("steps done, and done again after a resume", f"{len(set(steps))}, {len(steps) - len(set(steps))}"),
         ("steps lost, doubled", f"{lost}, {doubled}"),
+        ("answers whose labels could not be right", f"{mislabelled}"),
         ("versions apart between ready servers", f"{skew:.0f}"),
         ("largest log-probability difference to the trainer", f"{wrong:.1e}"),
+        ("groups lost, doubled or of a wrong version (audit)", f"{len(audit['problems'])}"),
         ("audit", json.dumps(audit)),
     ]
 

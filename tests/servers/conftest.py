@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,8 +16,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from areal_core.interfaces import GenerationRequest, SamplingParameters
-from areal_core.testing.conformance.models import FIRST_FORCED
+from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.testing.conformance.models import FIRST_FORCED, make_constant_model
+from areal_sglang.config import SGLangConfig
+from areal_sglang.engine import SGLangEngine
 
 TOKENS = 240
 AT_ONCE = 12
@@ -202,3 +206,76 @@ def proxied():
             yield str(server.make_url("")).rstrip("/"), proxy
 
     return run
+
+
+VERSIONS = 45
+
+
+class Place:
+    """Two servers that a fleet started, with the event loop in which everything happens."""
+
+    def __init__(self, folder, settings):
+        self.folder = folder
+        self.settings = settings
+        self.models = [make_constant_model(folder / f"model{version}", version) for version in range(VERSIONS)]
+        self.loop = asyncio.new_event_loop()
+        self.logs = folder / "logs"
+        self.fleet = SGLangEngine(settings, self.logs)
+        self.version = 0
+
+    def run(self, work, seconds=200):
+        async def limited():
+            async with asyncio.timeout(seconds):
+                return await work
+
+        return self.loop.run_until_complete(limited())
+
+    @property
+    def log_files(self):
+        return sorted(self.logs.glob("sglang-*.log"))
+
+    def member(self, number):
+        return self.fleet._members[f"server-{number}"]
+
+    def signal(self, number, kind):
+        """To the server's process and everything that it started, but not to its keeper."""
+        keeper = self.member(number).process._process.pid
+        server = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
+        os.killpg(server, kind)
+
+    def next_update(self):
+        self.version += 1
+        return WeightUpdate(self.version, self.models[self.version])
+
+    def transitions(self, name):
+        lines = (self.logs / "servers.jsonl").read_text().splitlines()
+        return [entry for line in lines if (entry := json.loads(line))["server"] == name]
+
+
+@pytest.fixture(scope="module")
+def settings(sglang_program, sglang_options, server_environment):
+    logging = {"log_requests": True, "log_requests_level": 0, "log_requests_format": "json"}
+    return SGLangConfig(
+        program=sglang_program,
+        options={**sglang_options, **logging},
+        environment=server_environment,
+        servers=2,
+        min_servers=2,
+        stream_interval=8,
+        health_interval_s=0.5,
+        health_timeout_s=2.0,
+        update_timeout_s=60.0,
+        start_timeout_s=240.0,
+        restarts=9,
+    )
+
+
+@pytest.fixture(scope="module")
+def place(settings, tmp_path_factory):
+    found = Place(tmp_path_factory.mktemp("faults"), settings)
+    try:
+        found.run(found.fleet.start(ModelReference(str(found.models[0]), "float32")), 300)
+        yield found
+    finally:
+        found.run(found.fleet.close())
+        found.loop.close()
