@@ -105,8 +105,7 @@ class Run:
         if not path.is_file():
             return
         data = path.read_bytes()
-        if len(data) < self._read:  # a resume has taken back the steps behind its checkpoint
-            self._read = len(data)
+        self._read = min(self._read, len(data))  # a resume takes back the steps behind its checkpoint
         fresh = data[self._read : data.rfind(b"\n") + 1]
         self._read += len(fresh)
         self.seen += [(time.monotonic(), json.loads(line)) for line in fresh.splitlines()]
@@ -173,12 +172,17 @@ def inject(run: Run, kind: str, draw: random.Random) -> Fault:
     return fault
 
 
-def recovery(run: Run, fault: Fault, before: float) -> float | None:
-    """Seconds from a fault until a window of steps is at 90 % of the throughput before it; None where it never was."""
-    after = [place for place, (when, _) in enumerate(run.seen) if when > fault.at]
-    for place in after[WINDOW:]:
-        if run.throughput(place - WINDOW, place) >= 0.9 * before:
-            return run.seen[place - WINDOW][0] - fault.at
+def recovery(run: Run, fault: Fault) -> float | None:
+    """Seconds from a fault to the end of the first steps at 90 % of the throughput before it; None where it never was.
+
+    The steps are a window, all of them behind the fault; so what is told holds the time of a window even where nothing
+    was felt.
+    """
+    first = sum(when <= fault.at for when, _ in run.seen)
+    before = run.throughput(max(first - 1 - 2 * WINDOW, 0), first - 1)
+    for last in range(first + WINDOW, len(run.seen)):
+        if run.throughput(last - WINDOW, last) >= 0.9 * before:
+            return run.seen[last][0] - fault.at
     return None
 
 
@@ -212,7 +216,7 @@ def rows(run: Run, faults: list[Fault], audit: dict[str, Any]) -> list[tuple[str
         ("answers whose labels could not be right", f"{mislabelled}"),
         ("versions apart between ready servers", f"{skew:.0f}"),
         ("largest log-probability difference to the trainer", f"{wrong:.1e}"),
-        ("groups lost, doubled or of a wrong version (audit)", f"{len(audit['problems'])}"),
+        ("problems that the audit found", f"{len(audit['problems'])}"),
         ("audit", json.dumps(audit)),
     ]
 
@@ -246,7 +250,7 @@ def main() -> int:
             run.process.kill()
             run.process.wait()
     for fault in faults:
-        fault.recovery_s = recovery(run, fault, before)
+        fault.recovery_s = recovery(run, fault)
     done = subprocess.run([*AREAL, "audit", str(run.run_dir), "--json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the audit failed: {done.stdout}{done.stderr}")
