@@ -10,15 +10,18 @@ RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-fast lint servers clean
+.PHONY: demo test test-long test-fast lint servers clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
 test: $(VENV)/test lint servers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(VENV)/test servers
+	$(BIN)/python -m pytest -m long
 
 test-fast: $(VENV)/test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not long"
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

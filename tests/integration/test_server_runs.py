@@ -65,6 +65,7 @@ def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglan
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.long
 def test_a_server_joins_outlives_a_killed_run_and_is_found_again(sglang_program, tmp_path):
     run_dir, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
     program = f"inference_engine.program=[{','.join(map(str, sglang_program))}]"
