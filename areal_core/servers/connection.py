@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _SHOWN = 300
 _INPUT = re.compile(r"""['"]input['"]:""")
 """Behind this a server repeats what it was sent."""
+_FAULTS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError)
+"""RuntimeError: the library tries a call again by itself, and may find its session closed by then."""
+
 _LONGEST_LINE = 1 << 22
 """Bytes of one event; thousands of tokens may arrive in one."""
 
@@ -69,7 +72,7 @@ class ServerConnection:
                             yield json.loads(text)
                 finally:
                     self._streams.discard(response)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except _FAULTS as error:
             raise self._translated(error, path) from None
         raise ServerLostError(f"{path} ended before the answer did")
 
@@ -91,7 +94,7 @@ class ServerConnection:
                 await self._check(response, path)
                 data = await response.read()
                 return json.loads(data) if is_json and data.strip() else None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        except _FAULTS as error:
             raise self._translated(error, path) from None
 
     async def _check(self, response: aiohttp.ClientResponse, path: str) -> None:
@@ -111,7 +114,7 @@ class ServerConnection:
                 return error
             case TimeoutError():
                 return ServerLostError(f"{path} was not answered in time")
-            case aiohttp.ClientError() | OSError():
+            case aiohttp.ClientError() | OSError() | RuntimeError():
                 return ServerLostError(f"{path}: {type(error).__name__}: {str(error)[:_SHOWN]}")
         return ServerLostError(f"{path} was answered with something that is not JSON")
 

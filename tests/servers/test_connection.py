@@ -248,3 +248,24 @@ def test_closing_wakes_whoever_waits_and_the_connection_can_be_used_again():
 
     serving(handle, use, timeout_s=20.0)
     assert time.monotonic() - began < 10
+
+
+def test_closing_breaks_off_a_call_on_a_connection_that_was_used_before():
+    """The HTTP library tries such a call again by itself, and by then the session is closed."""
+
+    async def handle(request):
+        if request.path == "/slow":
+            await asyncio.sleep(30)
+        return web.Response(text="{}")
+
+    async def use(connection):
+        for _ in range(3):
+            assert await connection.get("/health") == {}
+            waiting = asyncio.create_task(connection.get("/slow"))
+            await asyncio.sleep(0.1)
+            await connection.close()
+            with pytest.raises(ServerLostError):
+                await asyncio.wait_for(waiting, 5)
+        assert await connection.get("/health") == {}
+
+    serving(handle, use, timeout_s=20.0)
