@@ -55,7 +55,6 @@ class RunConfig(Settings):
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="what a resume starts from")
     trackers: list[Selection] = component("trackers", default=[], description="where metrics go beside the run folder")
     launcher: Selection = component("launchers", default="core/local", description="starts the processes of the run")
-    report: bool = Field(default=True, description="write an HTML report at the end")
 
     def cross_checks(self) -> Iterator[Problem]:
         """Mistakes that show only when several values are seen together, those that plugins find included."""
