@@ -51,6 +51,5 @@ def constant_length(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int,
 
 def with_weights(minibatch: PackedBatch, aggregation: Aggregation) -> PackedBatch:
     """Fix every token's weight on all sequences of an update; see `Algorithm.weigh`."""
-    mask = minibatch["loss_mask"]
-    weights = aggregation(mask, minibatch.tokens.row_index, len(minibatch))
-    return minibatch.with_tokens(loss_weights=weights, metric_weights=token_mean(mask, minibatch.tokens.row_index, 0))
+    weights = aggregation(minibatch["loss_mask"], minibatch.tokens.row_index, len(minibatch))
+    return minibatch.with_tokens(loss_weights=weights)

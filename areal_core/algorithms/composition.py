@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.algorithms.aggregation import with_weights
+from areal_core.data.metrics import Metric
 from areal_core.interfaces.algorithm import LossResult, PolicyTerms
 
 if TYPE_CHECKING:
@@ -71,10 +72,7 @@ class PolicyGradient:
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
         losses = torch.where(terms.mask, losses, 0.0)
         logged |= _mismatch(terms)
-        metrics = {
-            name: (torch.where(terms.mask, value.detach().float(), 0.0) * batch["metric_weights"]).sum()
-            for name, value in logged.items()
-        }
+        metrics = {name: Metric.mean(value, terms.mask) for name, value in logged.items()}
         return LossResult((losses * batch["loss_weights"]).sum(), metrics)
 
     @staticmethod

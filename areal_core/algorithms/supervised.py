@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.algorithms.aggregation import with_weights
+from areal_core.data.metrics import Metric
 from areal_core.interfaces.algorithm import LossResult
 
 if TYPE_CHECKING:
@@ -39,5 +40,5 @@ class Supervised:
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """See `Algorithm.loss`."""
         losses = -torch.where(batch["loss_mask"], outputs["logprobs"], 0.0)
-        mean = (losses.detach() * batch["metric_weights"]).sum()
+        mean = Metric.mean(losses, batch["loss_mask"])
         return LossResult((losses * batch["loss_weights"]).sum(), {"negative_log_likelihood": mean})

@@ -7,7 +7,7 @@ lengths. `jagged` gives a key as PyTorch's jagged tensor for those who want to c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,19 +71,30 @@ class Ragged:
 
 @dataclass(slots=True)
 class PackedBatch:
-    """Packed sequences with values of each token, of each turn and of the whole sequence.
+    """Packed sequences with values of each token, of each turn, of the whole sequence and of each unit of sequences.
+
+    A unit is what belongs together, such as the two sides of a preference or the sequences of a chat: its sequences
+    stay together in every split.
 
     Attributes:
         tokens: per-token values, flat [sum(T), ...]; `input_ids` is always among them.
         sequences: per-sequence values, [B, ...].
         turns: per-turn values, flat [sum(turns), ...].
+        units: per-unit values, [U, ...].
+        unit_index: [B] int64, the unit of each sequence, from 0 to U - 1; None where every sequence is its own.
     """
 
     tokens: Ragged
     sequences: dict[str, torch.Tensor] = field(default_factory=dict)
     turns: Ragged | None = None
+    units: dict[str, torch.Tensor] = field(default_factory=dict)
+    unit_index: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
+        units = len(self) if self.unit_index is None else int(self.unit_index.max()) + 1
+        for key, value in self.units.items():
+            if len(value) != units:
+                raise ValueError(f"key '{key}' has {len(value)} values for {units} units")
         for key, value in self.sequences.items():
             if len(value) != len(self):
                 raise ValueError(f"key '{key}' has {len(value)} values for {len(self)} sequences")
@@ -94,7 +105,7 @@ class PackedBatch:
         return len(self.tokens.lengths)
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        """The flat values of a token key, or else the values of a sequence key or a turn key.
+        """The flat values of a token key, or else the values of a sequence key, a turn key or a unit key.
 
         Raises:
             KeyError: the batch has no such key; the message lists those it has.
@@ -112,12 +123,22 @@ class PackedBatch:
         return any(key in values for values in self._levels())
 
     def _levels(self) -> list[dict[str, torch.Tensor]]:
-        return [self.tokens.values, self.sequences, self.turns.values if self.turns is not None else {}]
+        return [self.tokens.values, self.sequences, self.turns.values if self.turns is not None else {}, self.units]
 
     @property
     def lengths(self) -> torch.Tensor:
         """[B] int64, tokens of each sequence."""
         return self.tokens.lengths
+
+    @property
+    def unit_rows(self) -> list[list[int]]:
+        """The sequences of each unit, in order."""
+        if self.unit_index is None:
+            return [[row] for row in range(len(self))]
+        rows: list[list[int]] = [[] for _ in range(int(self.unit_index.max()) + 1)]
+        for row, unit in enumerate(self.unit_index.tolist()):
+            rows[unit].append(row)
+        return rows
 
     @property
     def token_count(self) -> int:
@@ -161,19 +182,28 @@ class PackedBatch:
     def with_tokens(self, **values: torch.Tensor) -> PackedBatch:
         """A batch with these per-token values added or replaced; the other tensors are shared."""
         tokens = Ragged(self.tokens.lengths, {**self.tokens.values, **values})
-        return PackedBatch(tokens, self.sequences, self.turns)
+        return replace(self, tokens=tokens)
 
     def with_sequences(self, **values: torch.Tensor) -> PackedBatch:
         """A batch with these per-sequence values added or replaced; the other tensors are shared."""
-        return PackedBatch(self.tokens, {**self.sequences, **values}, self.turns)
+        return replace(self, sequences={**self.sequences, **values})
+
+    def with_units(self, unit_index: torch.Tensor, **values: torch.Tensor) -> PackedBatch:
+        """A batch whose sequences belong to these units, with per-unit values; the other tensors are shared."""
+        return replace(self, units=values, unit_index=unit_index)
 
     def select(self, rows: torch.Tensor | Sequence[int]) -> PackedBatch:
         """These sequences, in this order."""
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.lengths.device)
+        kept, unit_index = index, None
+        if self.unit_index is not None:
+            kept, unit_index = torch.unique(self.unit_index[index], return_inverse=True)
         return PackedBatch(
             self.tokens.select(index),
             {key: value[index] for key, value in self.sequences.items()},
             self.turns.select(index) if self.turns is not None else None,
+            {key: value[kept] for key, value in self.units.items()},
+            unit_index,
         )
 
     def to(self, device: torch.device | str) -> PackedBatch:
@@ -182,6 +212,8 @@ class PackedBatch:
             self.tokens.to(device),
             {key: value.to(device) for key, value in self.sequences.items()},
             self.turns.to(device) if self.turns is not None else None,
+            {key: value.to(device) for key, value in self.units.items()},
+            self.unit_index.to(device) if self.unit_index is not None else None,
         )
 
     def jagged(self, key: str) -> torch.Tensor:
@@ -198,6 +230,8 @@ class PackedBatch:
             Ragged.concatenate([batch.tokens for batch in batches]),
             _concatenate_columns([batch.sequences for batch in batches]),
             Ragged.concatenate(turns) if turns else None,
+            _concatenate_columns([batch.units for batch in batches]),
+            _concatenate_units(batches),
         )
 
     def to_bytes(self) -> bytes:
@@ -208,6 +242,9 @@ class PackedBatch:
         if self.turns is not None:
             flat["turns/lengths"] = self.turns.lengths
             flat |= {f"turns.{key}": value for key, value in self.turns.values.items()}
+        flat |= {f"units.{key}": value for key, value in self.units.items()}
+        if self.unit_index is not None:
+            flat["units/index"] = self.unit_index
         return save(_apart(flat))
 
     @classmethod
@@ -220,7 +257,20 @@ class PackedBatch:
             return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
 
         turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
-        return cls(Ragged(flat["tokens/lengths"], level("tokens")), level("sequences"), turns)
+        tokens = Ragged(flat["tokens/lengths"], level("tokens"))
+        return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"))
+
+
+def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
+    """The units of all batches, one behind another; None where none of them has units of several sequences."""
+    if all(batch.unit_index is None for batch in batches):
+        return None
+    indices, start = [], 0
+    for batch in batches:
+        own = torch.arange(len(batch)) if batch.unit_index is None else batch.unit_index
+        indices.append(own + start)
+        start += int(own.max()) + 1
+    return torch.cat(indices)
 
 
 def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -11,8 +11,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.inference import Generation
-
 
 class FinishReason(IntEnum):
     """Why the last generation of a trajectory ended. Truncation is known, never inferred from a width."""
@@ -21,6 +19,23 @@ class FinishReason(IntEnum):
     LENGTH = 1
     TOOL = 2
     ABORT = 3
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was generated for one request; the three lists are equally long.
+
+    Attributes:
+        output_ids: the sampled tokens, a stop token included.
+        logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, not truncated.
+        versions: the weight version that sampled each token, as the engine itself recorded it.
+        finish_reason: why it ended.
+    """
+
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
 
 
 TOKEN_DTYPES = {

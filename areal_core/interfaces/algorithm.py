@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from areal_core.data.batch import PackedBatch
+    from areal_core.data.metrics import Metric
 
     Forward = Callable[[PackedBatch, Sequence[str]], dict[str, torch.Tensor]]
 
@@ -63,12 +64,11 @@ class LossResult:
 
     Attributes:
         loss: [] with gradients; the sum over micro-batches and ranks is the loss of the update.
-        metrics: sums over the micro-batch; they are added up over micro-batches and ranks. A value reported as
-            `name` is `metrics[name]` after the addition, so means carry their weight inside the sum.
+        metrics: of the micro-batch, by name; each says by its kind how micro-batches and ranks are put together.
     """
 
     loss: torch.Tensor
-    metrics: dict[str, torch.Tensor] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
 
 
 class Advantage(Protocol):
@@ -154,8 +154,7 @@ class Algorithm(Protocol):
         """Add what depends on all sequences of an update, so that denominators are global.
 
         Returns:
-            The minibatch with `loss_weights` [T], each token's weight in the summed loss, and `metric_weights` [T],
-            with which per-token metrics add up to their mean.
+            The minibatch with `loss_weights` [T], each token's weight in the summed loss.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.data.trajectory import FinishReason
+    from areal_core.data.trajectory import Generation
     from areal_core.interfaces.model import ModelReference
 
 UpdateMode = Literal["keep_cache", "recompute"]
@@ -55,7 +55,12 @@ class GenerationRequest:
         sampling: shared by many requests.
         seed: of this sample's random numbers; where the engine is seeded, the same seed, weights and prompt give the
             same tokens.
-        affinity: requests with the same affinity share a prefix (siblings of a group, turns of an episode).
+        affinity: requests with the same affinity share a prefix, such as the siblings of a group; they are better
+            served in one place.
+        conversation: requests of one conversation, such as the turns of an episode, continue one another. In
+            `keep_cache` a conversation keeps the keys and values of its prefix over a weight update, and a new
+            conversation begins with those of the current weights alone; in `recompute` none outlives an update.
+            Empty: the request is a conversation by itself.
     """
 
     request_id: str
@@ -63,23 +68,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     seed: int
     affinity: str = ""
-
-
-@dataclass(slots=True)
-class Generation:
-    """What was generated for one request; the three lists are equally long.
-
-    Attributes:
-        output_ids: the sampled tokens, a stop token included.
-        logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, not truncated.
-        versions: the weight version that sampled each token, as the engine itself recorded it.
-        finish_reason: why it ended.
-    """
-
-    output_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish_reason: FinishReason
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,4 +213,16 @@ class MemorySharer(Protocol):
 
     async def release_memory(self) -> None:
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`."""
+        ...
+
+
+class Questioned(Protocol):
+    """What an inference engine offers beyond `InferenceEngine` where others may ask it things while a run goes on."""
+
+    async def answer(self, message: object) -> object:
+        """The reply to a message of the plugin's own, which came through the run's supervisor.
+
+        Raises:
+            RunError: the message is not known, or cannot be answered.
+        """
         ...

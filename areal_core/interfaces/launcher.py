@@ -1,51 +1,142 @@
-"""How the processes of a run are started."""
+"""The processes of a run: what each is, who starts them, and how a launcher brings a warden to a node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
+
+
+class EndMeans(StrEnum):
+    """What the end of a process means for its run."""
+
+    ENDS_RUN = "ends the run"
+    REPLACED = "replaced"
+    """Whoever asked for it is told, and starts another one or does without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a process needs of its node.
+
+    Attributes:
+        cores: CPU cores that it computes with; 0 where it only waits.
+        gpus: of the node, by number; None for those that the node shows.
+        memory_bytes: of main memory; 0 where nobody has counted.
+    """
+
+    cores: int = 0
+    gpus: tuple[int, ...] | None = None
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpecification:
-    """One process of a run: the role that it plays and how it is started.
+    """One process of a run, whatever launches it.
 
     Attributes:
         name: unique in the run, such as `trainer-0`; its output goes to `logs/<name>.log`.
-        arguments: of the Python interpreter.
-        environment: added to the launcher's own.
+        role: what it is for, such as `trainer`.
+        command: of the operating system, the program first.
+        environment: added to the node's own.
+        needs: of its node.
+        beside: name of the process on whose node it must stand; empty for any node.
+        end: what its end means.
+        speaks: whether it is a program of areal's own, which beats and is told things over a link to the supervisor.
     """
 
     name: str
-    arguments: Sequence[str]
+    role: str
+    command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    needs: Needs = Needs()
+    beside: str = ""
+    end: EndMeans = EndMeans.ENDS_RUN
+    speaks: bool = False
+
+
+class ProcessEnd(NamedTuple):
+    """How a process has ended.
+
+    Attributes:
+        code: exit code; negative for the signal that killed it.
+        last_words: the end of what it wrote.
+    """
+
+    code: int
+    last_words: str
+
+    def describe(self) -> str:
+        """In words, with what it wrote last."""
+        how = describe_exit(self.code)
+        return f"{how}; the end of its log:\n{self.last_words}" if self.last_words else how
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words: `exit code 1`, `killed by SIGKILL`."""
+    import signal
+
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class RunningProcess(Protocol):
+    """A process that was started, as its starter sees it."""
+
+    name: str
+    address: str
+    """Of its node, as other processes of the run reach it."""
+
+    async def wait(self) -> ProcessEnd:
+        """Until it has ended, and with it everything that it ever started."""
+        ...
+
+    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
+        """End it: SIGTERM, and SIGKILL after `grace_s` seconds; safe to call twice."""
+        ...
+
+
+class Processes(Protocol):
+    """Starts processes of a run: what an engine, a pool or any other part is given that needs some."""
+
+    async def start(self, specification: ProcessSpecification) -> RunningProcess:
+        """Start a process and return at once.
+
+        Its end is the starter's affair (`EndMeans.REPLACED`), whatever the specification says.
+
+        Raises:
+            RunError: there is no room for it.
+        """
+        ...
 
 
 class Launcher(Protocol):
-    """Starts the processes of a run and sees to it that they end together.
+    """Brings one warden to each node of a run, and ends nodes. Everything else is the wardens'.
 
-    The death of one is noticed within seconds and ends the others; nothing is left running after the launcher itself
-    dies, however it dies.
+    Attributes:
+        trainer_processes: ranks of the trainer.
+        threads_per_process: CPU threads of each.
+        host: address on which the supervisor listens for the wardens.
     """
 
     trainer_processes: int
+    threads_per_process: int
+    host: str
 
-    def start(self, processes: Sequence[ProcessSpecification], run_dir: Path) -> None:
-        """Start them all."""
+    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run the command, a warden, once on every node, with these variables; how many were brought.
+
+        Raises:
+            RunError: a node cannot be had; says which, and what there is.
+        """
         ...
 
-    def poll(self) -> Mapping[str, int]:
-        """Exit codes of the processes that have ended, by name."""
+    def lost(self) -> Mapping[str, str]:
+        """Nodes whose warden could not be started or has ended, with the reason."""
         ...
 
-    def interrupt(self) -> None:
-        """Ask the processes to checkpoint and stop."""
-        ...
-
-    def stop(self, grace_s: float) -> None:
-        """End what still runs, at once after `grace_s` seconds; safe to call twice."""
+    def close(self) -> None:
+        """End all nodes; confirmed on return; safe to call twice."""
         ...

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from areal_core.data.batch import PackedBatch
+    from areal_core.data.metrics import Metric
     from areal_core.interfaces.algorithm import LossResult
     from areal_core.interfaces.model import ModelReference
 
@@ -81,16 +82,16 @@ class TrainEngine(Protocol):
         batch: PackedBatch,
         loss: Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult],
         outputs: Sequence[str],
-    ) -> dict[str, float]:
+    ) -> dict[str, Metric]:
         """One optimizer update.
 
-        The batch is split over ranks and micro-batches; `loss` is called for each micro-batch with the outputs on its
-        tokens (with gradients, on the engine's device) and returns a *sum*, so that any split adds up to the same
-        gradient; metrics are summed over ranks and micro-batches.
+        The batch is split over ranks and micro-batches, units whole; `loss` is called for each micro-batch with the
+        outputs on its tokens (with gradients, on the engine's device) and returns a *sum*, so that any split adds up
+        to the same gradient; metrics are put together over micro-batches and ranks by their kind.
 
         Returns:
-            The metrics, with `loss`, `gradient_norm` (before clipping), `learning_rate`, and `skipped` 1.0 where a
-            non-finite gradient left the parameters as they were.
+            The metrics of the whole batch on every rank, with the means `loss`, `gradient_norm` (before clipping) and
+            `learning_rate`, and the sum `skipped`, 1 where a non-finite gradient left the parameters as they were.
 
         Raises:
             RunError: the role is frozen.

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from areal_core.data.trajectory import Episode
-    from areal_core.interfaces.inference import Generation
+    from areal_core.data.trajectory import Episode, Generation
 
 
 @dataclass(frozen=True, slots=True)

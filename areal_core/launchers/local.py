@@ -1,71 +1,52 @@
-"""All processes of a run on this machine, as children of this one."""
+"""All processes of a run on this machine, which is one node."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from areal_core.interfaces.launcher import describe_exit
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from areal_core.interfaces.launcher import ProcessSpecification
     from areal_core.launchers.settings import LocalSettings
+
+GRACE_S = 10.0
 
 
 class LocalLauncher:
-    """Starts child processes, each in a session of its own and with a log file of its own.
+    """Brings one warden, as a child in a session of its own: a terminal's Ctrl-C reaches only the supervisor."""
 
-    A terminal's Ctrl-C reaches only this process, which decides what to do with it; each child ends when this process
-    dies (see `areal_core.launchers.processes.end_with_parent`).
-    """
+    host = "127.0.0.1"
 
     def __init__(self, settings: LocalSettings) -> None:
         self.trainer_processes = settings.trainer_processes
-        self._threads = settings.threads_per_process
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.threads_per_process = settings.threads_per_process
+        self._warden: subprocess.Popen[bytes] | None = None
 
-    def start(self, processes: Sequence[ProcessSpecification], run_dir: Path) -> None:
-        """See `Launcher.start`."""
-        logs = run_dir / "logs"
-        logs.mkdir(exist_ok=True)
-        for process in processes:
-            environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads), **process.environment}
-            with (logs / f"{process.name}.log").open("ab") as log:
-                self._processes[process.name] = subprocess.Popen(
-                    [sys.executable, *process.arguments],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """See `Launcher.bring`."""
+        self._warden = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        return 1
 
-    def poll(self) -> Mapping[str, int]:
-        """See `Launcher.poll`."""
-        codes = {name: process.poll() for name, process in self._processes.items()}
-        return {name: code for name, code in codes.items() if code is not None}
+    def lost(self) -> Mapping[str, str]:
+        """See `Launcher.lost`."""
+        code = self._warden.poll() if self._warden is not None else None
+        return {} if code is None else {"this machine": f"its warden ended with {describe_exit(code)}"}
 
-    def interrupt(self) -> None:
-        """See `Launcher.interrupt`: the trainer's ranks stop at the next step, and the controller with them."""
-        self._signal(signal.SIGTERM, [name for name in self._processes if name.startswith("trainer")])
-
-    def stop(self, grace_s: float) -> None:
-        """See `Launcher.stop`."""
-        deadline = time.monotonic() + grace_s
-        while len(self.poll()) < len(self._processes) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self._signal(signal.SIGKILL, list(self._processes))
-        for process in self._processes.values():
-            process.wait()
-
-    def _signal(self, number: signal.Signals, names: Sequence[str]) -> None:
-        for name in names:
-            if self._processes[name].poll() is None:
-                with suppress(ProcessLookupError):
-                    self._processes[name].send_signal(number)
+    def close(self) -> None:
+        """See `Launcher.close`: a warden ends by itself when the supervisor lets go of it."""
+        if self._warden is None:
+            return
+        deadline = time.monotonic() + GRACE_S
+        while self._warden.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with suppress(ProcessLookupError):
+            self._warden.kill()
+        self._warden.wait()

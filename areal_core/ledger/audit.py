@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
+import tempfile
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.errors import UsageError
+from areal_core.ledger.store import DATABASE, copy_database
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from areal_core.data.sampler import PromptSampler
 
 GroupRow = tuple[int, int, int, str, str | None, str | None, int | None, int | None]
@@ -21,52 +21,52 @@ GroupRow = tuple[int, int, int, str, str | None, str | None, int | None, int | N
 
 @dataclass(slots=True)
 class Audit:
-    """What an audit found.
+    """What an audit has found out.
 
     Attributes:
         committed_step: steps in the last committed checkpoint.
-        counts: groups in each state.
+        groups: how many are in each state.
         problems: everything that does not agree; empty when the run is clean.
     """
 
     committed_step: int
-    counts: dict[str, int]
+    groups: dict[str, int]
     problems: list[str] = field(default_factory=list)
 
 
-def audit_run(run_dir: Path, sampler: PromptSampler | None = None) -> Audit:
-    """Check that every prompt group has exactly one fate, and that both halves of the run agree on it.
+def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = None) -> Audit:
+    """Audit a run that nobody works on, through a copy of its ledger: nothing in its folder is touched.
 
     Args:
-        run_dir: of a run that is not going on.
+        ledger: folder of the latest ledger.
+        run_dir: of the run.
         sampler: the data set's order; without it that part is left out.
-
-    Raises:
-        UsageError: the folder holds no ledger.
     """
-    path = run_dir / "ledger" / "ledger.sqlite"
-    if not path.is_file():
-        raise UsageError(f"{run_dir} holds no ledger", hints=["name the folder of a run with rollouts"])
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
-        facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
-        rows: list[GroupRow] = database.execute(
-            "SELECT number, data_row, epoch, state, reason, digest, step, place FROM groups ORDER BY number"
-        ).fetchall()
-        segments = {name for (name,) in database.execute(
-            "SELECT DISTINCT segment FROM groups WHERE state = 'finished' AND segment IS NOT NULL"
-        )}  # fmt: skip
-    finally:
-        database.close()
-    step = int(facts.get("committed_step", 0))
-    audit = Audit(step, dict(Counter(f"{row[3]}: {row[4]}" if row[4] else row[3] for row in rows)))
-    _check_numbers(rows, audit)
-    _check_order(rows, sampler, audit)
-    _check_witness(run_dir, facts, rows, audit)
-    for name in sorted(segments):
-        if not (run_dir / "ledger" / name).is_file():
-            audit.problems.append(f"the trajectories of finished groups are missing: ledger/{name}")
-    return audit
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "ledger"
+        copy_database(ledger, copy)
+        with closing(sqlite3.connect(copy / DATABASE)) as database:
+            return audit(database, run_dir, sampler)
+
+
+def audit(database: sqlite3.Connection, run_dir: Path, sampler: PromptSampler | None = None) -> Audit:
+    """Check that every prompt group has exactly one fate, and that both halves of the run agree on it."""
+    facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
+    rows: list[GroupRow] = database.execute(
+        "SELECT number, data_row, epoch, state, reason, digest, step, place FROM groups ORDER BY number"
+    ).fetchall()
+    segments = database.execute(
+        "SELECT DISTINCT segment FROM groups WHERE state = 'finished' AND segment IS NOT NULL ORDER BY segment"
+    ).fetchall()
+    states = Counter(f"{row[3]}: {row[4]}" if row[4] else row[3] for row in rows)
+    result = Audit(int(facts.get("committed_step", 0)), dict(states))
+    _check_numbers(rows, result)
+    _check_order(rows, sampler, result)
+    _check_witness(run_dir, facts, rows, result)
+    for (name,) in segments:
+        if not (run_dir / name).is_file():
+            result.problems.append(f"the trajectories of finished groups are missing: {name}")
+    return result
 
 
 def _check_numbers(rows: list[GroupRow], audit: Audit) -> None:
@@ -97,7 +97,7 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
     """What the ledger says was consumed up to the commit is what the trainer saw, token by token."""
     if "checkpoint" not in facts:
         return
-    path = run_dir / "checkpoints" / facts["checkpoint"] / "trainer.json"
+    path = run_dir / facts["checkpoint"] / "trainer.json"
     if not path.is_file():
         audit.problems.append(f"the committed checkpoint is missing: {path.parent}")
         return
@@ -119,23 +119,3 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
             audit.problems.append(f"step {step}: tokens of groups {sorted(changed)[:10]} differ from the ledger's")
     times = Counter(int(number) for groups in state["witness"] for number, _ in groups)
     audit.problems += [f"group {number} was trained on {n} times" for number, n in times.items() if n > 1]
-
-
-def main(run_dir: Path, json_output: bool) -> int:
-    """Audit and print; 0 when everything agrees, 1 when not."""
-    from areal_core.config import load_run
-    from areal_core.data.sampler import PromptSampler
-
-    config = load_run(run_dir).config
-    audit = audit_run(run_dir, PromptSampler(len(config.dataset.build()), config.seed, shuffle=config.shuffle))
-    if json_output:
-        result = {"committed_step": audit.committed_step, "groups": audit.counts, "problems": audit.problems}
-        sys.stdout.write(json.dumps(result) + "\n")
-    else:
-        sys.stdout.write(f"committed step: {audit.committed_step}\n")
-        sys.stdout.writelines(f"  {state:20s} {count:8,d} groups\n" for state, count in sorted(audit.counts.items()))
-        sys.stdout.writelines(f"problem: {problem}\n" for problem in audit.problems)
-        sys.stdout.write(
-            "clean: every group has one fate, and ledger, trainer and data set agree\n" * (not audit.problems)
-        )
-    return 1 if audit.problems else 0

@@ -1,8 +1,9 @@
 """The ledger: what became of every prompt group, so that none is lost and none is trained on twice.
 
-SQLite in the run folder holds the state of each group; the trajectories of finished groups lie beside it in
-safetensors segments. Writes are collected and made durable together, `flush` by `flush`: first the segment, then one
-transaction that names it. A process that is killed in between loses at most groups that are then issued again.
+SQLite in the folder of the run's epoch holds the state of each group; the trajectories of finished groups lie beside
+it in safetensors segments. The rollout controller alone opens it. Writes are collected and made durable together,
+`flush` by `flush`: first the segment, then one transaction that names it. A process that is killed in between loses at
+most groups that are then issued again.
 
 A step is provisional until its checkpoint commits. `committed_step` in the ledger is the commit point, not the
 folder: `rollback` returns what later steps consumed to `finished`, in the order in which they were consumed.
@@ -11,6 +12,7 @@ folder: `rollback` returns what later steps consumed to `finished`, in the order
 from __future__ import annotations
 
 import errno
+import shutil
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +20,14 @@ from typing import TYPE_CHECKING
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.digest import group_digests
+from areal_core.data.prompt_group import PromptGroup
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+DATABASE = "ledger.sqlite"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY,      -- the group's place in the data, and its group_id
@@ -31,7 +35,7 @@ CREATE TABLE IF NOT EXISTS groups (
     epoch INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('running', 'finished', 'consumed', 'dropped')),
     reason TEXT,                     -- why it was dropped
-    segment TEXT,                    -- the file that holds its trajectories
+    segment TEXT,                    -- the file that holds its trajectories, relative to the run folder
     digest TEXT,                     -- of its token ids, as the controller saw them
     step INTEGER,                    -- the step that consumed or dropped it
     place INTEGER                    -- its place among those that the step consumed
@@ -40,21 +44,6 @@ CREATE TABLE IF NOT EXISTS publications (version INTEGER PRIMARY KEY, trained IN
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INTEGER, error TEXT);
 """
-
-
-@dataclass(slots=True)
-class FinishedGroup:
-    """A group whose trajectories are in a segment and in memory.
-
-    Attributes:
-        number: of the group.
-        batch: the segment's sequences, shared by the groups of one flush; None until it is read after a resume.
-        rows: which sequences of `batch` are this group's; none for a group that failed and is not replaced.
-    """
-
-    number: int
-    batch: PackedBatch | None
-    rows: range
 
 
 @dataclass(slots=True)
@@ -67,24 +56,46 @@ class _Pending:
 
 
 class Ledger:
-    """State of every prompt group of a run, in `run_dir/ledger`. One process writes it.
+    """State of every prompt group of a run, as one epoch of it writes it down.
+
+    Args:
+        folder: of this epoch's ledger.
+        run_dir: of the run, below which all epochs' segments and checkpoints lie.
 
     Raises:
         RunError: the disk is full or the folder cannot be written; nothing that was committed is affected.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self.folder = run_dir / "ledger"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._database = sqlite3.connect(self.folder / "ledger.sqlite", isolation_level=None)
-        # Write-ahead logging keeps what a killed process had committed; only a power failure can take the last
-        # transactions, and checkpoints are synced for that.
+    def __init__(self, folder: Path, run_dir: Path) -> None:
+        self.folder = folder
+        self._run_dir = run_dir
+        with _disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
+        # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
+        # cannot. Write-ahead logging keeps what a killed process had committed.
+        self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(SCHEMA)
         self._pending = _Pending()
         # A segment's number is never used again, also not after a resume.
         self._segment_number = 1 + max((int(p.stem) for p in self.folder.glob("*.safetensors")), default=-1)
+
+    @classmethod
+    def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path) -> Ledger:
+        """The ledger of a new epoch, begun with a copy of the latest one; no other epoch's file is touched.
+
+        Args:
+            folder: of the new epoch's ledger.
+            former: folders of the ledgers of earlier epochs, the latest last.
+            run_dir: of the run.
+        """
+        source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
+        if source is not None and not (folder / DATABASE).is_file():
+            with _disk_errors(folder):
+                copy_database(source, folder)
+        return cls(folder, run_dir)
 
     # What happens to groups. Kept in memory until the next flush.
 
@@ -100,18 +111,18 @@ class Ledger:
         """An episode failed; `error` is its traceback."""
         self._pending.failures.append((number, sample, attempt, error))
 
-    def flush(self, finished: Sequence[tuple[int, range]] = (), batch: PackedBatch | None = None) -> None:
+    def flush(self, finished: Sequence[PromptGroup] = (), batch: PackedBatch | None = None) -> None:
         """Make everything so far durable, together with the trajectories of finished groups.
 
         Args:
-            finished: number of each group and its sequences in `batch`; an empty range is a group without data.
+            finished: groups whose sequences are packed in `batch`; one without rows is a group without data.
             batch: the trajectories of all of them.
         """
         pending, self._pending = self._pending, _Pending()
         if not (pending.groups or pending.dropped or pending.failures or finished):
             return
         segment = self._write_segment(batch) if batch is not None else None
-        digests = group_digests(batch, finished) if batch is not None else {}
+        digests = group_digests(batch, [(g.number, g.rows) for g in finished]) if batch is not None else {}
         with self._transaction() as database:
             database.executemany(
                 "INSERT OR REPLACE INTO groups (number, data_row, epoch, state) VALUES (?, ?, ?, 'running')",
@@ -123,7 +134,7 @@ class Ledger:
             )
             database.executemany(
                 "UPDATE groups SET state = 'finished', segment = ?, digest = ? WHERE number = ?",
-                [(segment if rows else None, digests.get(number), number) for number, rows in finished],
+                [(segment if group.rows else None, digests.get(group.number), group.number) for group in finished],
             )
             database.executemany("INSERT INTO failures VALUES (?, ?, ?, ?)", pending.failures)
 
@@ -142,41 +153,41 @@ class Ledger:
 
     # Commit and resume.
 
-    def commit(self, step: int, checkpoint: str, position: int) -> None:
-        """`step` steps are in the named checkpoint, and the next group to issue is `position`: the commit point."""
+    def commit(self, step: int, checkpoint: Path, position: int) -> None:
+        """`step` steps are in the checkpoint, and the next group to issue is `position`: the commit point.
+
+        Only then are files removed that nothing rests on any more, former epochs' among them.
+        """
         self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
-            facts = {"committed_step": step, "checkpoint": checkpoint, "committed_position": position}
+            facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
             used = database.execute(
                 "SELECT DISTINCT segment FROM groups WHERE segment IS NOT NULL "
                 "AND (state = 'finished' OR (state = 'consumed' AND step >= ?))",
                 (step,),
             ).fetchall()
-        keep = {name for (name,) in used}
-        for path in self.folder.glob("*.safetensors"):
-            if path.name not in keep:
+        keep = {self._run_dir / name for (name,) in used}
+        for path in self._run_dir.glob("epochs/*/ledger/*"):
+            is_former = path.parent != self.folder and path.name.startswith(DATABASE)
+            if is_former or (path.suffix == ".safetensors" and path not in keep):
                 path.unlink()
 
     @property
     def committed_step(self) -> int:
         """Steps in the last committed checkpoint; 0 before the first."""
-        return int(self.fact("committed_step") or 0)
+        return int(self.facts().get("committed_step", 0))
 
     @property
-    def committed_position(self) -> int:
-        """The next group to issue as of the last commit."""
-        return int(self.fact("committed_position") or 0)
+    def checkpoint(self) -> Path | None:
+        """The folder of the last committed checkpoint; None before the first."""
+        name = self.facts().get("checkpoint")
+        return None if name is None else self._run_dir / name
 
-    def fact(self, name: str) -> str | None:
-        """A fact about the run, as last committed or noted."""
-        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
-
-    def note(self, name: str, value: str) -> None:
-        """Record a fact about the run. Durable at once."""
-        with self._transaction() as database:
-            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+    def facts(self) -> dict[str, str]:
+        """What was committed, by name."""
+        return dict(self._database.execute("SELECT name, value FROM facts").fetchall())
 
     def rollback(self, *, discard: bool) -> None:
         """Undo what steps after the committed one did to groups; call once at the start of a resumed run.
@@ -185,30 +196,31 @@ class Ledger:
             discard: forget every group issued since the commit, so that it is generated anew (deterministic mode);
                 otherwise finished work stays, and only what was running is issued again.
         """
-        step = self.committed_step
+        step, position = self.committed_step, int(self.facts().get("committed_position", 0))
         with self._transaction() as database:
             database.execute("UPDATE groups SET state = 'finished' WHERE state = 'consumed' AND step >= ?", (step,))
             if discard:
-                database.execute("DELETE FROM groups WHERE number >= ?", (self.committed_position,))
+                database.execute("DELETE FROM groups WHERE number >= ?", (position,))
 
     def unfinished(self) -> list[int]:
         """Groups that were issued and whose fate was not recorded, in order."""
         rows = self._database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
         return [number for (number,) in rows]
 
-    def finished(self) -> list[FinishedGroup]:
+    def finished(self) -> list[PromptGroup]:
         """Finished groups with their trajectories, first those that a rolled-back step had consumed, in its order."""
         rows = self._database.execute(
-            "SELECT number, segment FROM groups WHERE state = 'finished' ORDER BY step IS NULL, step, place, number"
+            "SELECT number, data_row, epoch, segment FROM groups WHERE state = 'finished' "
+            "ORDER BY step IS NULL, step, place, number"
         ).fetchall()
-        batches = {name: self._read_segment(name) for name in {segment for _, segment in rows if segment}}
+        batches = {name: self._read_segment(name) for name in {segment for *_, segment in rows if segment}}
         groups = []
-        for number, segment in rows:
-            if segment is None:
-                groups.append(FinishedGroup(number, None, range(0)))
-                continue
-            members = (batches[segment]["group_id"] == number).nonzero().flatten().tolist()
-            groups.append(FinishedGroup(number, batches[segment], range(members[0], members[-1] + 1)))
+        for number, row, epoch, segment in rows:
+            group = PromptGroup(number, (row, epoch))
+            if segment is not None:
+                members = (batches[segment]["group_id"] == number).nonzero().flatten().tolist()
+                group.batch, group.rows = batches[segment], range(members[0], members[-1] + 1)
+            groups.append(group)
         return groups
 
     def position(self) -> int:
@@ -219,10 +231,10 @@ class Ledger:
         """For each weight version the batches trained when it was published."""
         return dict(self._database.execute("SELECT version, trained FROM publications").fetchall())
 
-    def counts(self) -> dict[str, int]:
-        """Groups in each state, dropped ones as `dropped: REASON`."""
-        rows = self._database.execute("SELECT state, COALESCE(reason, ''), COUNT(*) FROM groups GROUP BY 1, 2")
-        return {f"{state}: {reason}" if state == "dropped" else state: count for state, reason, count in rows}
+    @property
+    def database(self) -> sqlite3.Connection:
+        """For an audit of the run while it goes on."""
+        return self._database
 
     def close(self) -> None:
         """Write what is pending and close; safe to call twice."""
@@ -230,14 +242,14 @@ class Ledger:
         self._database.close()
 
     def _write_segment(self, batch: PackedBatch) -> str:
-        name = f"{self._segment_number:09d}.safetensors"
+        path = self.folder / f"{self._segment_number:09d}.safetensors"
         self._segment_number += 1
         with _disk_errors(self.folder):
-            (self.folder / name).write_bytes(batch.to_bytes())
-        return name
+            path.write_bytes(batch.to_bytes())
+        return path.relative_to(self._run_dir).as_posix()
 
     def _read_segment(self, name: str) -> PackedBatch:
-        return PackedBatch.from_bytes((self.folder / name).read_bytes())
+        return PackedBatch.from_bytes((self._run_dir / name).read_bytes())
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -250,6 +262,17 @@ class Ledger:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise _ledger_error(self.folder, str(error)) from error
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a ledger that nobody writes any more, complete or not at all; what stands in its write-ahead log too."""
+    partial = target.with_name(f".{target.name}-copy")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name in (DATABASE, f"{DATABASE}-wal"):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, partial / name)
+    partial.rename(target)
 
 
 @contextmanager
@@ -265,5 +288,5 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 def _ledger_error(folder: Path, reason: str) -> RunError:
     return RunError(
         f"the ledger in {folder} cannot be written: {reason}",
-        hints=[f"nothing committed is lost; make room, then continue with: areal run --resume {folder.parent}"],
+        hints=["nothing committed is lost; make room, then go on with --resume"],
     )

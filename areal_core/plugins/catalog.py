@@ -27,24 +27,22 @@ CORE: Final = "core"
 """The name under which the core's own components are registered; always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
-FIRST_PARTY: Final = tuple(
-    [
-        "hf",
-        "fsdp",
-        "deepspeed",
-        "grpo",
-        "preferences",
-        "rewards",
-        "agents",
-        "environments",
-        "trackers",
-        "servers",
-        "sglang",
-        "vllm",
-        "ray",
-        "slurm",
-        "view",
-    ]
+FIRST_PARTY: Final = (
+    "hf",
+    "fsdp",
+    "deepspeed",
+    "grpo",
+    "preferences",
+    "rewards",
+    "agents",
+    "environments",
+    "trackers",
+    "servers",
+    "sglang",
+    "vllm",
+    "ray",
+    "slurm",
+    "view",
 )
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""

@@ -7,25 +7,28 @@ it is killed and replaced; only the request at its head fails, the others go to 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from areal_core.background import start_task
 from areal_core.errors import RunError
+from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification, describe_exit
 from areal_core.interfaces.workflow import RewardScore
-from areal_core.launchers.processes import exit_description
-from areal_core.messages.channel import Channel, ChannelClosed, Message, serve
+from areal_core.messages import Channel, ChannelClosed, serve
+from areal_core.messages.scores import Score, Scored, WorkerReady
 from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from areal_core.interfaces.launcher import Processes, RunningProcess
+    from areal_core.messages import Server
+
 REQUESTS_AHEAD = 32
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)
@@ -36,7 +39,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    process: asyncio.subprocess.Process
+    process: RunningProcess
     channel: Channel
     sent: deque[_Request] = field(default_factory=deque)
     head_since: float = 0.0
@@ -44,35 +47,39 @@ class _Worker:
 
 
 class RewardPool:
-    """Scores completions in `processes` worker processes; implements `Scorer`.
+    """Scores completions in worker processes; implements `Scorer`.
 
     Args:
         run_dir: the run whose rewards the workers load, the same way as every process of the run.
-        folder: short path for the workers' sockets.
-        processes: how many workers.
+        folder: short path for the pool's socket.
+        processes: starts the workers.
+        count: how many workers.
         timeout_s: for one completion with all rewards of the run.
     """
 
-    def __init__(self, run_dir: Path, folder: Path, *, processes: int, timeout_s: float) -> None:
+    def __init__(self, run_dir: Path, folder: Path, processes: Processes, *, count: int, timeout_s: float) -> None:
         self._run_dir = run_dir
-        self._folder = folder
+        self._address = f"unix:{folder / 'rewards.sock'}"
         self._processes = processes
+        self._count = count
         self._timeout_s = timeout_s
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._started = 0
-        self._closing = False
+        self._arriving: dict[str, asyncio.Future[Channel]] = {}
+        self._server: Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Event()
         self._start_error: RunError | None = None
 
     async def start(self) -> None:
         """Start all workers and wait until they have loaded the rewards.
 
         Raises:
-            RunError: a worker ended before it was ready; its own words are in the log.
+            RunError: a worker ended before it was ready; with its own words.
         """
-        await asyncio.gather(*(self._start_worker() for _ in range(self._processes)))
-        self._spawn(self._watch_deadlines())
+        self._server = await serve(self._address, self._welcome)
+        await asyncio.gather(*(self._start_worker(f"reward-{number}") for number in range(self._count)))
+        self._tasks.append(start_task(self._watch_deadlines(), "deadlines of rewards"))
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
         """See `Scorer.score`."""
@@ -85,48 +92,41 @@ class RewardPool:
 
     async def close(self) -> None:
         """End all workers; safe to call twice."""
-        self._closing = True
-        for worker in self._workers:
-            with suppress(ProcessLookupError):
-                worker.process.kill()
+        self._closing.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.process.end() for worker in self._workers))
+        if self._server is not None:
+            self._server.close()
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _welcome(self, channel: Channel) -> None:
+        """A worker has come, and says that it has loaded the rewards."""
+        ready = await channel.receive()
+        arriving = self._arriving.get(channel.peer)
+        if isinstance(ready, WorkerReady) and arriving is not None and not arriving.done():
+            arriving.set_result(channel)
+            await self._closing.wait()  # the channel closes when this returns
 
-    async def _start_worker(self) -> None:
-        path = self._folder / f"reward-{self._started}.sock"
-        self._started += 1
-        connected: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
-        ended = asyncio.Event()
-
-        async def accept(channel: Channel) -> None:
-            await channel.receive()  # the worker says that its rewards are loaded
-            connected.set_result(channel)
-            await ended.wait()  # the server closes the channel when the handler returns
-
-        server = await serve(path, accept)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "areal_core.rewards.worker", str(self._run_dir), str(path), str(os.getpid())
+    async def _start_worker(self, name: str) -> None:
+        arriving = self._arriving[name] = asyncio.get_running_loop().create_future()
+        command = [sys.executable, "-m", "areal_core.rewards.worker", str(self._run_dir), self._address, name]
+        needs = Needs(cores=1)
+        process = await self._processes.start(
+            ProcessSpecification(name, "reward", command, needs=needs, end=EndMeans.REPLACED)
         )
         exited = asyncio.ensure_future(process.wait())
-        either: set[asyncio.Future[Any]] = {connected, exited}
         try:
-            await asyncio.wait(either, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {arriving, exited}
+            await asyncio.wait(waited, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not arriving.done():
+                how = exited.result().describe() if exited.done() else f"not ready within {START_TIMEOUT_S:g} s"
+                raise RunError(f"a reward process ended before it was ready: {how}")
         finally:
             exited.cancel()
-        if not connected.done():
-            raise RunError(
-                f"a reward process ended before it was ready ({exit_description(process.returncode or 0)})",
-                hints=["its own words are in logs/controller.log"],
-            )
-        worker = _Worker(process, connected.result())
+        worker = _Worker(process, arriving.result())
         self._workers.append(worker)
-        self._spawn(self._receive(worker, server, ended))
+        self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -139,7 +139,10 @@ class RewardPool:
             if request.result.done():
                 continue
             try:
-                worker.channel.post(Message("score", {"arguments": dict(request.arguments)}))
+                worker.channel.post(Score(request.arguments))
+            except ChannelClosed:
+                self._waiting.appendleft(request)
+                return  # the worker is about to be replaced
             except (TypeError, ValueError) as error:
                 request.result.set_exception(RewardError(f"the data row cannot be sent to a reward process: {error}"))
                 continue
@@ -147,49 +150,50 @@ class RewardPool:
                 worker.head_since = asyncio.get_running_loop().time()
             worker.sent.append(request)
 
-    async def _receive(self, worker: _Worker, server: Any, ended: asyncio.Event) -> None:
+    async def _receive(self, worker: _Worker) -> None:
         try:
             while True:
                 answer = await worker.channel.receive()
                 request = worker.sent.popleft()
                 worker.head_since = asyncio.get_running_loop().time()
                 if not request.result.done():
-                    if "error" in answer.fields:
-                        request.result.set_exception(RewardError(answer.fields["error"]))
+                    if isinstance(answer, Scored):
+                        request.result.set_result(RewardScore(answer.value, dict(answer.components)))
                     else:
-                        score = RewardScore(answer.fields["value"], answer.fields["components"])
-                        request.result.set_result(score)
+                        request.result.set_exception(RewardError(answer.error))
                 self._dispatch()
         except ChannelClosed:
-            ended.set()
-            server.close()
             await self._replace(worker)
 
     async def _replace(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        code = await worker.process.wait()
-        if self._closing:
+        end = await worker.process.end()
+        if self._closing.is_set():
             return
         if worker.sent:
             head = worker.sent.popleft()
-            reason = worker.killed_because or f"the reward process died with exit code {code} while it scored this"
+            died = f"the reward process died with {describe_exit(end.code)} while it scored this"
             if not head.result.done():
-                head.result.set_exception(RewardError(reason))
+                head.result.set_exception(RewardError(worker.killed_because or died))
             self._waiting.extendleft(reversed(worker.sent))
         try:
-            await self._start_worker()
+            await self._start_worker(worker.process.name)
         except RunError as error:
             if not self._workers:
                 self._start_error = error
                 for request in self._waiting:
-                    request.result.set_exception(error)
+                    if not request.result.done():
+                        request.result.set_exception(error)
 
     async def _watch_deadlines(self) -> None:
         while True:
             await asyncio.sleep(min(1.0, self._timeout_s / 4))
             now = asyncio.get_running_loop().time()
-            for worker in self._workers:
+            for worker in list(self._workers):
                 if worker.sent and not worker.killed_because and now - worker.head_since > self._timeout_s:
                     worker.killed_because = f"the reward took longer than rollout.reward_timeout_s: {self._timeout_s:g}"
-                    with suppress(ProcessLookupError):
-                        worker.process.kill()
+                    self._tasks.append(start_task(self._end(worker), f"end of {worker.process.name}"))
+
+    @staticmethod
+    async def _end(worker: _Worker) -> None:
+        await worker.process.end()

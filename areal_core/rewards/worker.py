@@ -1,6 +1,6 @@
 """The process of a reward worker: load the run's rewards, then answer one request after another.
 
-python -m areal_core.rewards.worker RUN_DIR SOCKET PARENT_PID
+python -m areal_core.rewards.worker RUN_DIR ADDRESS NAME
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
-from areal_core.launchers.processes import end_with_parent
-from areal_core.messages.channel import BlockingChannel, ChannelClosed, Message
+from areal_core.messages import BlockingChannel, ChannelClosed
+from areal_core.messages.scores import Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Selection
+
+CONNECT_TIMEOUT_S = 60.0
 
 
 def build_rewards(selections: Sequence[Selection]) -> RewardSum:
@@ -32,24 +34,21 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
     return RewardSum(terms)
 
 
-def main(run_dir: Path, socket: Path) -> None:
+def main(run_dir: Path, address: str, name: str) -> None:
     """Serve until the pool closes the channel."""
     rewards = build_rewards(load_run(run_dir).config.rewards)
-    channel = BlockingChannel(socket, timeout_s=30)
-    channel.send(Message("ready"))
+    channel = BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name)
+    channel.send(WorkerReady())
     while True:
         try:
-            request = channel.receive()
+            request = channel.receive().message
+            score = rewards(request.arguments)
+            channel.send(Scored(score.value, score.components))
+        except RewardError as error:
+            channel.send(ScoreFailed(str(error)))
         except ChannelClosed:
             return
-        try:
-            score = rewards(request.fields["arguments"])
-            answer = Message("score", {"value": score.value, "components": dict(score.components)})
-        except RewardError as error:
-            answer = Message("score", {"error": str(error)})
-        channel.send(answer)
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[3]))
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -13,64 +13,29 @@ import heapq
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from areal_core.background import start_task
+from areal_core.data.prompt_group import PromptGroup, join_groups, pack_groups
 from areal_core.errors import RunError
-from areal_core.rollout.collect import (
-    FlushedGroup,
-    batch_metrics,
-    join_groups,
-    mask_stale,
-    pack_groups,
-    restore_groups,
-)
+from areal_core.rollout.batches import batch_metrics, mask_stale
 from areal_core.rollout.episodes import EpisodeError
-from areal_core.rollout.staleness import AdmissionCounts
+from areal_core.rollout.staleness import AdmissionCounts, capacity
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.config.sections import RolloutSection
     from areal_core.data.batch import PackedBatch
     from areal_core.data.sampler import PromptSampler
-    from areal_core.data.trajectory import Episode
     from areal_core.interfaces.algorithm import Filter
     from areal_core.interfaces.dataset import Dataset
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
     from areal_core.ledger.store import Ledger
     from areal_core.rollout.episodes import EpisodeRunner
     from areal_core.rollout.samples import SampleLog
-    from areal_core.rollout.staleness import StalenessBound, StalePolicy
 
 FLUSH_INTERVAL_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutPolicy:
-    """The settings of the rollout runtime; `areal_core.config` documents each under `rollout`."""
-
-    bound: StalenessBound
-    group_size: int
-    stale: StalePolicy = "drop"
-    incomplete_groups: Literal["replace", "drop", "use"] = "replace"
-    max_consecutive_failures: int = 16
-    episode_timeout_s: float = 600.0
-    stall_timeout_s: float = 1800.0
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """A prompt group under way.
-
-    Attributes:
-        number: its place in the data, and its `group_id`.
-        occurrence: (row, epoch).
-        episodes: by sample index; None while it runs or where it failed.
-        missing: episodes that have not ended yet.
-    """
-
-    number: int
-    occurrence: tuple[int, int]
-    episodes: list[Episode | None]
-    missing: int
-    failure: str = ""
 
 
 @dataclass(slots=True)
@@ -93,7 +58,7 @@ class RolloutController:
     """Keeps episodes running and batches ready. Lives in one event loop; see the module's text for the way of a group.
 
     Args:
-        policy: settings.
+        section: settings.
         runner: runs episodes.
         engine: whose weights `publish` changes.
         dataset: rows to prompt with.
@@ -106,7 +71,7 @@ class RolloutController:
 
     def __init__(
         self,
-        policy: RolloutPolicy,
+        section: RolloutSection,
         runner: EpisodeRunner,
         engine: InferenceEngine,
         dataset: Dataset,
@@ -116,7 +81,7 @@ class RolloutController:
         keep_group: Filter | None = None,
         samples: SampleLog | None = None,
     ) -> None:
-        self._policy = policy
+        self._section = section
         self._runner = runner
         self._engine = engine
         self._dataset = dataset
@@ -131,8 +96,8 @@ class RolloutController:
         self._tally = _Tally()
         self._next_number = 0
         self._reissue: list[int] = []
-        self._ended: list[Group] = []  # finished, not yet durable
-        self._ready: list[tuple[int, int, FlushedGroup]] = []  # heap: resumed groups first, then by number
+        self._ended: list[PromptGroup] = []  # finished, not yet durable
+        self._ready: list[tuple[int, int, PromptGroup]] = []  # heap: resumed groups first, then by number
         self._running: dict[asyncio.Task[None], float] = {}
         self._changed = asyncio.Event()
         self._fatal: RunError | None = None
@@ -149,13 +114,23 @@ class RolloutController:
         self._published = {0: 0, **self._ledger.publications()}
         self._next_number = self._ledger.position()
         self._reissue = self._ledger.unfinished()
-        for order, group in enumerate(restore_groups(self._ledger.finished())):
+        for order, group in enumerate(self._ledger.finished()):
             heapq.heappush(self._ready, (-1, order, group))
         self.counts = AdmissionCounts(
             ready=len(self._ready),
-            consumed=self._ledger.committed_step * self._policy.bound.batch_size,
+            consumed=self._ledger.committed_step * self._section.batch_size,
             trained=self._ledger.committed_step,
         )
+
+    @property
+    def committed_step(self) -> int:
+        """Batches that the committed checkpoint was trained on."""
+        return self._ledger.committed_step
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder of the committed checkpoint."""
+        return self._ledger.checkpoint
 
     @property
     def highest_version(self) -> int:
@@ -164,7 +139,7 @@ class RolloutController:
 
     def start(self) -> None:
         """Begin to admit groups."""
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._keeper = start_task(self._keep(), "keeping of the rollouts")
         self._admit()
 
     def pause(self) -> None:
@@ -197,7 +172,7 @@ class RolloutController:
         Raises:
             RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
         """
-        began, size = time.monotonic(), self._policy.bound.batch_size
+        began, size = time.monotonic(), self._section.batch_size
         self._awaited = step
         while True:
             self._flush()
@@ -215,7 +190,7 @@ class RolloutController:
         metrics |= self._engine.take_metrics()
         if batch is None:
             return None, metrics
-        batch, staleness = mask_stale(batch, self._published, step, self._policy)
+        batch, staleness = mask_stale(batch, self._published, step, self._section)
         return batch, metrics | staleness | batch_metrics(batch)
 
     async def publish(self, update: WeightUpdate, trained: int) -> None:
@@ -227,8 +202,8 @@ class RolloutController:
         self.counts.trained = trained
         self._admit()
 
-    def commit(self, step: int, checkpoint: str) -> None:
-        """A checkpoint of `step` trained batches is complete on disk."""
+    def commit(self, step: int, checkpoint: Path) -> None:
+        """A checkpoint of `step` trained batches is complete in a folder."""
         self._flush()
         self._ledger.commit(step, checkpoint, self._next_number)
 
@@ -243,25 +218,25 @@ class RolloutController:
             occurrence = self._sampler[number]
             self._ledger.issued(number, *occurrence)
             self.counts.running += 1
-            size = self._policy.group_size
-            group = Group(number, occurrence, [None] * size, size)
+            size = self._section.group_size
+            group = PromptGroup(number, occurrence, [None] * size, size)
             row = self._dataset[occurrence[0]]
             for index in range(size):
-                task = asyncio.get_running_loop().create_task(self._run_episode(group, row, index))
+                task = start_task(self._run_episode(group, row, index), f"episode {index} of group {number}")
                 self._running[task] = time.monotonic()
                 task.add_done_callback(self._forget)
 
     def _may_admit(self) -> bool:
-        if self._paused or self._fatal is not None or self._policy.bound.capacity(self.counts) <= 0:
+        if self._paused or self._fatal is not None or capacity(self._section, self.counts) <= 0:
             return False
         # While newer weights are still on their way, what would be sampled now may already be too old to be used.
         lag = self._awaited - self.counts.trained
-        return self._policy.stale != "drop" or lag <= self._policy.bound.max_staleness
+        return self._section.stale != "drop" or lag <= self._section.max_staleness
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
 
-    async def _run_episode(self, group: Group, row: object, index: int) -> None:
+    async def _run_episode(self, group: PromptGroup, row: object, index: int) -> None:
         try:
             group.episodes[index] = await self._runner.run(
                 row,  # type: ignore[arg-type]
@@ -279,16 +254,16 @@ class RolloutController:
             if self._paused:  # closing
                 raise
             group.failure = (
-                f"the episode took longer than rollout.episode_timeout_s: {self._policy.episode_timeout_s:g}"
+                f"the episode took longer than rollout.episode_timeout_s: {self._section.episode_timeout_s:g}"
             )
             self._ledger.failed(group.number, index, 0, group.failure)
         group.missing -= 1
         if not group.missing:
             self._group_ended(group)
 
-    def _group_ended(self, group: Group) -> None:
+    def _group_ended(self, group: PromptGroup) -> None:
         self.counts.running -= 1
-        episodes = [episode for episode in group.episodes if episode is not None]
+        episodes = group.finished_episodes
         self._tally.rewards += [episode.reward for episode in episodes]
         if group.failure:
             self._count_failure(group)
@@ -296,23 +271,23 @@ class RolloutController:
             self._consecutive_failures = 0
             if self._samples is not None:
                 self._samples.saw(group, self.version)
-        policy = self._policy.incomplete_groups
-        if group.failure and (policy == "replace" or (policy == "use" and not episodes)):
+        incomplete = self._section.incomplete_groups
+        if group.failure and (incomplete == "replace" or (incomplete == "use" and not episodes)):
             self._leave(group.number, "failed")
         elif not group.failure and self._keep_group and not self._keep_group([e.reward for e in episodes]):
             self._leave(group.number, "filtered")
         else:
-            if group.failure and policy == "drop":
+            if group.failure and incomplete == "drop":
                 group.episodes = []
             self.counts.ready += 1
             self._ended.append(group)
-        if self.counts.ready >= self._policy.bound.batch_size or self._fatal:
+        if self.counts.ready >= self._section.batch_size or self._fatal:
             self._changed.set()
         self._admit()
 
-    def _count_failure(self, group: Group) -> None:
+    def _count_failure(self, group: PromptGroup) -> None:
         self._consecutive_failures += 1
-        if self._consecutive_failures >= self._policy.max_consecutive_failures:
+        if self._consecutive_failures >= self._section.max_consecutive_failures:
             self._fail(
                 RunError(
                     f"{self._consecutive_failures} prompt groups failed one after another; "
@@ -327,11 +302,11 @@ class RolloutController:
         self._ledger.dropped(number, reason, self.counts.trained)
 
     def _drop_stale(self, step: int) -> None:
-        if self._policy.stale != "drop":
+        if self._section.stale != "drop":
             return
         fresh = []
         for item in self._ready:
-            if item[2].staleness(self._published, step) > self._policy.bound.max_staleness:
+            if item[2].staleness(self._published, step) > self._section.max_staleness:
                 self._leave(item[2].number, "stale")
                 self.counts.ready -= 1
             else:
@@ -344,10 +319,9 @@ class RolloutController:
     def _flush(self) -> None:
         """Make finished groups durable, and with them everything the ledger holds back."""
         ended, self._ended = self._ended, []
-        batch, ranges = pack_groups(ended)
-        self._ledger.flush(ranges, batch)
-        for number, rows in ranges:
-            heapq.heappush(self._ready, (0, number, FlushedGroup.of(number, batch, rows)))
+        self._ledger.flush(ended, pack_groups(ended))
+        for group in ended:
+            heapq.heappush(self._ready, (0, group.number, group))
 
     # Waiting.
 
@@ -359,10 +333,10 @@ class RolloutController:
     async def _wait_for_change(self, began: float) -> None:
         if self._fatal is not None:
             raise self._fatal
-        remaining = began + self._policy.stall_timeout_s - time.monotonic()
+        remaining = began + self._section.stall_timeout_s - time.monotonic()
         if remaining <= 0:
             raise RunError(
-                f"no batch was complete within rollout.stall_timeout_s: {self._policy.stall_timeout_s:g}; "
+                f"no batch was complete within rollout.stall_timeout_s: {self._section.stall_timeout_s:g}; "
                 f"{self.describe()}",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
@@ -377,7 +351,7 @@ class RolloutController:
         counts = self.counts
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
-            f"{counts.ready} of {self._policy.bound.batch_size} groups ready, {counts.running} running, "
+            f"{counts.ready} of {self._section.batch_size} groups ready, {counts.running} running, "
             f"weights of version {self.version}" + (f"; since the last batch: {events}" if events else "")
         )
 
@@ -390,7 +364,7 @@ class RolloutController:
             except RunError as error:
                 self._fail(error)
                 return
-            overdue = time.monotonic() - self._policy.episode_timeout_s
+            overdue = time.monotonic() - self._section.episode_timeout_s
             for task, started in list(self._running.items()):
                 if started >= overdue:
                     break  # tasks are in the order in which they were started

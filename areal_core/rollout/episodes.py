@@ -18,8 +18,8 @@ from areal_core.rewards.scoring import RewardError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from areal_core.data.trajectory import FinishReason
-    from areal_core.interfaces.inference import Generation, InferenceEngine, SamplingParameters
+    from areal_core.data.trajectory import FinishReason, Generation
+    from areal_core.interfaces.inference import InferenceEngine, SamplingParameters
     from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
     from areal_core.rewards.scoring import Scorer
 
@@ -58,8 +58,9 @@ class EpisodeRunner:
         self._tokenizer = tokenizer
         self._seed = seed
         self._max_retries = max_retries
-        self._on_failure = on_failure
-        self._request_numbers = itertools.count()
+        self.on_failure = on_failure
+        self._requests = itertools.count()
+        self._conversations = itertools.count()
 
     async def run(
         self,
@@ -98,7 +99,7 @@ class EpisodeRunner:
                 # A reward says by itself what is wrong; where it was called from is of no use to anybody.
                 is_reward = isinstance(error, RewardError)
                 words = str(error) if is_reward else "".join(traceback.format_exception(error))
-                self._on_failure(group, sample_index, attempt, words)
+                self.on_failure(group, sample_index, attempt, words)
                 if attempt == self._max_retries or is_reward:
                     raise EpisodeError(words) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
@@ -112,7 +113,7 @@ class EpisodeRunner:
         sampling: SamplingParameters,
         is_evaluation: bool,
     ) -> WorkflowContext:
-        turns = itertools.count()
+        turns, conversation = itertools.count(), str(next(self._conversations))
 
         async def generate(input_ids: list[int], *, max_new_tokens: int | None = None) -> Generation:
             settings = sampling
@@ -120,11 +121,12 @@ class EpisodeRunner:
                 settings = replace(sampling, max_new_tokens=max_new_tokens)
             return await self._engine.generate(
                 GenerationRequest(
-                    request_id=str(next(self._request_numbers)),
+                    request_id=str(next(self._requests)),
                     input_ids=input_ids,
                     sampling=settings,
                     seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
                     affinity=str(group),
+                    conversation=conversation,
                 )
             )
 

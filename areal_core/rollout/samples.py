@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.rollout.controller import Group
+    from areal_core.data.prompt_group import PromptGroup
 
 SHOWN_EPISODES = 4
 
 
 class SampleLog:
-    """Appends a few episodes of the first group that finished under each version to `samples.jsonl`."""
+    """Appends a few episodes of the first group that finished under each version to a file of JSON lines."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / "samples.jsonl"
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._version = -1
 
-    def saw(self, group: Group, version: int) -> None:
+    def saw(self, group: PromptGroup, version: int) -> None:
         """A group has finished while `version` was generating."""
         if version == self._version:
             return

@@ -1,4 +1,4 @@
-"""The process of the rollout controller: builds its parts from the config, then answers rank 0 of the trainer.
+"""The rollout controller's end of the messages: answers rank 0 of the trainer, and whoever asks through the supervisor.
 
 Requests are answered as they complete, not in order: an evaluation runs while batches are handed out. Publications
 are taken one after another.
@@ -7,28 +7,23 @@ are taken one after another.
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-import traceback
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from areal_core.background import start_task
 from areal_core.errors import ArealError, RunError
-from areal_core.interfaces.inference import TensorDescription, WeightUpdate
-from areal_core.messages.channel import Channel, ChannelClosed, Message, serve
+from areal_core.interfaces.inference import WeightUpdate
+from areal_core.messages import Channel, ChannelClosed
+from areal_core.messages import rollouts as messages
+from areal_core.messages.credentials import Failed
+from areal_core.messages.processes import Done
 from areal_core.rollout.probe import probe_weights
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer
+    from collections.abc import Awaitable, Callable
+
+    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer, Questioned
     from areal_core.rollout.controller import RolloutController
     from areal_core.rollout.evaluation import Evaluator
-
-STATUS_INTERVAL_S = 0.5
-LOG_INTERVAL_S = 30.0
-LOG_HINT = "see logs/controller.log"
-_GROUP_FIELDS = ("address", "port", "backend", "standing")
 
 
 class RolloutService:
@@ -36,136 +31,125 @@ class RolloutService:
 
     Args:
         controller: gives batches.
-        engine: closed at the end.
+        engine: generates.
         evaluator: runs evaluations; None where the run has none.
-        run_dir: where `status/rollout.json` is written for the live view.
+        audit: holds the ledger against the trainer's witness; what `areal audit --json` writes.
     """
 
     def __init__(
-        self, controller: RolloutController, engine: InferenceEngine, evaluator: Evaluator | None, run_dir: Path
+        self,
+        controller: RolloutController,
+        engine: InferenceEngine,
+        evaluator: Evaluator | None,
+        audit: Callable[[], dict[str, Any]],
     ) -> None:
         self._controller = controller
         self._engine = engine
         self._evaluator = evaluator
-        self._status = run_dir / "status" / "rollout.json"
-        self._done = asyncio.Event()
+        self._audit = audit
         self._publishing = asyncio.Lock()
-        self._requests: set[asyncio.Task[None]] = set()
+        self._answers: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            messages.WhereToBegin: self._where_to_begin,
+            messages.Begin: self._begin,
+            messages.NextBatch: self._next_batch,
+            messages.PublishWeights: self._publish,
+            messages.FormGroup: self._form_group,
+            messages.OfferFolder: self._offer_folder,
+            messages.ReleaseMemory: self._release_memory,
+            messages.ProbeWeights: self._probe,
+            messages.Evaluate: self._evaluate,
+            messages.Commit: self._commit,
+            messages.Describe: self._describe,
+            messages.AuditLedger: self._audit_ledger,
+        }
+        self.done = asyncio.Event()
+        """The trainer has said goodbye, or has died."""
 
-    async def serve(self, socket: Path) -> None:
-        """Serve one trainer on `socket` until it says goodbye or dies."""
-        server = await serve(socket, self._serve_trainer)
-        status = asyncio.ensure_future(self._report_status())
-        try:
-            await self._done.wait()
-        finally:
-            status.cancel()
-            for request in self._requests:
-                request.cancel()
-            server.close()
-            await self._controller.close()
-            await self._engine.close()
-
-    async def _serve_trainer(self, channel: Channel) -> None:
+    async def serve_trainer(self, channel: Channel) -> None:
+        """Answer the trainer until it says goodbye or dies."""
+        requests: set[asyncio.Task[None]] = set()
         try:
             while True:
-                message = await channel.receive()
-                if message.kind == "goodbye":
-                    channel.post(Message("reply", {"id": message.fields["id"]}))
-                    await asyncio.sleep(0)
+                message, number = await channel.receive_request()
+                if isinstance(message, messages.Goodbye):
+                    channel.reply(number, Done())
                     return
-                task = asyncio.get_running_loop().create_task(self._answer(channel, message))
-                self._requests.add(task)
-                task.add_done_callback(self._requests.discard)
+                task = start_task(self._reply(channel, message, number), f"answer to {type(message).__name__}")
+                requests.add(task)
+                task.add_done_callback(requests.discard)
         except ChannelClosed:
             return
         finally:
-            self._done.set()
+            for request in requests:
+                request.cancel()
+            self.done.set()
 
-    async def _answer(self, channel: Channel, message: Message) -> None:
-        handler = getattr(self, f"_on_{message.kind}")
+    async def answer(self, message: Any) -> Any:
+        """The reply to any request; what this service does not know the engine may."""
+        handler = self._answers.get(type(message))
         try:
-            fields, payload = await handler(message.fields)
+            if handler is not None:
+                return await handler(message)
+            return await cast("Questioned", self._engine).answer(message)
         except ArealError as error:
-            fields, payload = {"error": error.message, "hints": list(error.hints)}, b""
-        except Exception as error:  # noqa: BLE001 - whoever waits must hear of it
-            traceback.print_exc()
-            fields, payload = {"error": f"{message.kind} failed: {error!r:.500}", "hints": [LOG_HINT]}, b""
-        channel.post(Message("reply", {"id": message.fields["id"], **fields}, payload))
+            return Failed(error.message, error.hints)
 
-    async def _on_begin(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """The trainer is ready: take its weights over where it publishes some, then begin to admit groups."""
-        if fields["version"]:
-            await self._publish(fields)
+    async def _reply(self, channel: Channel, message: Any, number: int) -> None:
+        channel.reply(number, await self.answer(message))
+
+    async def _where_to_begin(self, _: messages.WhereToBegin) -> messages.Beginning:
+        step, highest = self._controller.committed_step, self._controller.highest_version
+        # A resumed run publishes above every version of its past.
+        version = 0 if step == highest == 0 else highest + 1
+        return messages.Beginning(step, self._controller.checkpoint, version)
+
+    async def _begin(self, _: messages.Begin) -> Done:
         self._controller.start()
-        return {}, b""
+        return Done()
 
-    async def _on_state(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        return {"highest_version": self._controller.highest_version}, b""
+    async def _next_batch(self, request: messages.NextBatch) -> messages.Batch:
+        batch, metrics = await self._controller.next_batch(request.step)
+        return messages.Batch(b"" if batch is None else batch.to_bytes(), metrics)
 
-    async def _on_next_batch(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        batch, metrics = await self._controller.next_batch(fields["step"])
-        return {"metrics": metrics}, b"" if batch is None else batch.to_bytes()
-
-    async def _on_publish(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        await self._publish(fields)
-        is_waited_for = self._engine.capabilities.broadcast and cast("BroadcastReceiver", self._engine).needs_folder()
-        return {"needs_folder": is_waited_for}, b""
-
-    async def _publish(self, fields: dict[str, Any]) -> None:
+    async def _publish(self, request: messages.PublishWeights) -> messages.Published:
         async with self._publishing:
-            tensors = tuple(TensorDescription(name, dtype, tuple(s)) for name, dtype, s in fields.get("tensors", ()))
-            update = WeightUpdate(fields["version"], Path(fields["path"]) if fields["path"] else None, tensors)
-            await self._controller.publish(update, fields["trained"])
+            update = WeightUpdate(request.version, request.folder, request.tensors)
+            await self._controller.publish(update, request.trained)
+        receives = self._engine.capabilities.broadcast
+        return messages.Published(receives and cast("BroadcastReceiver", self._engine).needs_folder())
 
-    async def _on_form_group(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    async def _form_group(self, request: messages.FormGroup) -> messages.GroupFormed:
         receiver = cast("BroadcastReceiver", self._engine)
         async with self._publishing:
-            group = await receiver.form_group(**{name: fields[name] for name in _GROUP_FIELDS})
-        return {"group": None if group is None else asdict(group)}, b""
+            return messages.GroupFormed(
+                await receiver.form_group(request.address, request.port, request.backend, request.standing)
+            )
 
-    async def _on_offer_folder(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        update = WeightUpdate(fields["version"], Path(fields["path"]))
-        cast("BroadcastReceiver", self._engine).offer_folder(update)
-        return {}, b""
+    async def _offer_folder(self, request: messages.OfferFolder) -> Done:
+        cast("BroadcastReceiver", self._engine).offer_folder(WeightUpdate(request.version, request.folder))
+        return Done()
 
-    async def _on_release(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    async def _release_memory(self, _: messages.ReleaseMemory) -> Done:
         async with self._publishing:
             await cast("MemorySharer", self._engine).release_memory()
-        return {}, b""
+        return Done()
 
-    async def _on_probe(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    async def _probe(self, _: messages.ProbeWeights) -> messages.Batch:
         batch = await probe_weights(self._engine, self._controller.sampling, self._controller.version)
-        return {}, batch.to_bytes()
+        return messages.Batch(batch.to_bytes(), {})
 
-    async def _on_evaluate(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:
             raise RunError("the config has no evaluation section")
-        return {"metrics": await self._evaluator.run()}, b""
+        return messages.Evaluated(await self._evaluator.run())
 
-    async def _on_commit(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self._controller.commit(fields["step"], fields["checkpoint"])
-        return {}, b""
+    async def _commit(self, request: messages.Commit) -> Done:
+        self._controller.commit(request.step, request.folder)
+        return Done()
 
-    async def _on_describe(self, fields: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    async def _describe(self, _: messages.Describe) -> messages.Described:
         servers = self._engine.describe()
-        return {"text": self._controller.describe() + (f"; servers: {servers}" if servers else "")}, b""
+        return messages.Described(self._controller.describe() + (f"; servers: {servers}" if servers else ""))
 
-    async def _report_status(self) -> None:
-        self._status.parent.mkdir(exist_ok=True)
-        temporary = self._status.with_suffix(".new")
-        while True:
-            counts = self._controller.counts
-            status = {
-                "time": time.time(),
-                "running": counts.running,
-                "ready": counts.ready,
-                "consumed": counts.consumed,
-                "version": self._controller.version,
-                "text": self._controller.describe(),
-                "servers": self._engine.describe(),
-            }
-            with suppress(OSError):  # the view can do without; a full disk is reported where data is at stake
-                temporary.write_text(json.dumps(status))
-                temporary.rename(self._status)
-            await asyncio.sleep(STATUS_INTERVAL_S)
+    async def _audit_ledger(self, _: messages.AuditLedger) -> messages.Audited:
+        return messages.Audited(self._audit())

@@ -7,16 +7,14 @@ less the number trained when the weights that sampled it were published.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-StalePolicy = Literal["drop", "mask", "keep"]
-"""What becomes of data that is over the bound when it is about to be consumed: the group is dropped (and replaced),
-its tokens over the bound leave the loss, or it is kept; each is counted."""
+    from areal_core.config.sections import RolloutSection
 
 
 @dataclass(slots=True)
@@ -36,31 +34,17 @@ class AdmissionCounts:
     trained: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StalenessBound:
-    """Admission so that, consumed in order, no group is over the bound.
+def capacity(bound: RolloutSection, counts: AdmissionCounts) -> int:
+    """How many more groups may be admitted now, so that, consumed in order, none is over the bound on staleness.
 
-    Attributes:
-        batch_size: prompt groups in a batch, B.
-        max_staleness: the bound; 0 is synchronous training, exactly.
-        pipeline_depth: batches of groups that may be under way or waiting, whatever the bound allows: a budget on
-            staleness fills up, so the depth is a setting of its own.
+    With B groups in a batch and t batches trained:
+    `min(pipeline_depth * B - (running + ready), (max_staleness + t + 1) * B - (consumed + ready + running))`.
+    A budget on staleness fills up, so the depth is a setting of its own. May be negative after a bound was lowered.
     """
-
-    batch_size: int
-    max_staleness: int
-    pipeline_depth: int
-
-    def capacity(self, counts: AdmissionCounts) -> int:
-        """How many more groups may be admitted now; may be negative after a bound was lowered.
-
-        With B groups in a batch and t batches trained:
-        `min(pipeline_depth * B - (running + ready), (max_staleness + t + 1) * B - (consumed + ready + running))`.
-        """
-        under_way = counts.running + counts.ready
-        depth = self.pipeline_depth * self.batch_size - under_way
-        lead = (self.max_staleness + counts.trained + 1) * self.batch_size - (counts.consumed + under_way)
-        return min(depth, lead)
+    under_way = counts.running + counts.ready
+    depth = bound.pipeline_depth * bound.batch_size - under_way
+    lead = (bound.max_staleness + counts.trained + 1) * bound.batch_size - (counts.consumed + under_way)
+    return min(depth, lead)
 
 
 def token_staleness(

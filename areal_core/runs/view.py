@@ -1,26 +1,26 @@
 """What the terminal shows while a run goes on: a live panel, or plain lines where there is no terminal.
 
-It reads what the processes write into the run folder and takes no part in the run.
+It is told what the processes say and takes no part in the run.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import math
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from areal_core.launchers.processes import last_lines
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from rich.console import RenderableType
 
     from areal_core.config import Resolved
+    from areal_core.runs.folder import RunFolder
+
+    Show = Callable[[str, int, int], object]
+    """Takes words, how many episodes have ended, and how many there are; 0 where that is not known yet."""
 
 PREPARATION_INTERVAL_S = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -34,46 +34,46 @@ class View(Protocol):
         ...
 
     def update(self) -> None:
-        """Look at the run folder again; called a few times a second."""
+        """Show how the run is now; called a few times a second."""
         ...
 
 
 class RunState:
-    """The run folder as it is now: every metrics line so far and the two status files."""
+    """A run as its processes tell it: the metrics of every step so far, and how each role is now.
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._position = 0
-        self._identity = 0
+    Attributes:
+        lines: of metrics, one for each step.
+        statuses: by role what it last said.
+        phases: by process what it is doing.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._shown = 0
         self.lines: list[dict[str, Any]] = []
+        self.statuses: dict[str, dict[str, Any]] = {}
+        self.phases: dict[str, str] = {}
 
-    def read(self) -> list[dict[str, Any]]:
+    def add(self, line: dict[str, Any]) -> None:
+        """A step is over."""
+        self.lines.append(line)
+
+    def hear(self, role: str, status: dict[str, Any]) -> None:
+        """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""
+        if role == "trainer" and role not in self.statuses:
+            self.lines = self._run.read_metrics()
+            self._shown = len(self.lines)
+        self.statuses[role] = status
+
+    def take_new(self) -> list[dict[str, Any]]:
         """Metrics lines that are new since the last call."""
-        path = self._run_dir / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        with path.open() as file:
-            identity = os.fstat(file.fileno()).st_ino
-            if identity != self._identity:  # another file took its place: a resume has cut off discarded steps
-                self._identity, self._position, self.lines = identity, 0, []
-            file.seek(self._position)
-            text = file.read()
-        whole = text[: text.rfind("\n") + 1]
-        self._position += len(whole.encode())
-        new = [json.loads(line) for line in whole.splitlines()]
-        self.lines += new
+        new, self._shown = self.lines[self._shown :], len(self.lines)
         return new
-
-    def status(self, name: str) -> dict[str, Any]:
-        """`status/<name>.json`, empty where it is not there yet."""
-        with suppress(OSError, ValueError):
-            status: dict[str, Any] = json.loads((self._run_dir / "status" / f"{name}.json").read_text())
-            return status
-        return {}
 
     def preparation(self) -> str:
         """What the process that prepares the model said last."""
-        return last_lines(self._run_dir / "logs" / "prepare.log", 1)
+        log = self._run.log("prepare")
+        return log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2] if log.is_file() else ""
 
     def series(self, key: str) -> list[float]:
         """The values of one metric over the steps that have it."""
@@ -113,7 +113,7 @@ class PlainView:
 
     def update(self) -> None:
         """See `View.update`."""
-        for line in self._state.read():
+        for line in self._state.take_new():
             is_last = line["step"] == self._steps
             if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
                 self._say(summary_line(line, self._steps))
@@ -153,7 +153,6 @@ class LiveView:
 
     def update(self) -> None:
         """See `View.update`."""
-        self._state.read()
         self._live.update(self._panel())
 
     def _panel(self) -> RenderableType:
@@ -162,10 +161,9 @@ class LiveView:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        trainer, rollout = self._state.status("trainer"), self._state.status("rollout")
-        step = trainer.get("step", 0)
+        step = self._state.lines[-1]["step"] if self._state.lines else 0
         table = Table.grid(padding=(0, 2))
-        for label, text in self._rows(trainer, rollout):
+        for label, text in self._rows():
             table.add_row(f"[bold]{label}[/]", text)
         bar = Table.grid()
         bar.add_row(ProgressBar(total=self._steps, completed=step, width=60))
@@ -173,7 +171,7 @@ class LiveView:
             Group(bar, table), title=f"areal · {self._title} · step {step}/{self._steps}", expand=False, width=100
         )
 
-    def _rows(self, trainer: dict[str, Any], rollout: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _rows(self) -> Iterator[tuple[str, str]]:
         state = self._state
         for key, label in (
             ("reward/mean", "reward"),
@@ -198,11 +196,9 @@ class LiveView:
             yield "waiting", waiting_verdict(recent)
             left = (self._steps - last["step"]) * seconds / len(recent)
             yield "left", f"{left / 60:8.1f}  minutes"
-        yield "trainer", str(trainer.get("phase", ""))
-        if rollout:
-            yield "rollouts", str(rollout["text"])
-            if rollout.get("servers"):
-                yield "servers", str(rollout["servers"])
+        yield "trainer", state.phases.get("trainer-0", "")
+        for label, text in state.statuses.get("controller", {}).items():
+            yield label, str(text)
 
 
 def waiting_verdict(lines: list[dict[str, Any]]) -> str:
@@ -222,9 +218,8 @@ def sparkline(values: list[float], width: int = 50) -> str:
 
 
 @contextmanager
-def open_view(resolved: Resolved, run_dir: Path) -> Iterator[View]:
+def open_view(resolved: Resolved, state: RunState) -> Iterator[View]:
     """The live panel on a terminal, plain lines elsewhere."""
-    state = RunState(run_dir)
     if sys.stdout.isatty():
         with LiveView(state, resolved) as view:
             yield view
@@ -232,3 +227,32 @@ def open_view(resolved: Resolved, run_dir: Path) -> Iterator[View]:
         plain = PlainView(state, resolved.config.steps)
         yield plain
         plain.update()
+
+
+@contextmanager
+def show_progress() -> Iterator[Show]:
+    """A bar on a terminal, a line every few seconds elsewhere; both on standard error, which no result is read from."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda words, done, total: bar.update(task, description=words, completed=done, total=total or None)
+        return
+    shown = -math.inf
+
+    def show(words: str, done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > PREPARATION_INTERVAL_S:
+            shown = time.monotonic()
+            sys.stderr.write(f"{f'{done}/{total} episodes  ' if total else ''}{words}\n")
+            sys.stderr.flush()
+
+    yield show

@@ -6,8 +6,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from areal_core.data.trajectory import Episode, FinishReason, Trajectory
-from areal_core.interfaces.inference import Generation, InferenceCapabilities
+from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory
+from areal_core.interfaces.inference import InferenceCapabilities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

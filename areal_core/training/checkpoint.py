@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,13 @@ import torch.distributed as dist
 from areal_core.data.digest import group_digests
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from areal_core.data.batch import PackedBatch
     from areal_core.interfaces.training import TrainEngine
+
+STATE_FILE = "trainer.json"
 
 
 @dataclass(slots=True)
@@ -25,12 +27,12 @@ class Witness:
     """What the trainer itself saw of each step: group numbers and digests, to hold the ledger against.
 
     Attributes:
-        steps: for each trained batch a list of [group number, digest of its token ids].
+        steps: for each trained batch a list of (group number, digest of its token ids).
     """
 
     steps: list[list[tuple[int, str]]] = field(default_factory=list)
 
-    def saw(self, batch: PackedBatch | None) -> None:
+    def see(self, batch: PackedBatch | None) -> None:
         """A batch is about to be trained on."""
         if batch is None:
             self.steps.append([])
@@ -41,66 +43,51 @@ class Witness:
         self.steps.append(sorted(group_digests(batch, groups).items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The checkpoint that a resume starts from."""
-
-    step: int
-    folder: Path
-
-    @classmethod
-    def find(cls, run_dir: Path) -> Committed | None:
-        """The last one that the ledger has committed; None where there is none yet."""
-        database = run_dir / "ledger" / "ledger.sqlite"
-        if not database.is_file():
-            return None
-        connection = sqlite3.connect(database)
-        try:
-            facts = dict(connection.execute("SELECT name, value FROM facts").fetchall())
-        except sqlite3.OperationalError:  # killed before the ledger's tables were made
-            return None
-        finally:
-            connection.close()
-        if "checkpoint" not in facts:
-            return None
-        return cls(int(facts["committed_step"]), run_dir / "checkpoints" / facts["checkpoint"])
-
-    def witness(self) -> Witness:
-        """What the trainer had seen when it wrote this checkpoint."""
-        state = json.loads((self.folder / "trainer.json").read_text())
-        return Witness([[(number, digest) for number, digest in step] for step in state["witness"]])
+def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witness:
+    """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective."""
+    for role, engine in engines.items():
+        engine.load(folder / role)
+    state = json.loads((folder / STATE_FILE).read_text())
+    return Witness([[(number, digest) for number, digest in step] for step in state["witness"]])
 
 
-def write_checkpoint(run_dir: Path, step: int, engine: TrainEngine, witness: Witness) -> str:
-    """Write parameters, optimizer and what the trainer saw; collective. The caller commits it.
+def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
+    """Write parameters and optimizer of every role, and what the trainer saw; collective. The caller commits it.
+
+    Args:
+        checkpoints: the folder of all of them.
+        step: batches that were trained on.
+        engines: those that learn, by role.
+        witness: of the trainer.
 
     Returns:
-        The checkpoint's name. Written to a temporary folder, synced, then renamed.
+        The checkpoint's folder. Written to a temporary one, synced, then renamed.
     """
     is_first = dist.get_rank() == 0
-    name = f"step-{step:06d}"
-    target = run_dir / "checkpoints" / name
-    temporary = target.with_name(f".{name}")
+    target = checkpoints / f"step-{step:06d}"
+    temporary = target.with_name(f".{target.name}")
     if is_first:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        for role in engines:
+            (temporary / role).mkdir(parents=True)
     dist.barrier()
-    engine.save(temporary)
+    for role, engine in engines.items():
+        engine.save(temporary / role)
     if is_first:
-        (temporary / "trainer.json").write_text(json.dumps({"step": step, "witness": witness.steps}))
+        (temporary / STATE_FILE).write_text(json.dumps({"step": step, "witness": witness.steps}))
         _sync(temporary)
-        shutil.rmtree(target, ignore_errors=True)  # of a history that a resume has discarded
+        shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
         _sync_folder(target.parent)
     dist.barrier()
-    return name
+    return target
 
 
-def prune_checkpoints(run_dir: Path, keep: int, committed: str) -> None:
-    """Delete all but the last `keep` checkpoints; never the committed one."""
-    folder = run_dir / "checkpoints"
-    for old in sorted(path for path in folder.iterdir() if path.name.startswith("step-"))[:-keep]:
-        if old.name != committed:
+def prune_checkpoints(run_dir: Path, keep: int, committed: Path) -> None:
+    """Delete all but the last `keep` checkpoints of all epochs of a run; never the committed one."""
+    found = sorted(run_dir.glob("epochs/*/checkpoints/step-*"))
+    for old in found[:-keep]:
+        if old != committed:
             shutil.rmtree(old)
 
 

@@ -1,14 +1,31 @@
-"""One batch for all ranks of the trainer."""
+"""What rank 0 knows, on all ranks of the trainer."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from areal_core.data.batch import PackedBatch
-from areal_core.interfaces.source import Interrupted
+from areal_core.messages.rollouts import Beginning
+from areal_core.training.source import Interrupted
 
-STOP, EMPTY = -1, 0
+
+def agree(value: float) -> float:
+    """Rank 0's value on every rank."""
+    shared = torch.tensor([value], dtype=torch.float64)
+    if dist.get_world_size() > 1:
+        dist.broadcast(shared, 0)
+    return float(shared)
+
+
+def share_beginning(beginning: Beginning | None) -> Beginning:
+    """What rank 0 was told of where the run begins, on every rank; None on the others."""
+    known = beginning or Beginning(0, None, 0)
+    step, version = int(agree(known.step)), int(agree(known.version))
+    folder = _share_bytes(str(known.checkpoint or "").encode())
+    return Beginning(step, Path(folder.decode()) if folder else None, version)
 
 
 def distribute(result: tuple[PackedBatch | None, dict[str, float]] | None) -> PackedBatch | None:
@@ -27,15 +44,19 @@ def distribute(result: tuple[PackedBatch | None, dict[str, float]] | None) -> Pa
         if result is None:
             raise Interrupted
         return result[0]
-    data = b"" if result is None or result[0] is None else result[0].to_bytes()
-    size = torch.tensor([STOP if result is None else len(data)])
-    dist.broadcast(size, 0)
-    if int(size) == STOP:
+    if agree(float(dist.get_rank() == 0 and result is None)):
         raise Interrupted
-    if int(size) == EMPTY:
-        return None
-    buffer = torch.empty(int(size), dtype=torch.uint8)
+    data = _share_bytes(b"" if result is None or result[0] is None else result[0].to_bytes())
+    return PackedBatch.from_bytes(data) if data else None
+
+
+def _share_bytes(data: bytes) -> bytes:
+    """Rank 0's bytes on every rank."""
+    size = int(agree(len(data)))
+    if dist.get_world_size() == 1 or not size:
+        return data if size else b""
+    buffer = torch.empty(size, dtype=torch.uint8)
     if dist.get_rank() == 0:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     dist.broadcast(buffer, 0)
-    return PackedBatch.from_bytes(buffer.numpy().tobytes())
+    return buffer.numpy().tobytes()

@@ -3,61 +3,159 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
+
+from areal_core.data.batch import PackedBatch
+from areal_core.data.prediction import shift_to_predictions
+from areal_core.errors import RunError
+from areal_core.messages.rollouts import Begin, OfferFolder, ProbeWeights, Published, PublishWeights, ReleaseMemory
+from areal_core.training.broadcast import Broadcast, BroadcastFailedError
+from areal_core.training.distribution import distribute
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
-
-    from areal_core.interfaces.source import BatchSource
+    from areal_core.config.sections import PublicationSection
     from areal_core.interfaces.training import TrainEngine
+    from areal_core.training.rollouts import RolloutClient
 
 KEPT = 2
+"""Folders of published weights; the one before the last may still be read by a server that catches up."""
 
 
-class Publisher(Protocol):
-    """Publishes the actor's parameters; every rank of the trainer takes part."""
+class Publication:
+    """Publishes an engine's parameters; every rank of the trainer takes part.
 
-    def write(self, version: int) -> Path:
-        """Write them to a folder, which is returned and complete on rank 0."""
-        ...
-
-    def publish(self, version: int, trained: int) -> None:
-        """Bring them to the inference engines as `version`, made of `trained` batches."""
-        ...
-
-
-class FolderPublisher:
-    """Writes the engine's parameters to a folder of safetensors, complete or not at all; the last two are kept.
-
-    In memory-backed storage (`/dev/shm`) this is the shared-memory transport of one host; in a folder that all hosts
-    see it is the transport by disk.
+    In memory-backed storage (`/dev/shm`) a folder is the shared-memory transport of one host; in a folder that all
+    hosts see it is the transport by disk. A broadcast that fails is made up for through a folder.
 
     Args:
-        engine: whose parameters; every rank publishes together.
+        section: settings.
+        engine: whose parameters.
+        rollouts: the controller's end, on rank 0; None on other ranks.
         folder: where versions are written, one folder each.
         dtype: of the published weights.
-        source: told of what was written, on rank 0; None on other ranks, which write nothing.
     """
 
-    def __init__(self, engine: TrainEngine, folder: Path, dtype: torch.dtype, source: BatchSource | None) -> None:
+    def __init__(
+        self,
+        section: PublicationSection,
+        engine: TrainEngine,
+        rollouts: RolloutClient | None,
+        folder: Path,
+        dtype: torch.dtype,
+    ) -> None:
+        self._section = section
         self._engine = engine
+        self._rollouts = rollouts
         self._folder = folder
         self._dtype = dtype
-        self._source = source
+        self._broadcast = Broadcast(section, engine, rollouts, dtype) if section.transport == "broadcast" else None
         self._written: list[Path] = []
+        self._pending: int | None = None
+        self._count = 0
+        self.version = 0
+        """Of the weights that were published last."""
 
-    def write(self, version: int) -> Path:
-        """See `Publisher.write`."""
+    def begin(self, version: int, trained: int) -> None:
+        """Generation may begin, with the engine's parameters as `version`; 0 where the engines have the same already.
+
+        On return the first requests are made, under these weights.
+        """
+        self.version = version
+        if version:
+            self._publish_folder(version, trained)
+            self.finish()
+        if self._rollouts is not None:
+            self._rollouts.call(Begin(), "the first prompts")
+
+    def publish(self, trained: int) -> int:
+        """Publish the parameters, which were trained on so many batches, as the next version; its number.
+
+        Returns when they are on their way; the next publication, and whatever looks at weights, waits for this one.
+        """
+        self.finish()
+        self.version += 1
+        self._count += 1
+        if self._broadcast is not None:
+            try:
+                needs_folder = self._broadcast.send(self.version, trained)
+            except BroadcastFailedError:
+                self._publish_folder(self.version, trained)
+            else:
+                if needs_folder:
+                    folder = self._write(self.version)
+                    if self._rollouts is not None:
+                        self._rollouts.call(OfferFolder(self.version, folder), "servers that missed a broadcast")
+        else:
+            self._publish_folder(self.version, trained)
+        return self.version
+
+    def finish(self) -> None:
+        """Wait until the engines generate with what was published last."""
+        number, self._pending = self._pending, None
+        if number is not None and self._rollouts is not None:
+            answer = self._rollouts.wait(number, f"weights of version {self.version} to be taken over")
+            assert isinstance(answer, Published)
+
+    def release_memory(self) -> None:
+        """The inference engines leave their memory to the trainer; no rank goes on before they have."""
+        self.finish()
+        if self._rollouts is not None:
+            self._rollouts.call(ReleaseMemory(), "the engines' memory")
+        dist.barrier()
+
+    def verify(self, tolerance: float) -> dict[str, float]:
+        """Compare the engines' log-probabilities with the trainer's: after the first publication, then now and then.
+
+        Args:
+            tolerance: their mean difference, where the config says none.
+
+        Raises:
+            RunError: the engines do not hold the weights that were published.
+        """
+        every, limit = self._section.verify_every, self._section.tolerance or tolerance
+        if self._count > 1 and (not every or self._count % every):
+            return {}
+        self.finish()
+        probe = None
+        if self._rollouts is not None:
+            probe = PackedBatch.from_bytes(self._rollouts.call(ProbeWeights(), "answers that verify weights").packed)
+        batch = distribute((probe, {}))
+        assert batch is not None
+        batch = shift_to_predictions(batch)
+        computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
+        gaps = (batch["logprobs"] - computed).abs()[batch["loss_mask"]]
+        mean = float(gaps.mean())
+        if not mean <= limit:
+            raise RunError(
+                f"the inference engine does not hold the weights that were published: its log-probabilities differ by "
+                f"{mean:.4f} on average from the trainer's (publication.tolerance is {limit:g})",
+                hints=["look at its log for parameters that it did not take over; a wrong dtype shows like this too"],
+            )
+        return {
+            "verify/logprob_difference_mean": mean,
+            "verify/logprob_difference_p99": float(gaps.quantile(0.99)),
+            "verify/logprob_difference_max": float(gaps.max()),
+        }
+
+    def _publish_folder(self, version: int, trained: int) -> None:
+        folder = self._write(version)
+        if self._rollouts is not None:
+            self._pending = self._rollouts.request(PublishWeights(version, trained, folder))
+
+    def _write(self, version: int) -> Path:
+        """Write the parameters to a folder, complete or not at all; only rank 0 writes."""
         target = self._folder / f"version-{version}"
         parameters: dict[str, torch.Tensor] = {}
         for name, value in self._engine.named_full_parameters():
-            if self._source is not None:
+            if self._rollouts is not None:
                 parameters[name] = value.detach().to("cpu", self._dtype, copy=True).contiguous()
-        if self._source is None:
+        if self._rollouts is None:
             return target
         temporary = self._folder / f".version-{version}"
         temporary.mkdir(parents=True, exist_ok=True)
@@ -67,9 +165,3 @@ class FolderPublisher:
         while len(self._written) > KEPT:
             shutil.rmtree(self._written.pop(0))
         return target
-
-    def publish(self, version: int, trained: int) -> None:
-        """See `Publisher.publish`."""
-        folder = self.write(version)
-        if self._source is not None:
-            self._source.publish(version, trained, folder)

@@ -18,7 +18,7 @@ LIBRARIES = {"areal_servers"}
 """Plugins that are libraries as well: others may import them, and declare it like any dependency."""
 
 
-SECTIONS = {"rewards", "trackers"}
+SECTIONS = {"rewards", "trackers", "servers", "view"}
 """Words that are a plugin's name and also a section of every config."""
 
 

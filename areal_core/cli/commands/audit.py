@@ -1,6 +1,6 @@
 """Compare the ledger of a run with what its trainer says it has trained on.
 
-Exit code 0 if they agree and every prompt is accounted for, 1 if not.
+A run in progress is asked. Exit code 0 if they agree and every prompt is accounted for, 1 if not.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.cli.output import say
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +24,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Hand the folder to the audit."""
+    """Audit and print; 0 when everything agrees, 1 when not."""
     if not arguments.run_dir.is_dir():
         raise UsageError(f"there is no run folder {arguments.run_dir}")
-    from areal_core.ledger.audit import main
+    import json
 
-    return main(arguments.run_dir, arguments.json)
+    from areal_core.runs.auditing import audit_run
+
+    report = audit_run(arguments.run_dir.resolve())
+    if arguments.json:
+        say(json.dumps(report))
+    else:
+        say(f"committed step: {report['committed_step']}")
+        for state, count in sorted(report["groups"].items()):
+            say(f"  {state:20s} {count:8,d} groups")
+        for problem in report["problems"]:
+            say(f"problem: {problem}")
+        if not report["problems"]:
+            say("clean: every group has one fate, and ledger, trainer and data set agree")
+    return 1 if report["problems"] else 0

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import FinishReason, PackedBatch, Trajectory, shift_to_predictions
-from areal_core.interfaces import Generation, PolicyTerms
+from areal_core.data.trajectory import Generation
+from areal_core.interfaces import PolicyTerms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import Generation, InferenceEngine, UpdateMode
+    from areal_core.data.trajectory import Generation
+    from areal_core.interfaces import InferenceEngine, UpdateMode
 
 PROMPTS = ([5, 17, 33, 8], [5, 17, 33, 8, 40, 41, 42, 43, 44], [60], [12, 7] * 11)
 """Of unequal lengths; the first two share a prefix."""

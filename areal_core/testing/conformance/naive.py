@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data import FinishReason
+from areal_core.data.trajectory import Generation
 from areal_core.errors import RunError
-from areal_core.interfaces import Generation, InferenceCapabilities, SamplingParameters
+from areal_core.interfaces import InferenceCapabilities, SamplingParameters
 
 if TYPE_CHECKING:
     from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate

@@ -24,7 +24,8 @@ from areal_core.testing.conformance.models import FIRST_FORCED, make_constant_mo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces import Generation, GenerationRequest, InferenceEngine
+    from areal_core.data.trajectory import Generation
+    from areal_core.interfaces import GenerationRequest, InferenceEngine
 
 UPDATES = 6
 WORKERS = 4

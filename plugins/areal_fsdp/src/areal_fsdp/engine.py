@@ -12,14 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from areal_core.data import PackedBatch, Ragged
+from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.data.attention import PackedLayout
 from areal_core.errors import RunError
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
 from areal_fsdp.model import RoleModule, load_model, recompute_activations, shard
 from areal_fsdp.optimizer import clip_gradients, gradient_norm, learning_rate_at, make_optimizer
 from areal_fsdp.probe import check_module
-from areal_fsdp.work import Work, join_group_of_one, rank_and_ranks, sum_by_name
+from areal_fsdp.work import Work, join_group_of_one, rank_and_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,33 +109,31 @@ class FSDPEngine:
         batch: PackedBatch,
         loss: Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult],
         outputs: Sequence[str],
-    ) -> dict[str, float]:
+    ) -> dict[str, Metric]:
         """One optimizer update on the summed loss; an empty batch changes nothing."""
         if self._optimizer is None:
             raise RunError(f"an engine in the role '{self._role}' is frozen and cannot be trained")
         self._check_outputs(outputs)
         rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
         if not len(batch):
-            return {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": rate, "skipped": 0.0}
+            return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
         work = self._plan(batch)
-        sums: dict[str, torch.Tensor] = {}
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        parts: list[Mapping[str, Metric]] = []
         for number, (part, counts) in enumerate(self._rounds(batch, work), start=1):
             if isinstance(self._module, FSDPModule):
                 self._module.set_requires_gradient_sync(number == work.rounds)
             computed = self._compute(part, outputs)
             if counts:
                 result = loss(part, computed)
-                for name, value in {"loss": result.loss, **result.metrics}.items():
-                    sums[name] = sums.get(name, zero) + value.detach().double()
+                parts.append({**result.metrics, "loss": Metric.sum(result.loss)})
                 total = result.loss
             if not counts or not total.requires_grad:  # sharding's collectives wait for every rank's backward pass
                 total = torch.stack([value.sum() for value in computed.values()]).sum() * 0
             torch.autograd.backward(total)
-        metrics = sum_by_name(sums, work)
-        return {**metrics, **self._update(rate)}
+        metrics = reduce_over_ranks(combine(parts))
+        return {**metrics, **_means(loss=float(metrics["loss"].values)), **self._update(rate)}
 
-    def _update(self, rate: float) -> dict[str, float]:
+    def _update(self, rate: float) -> dict[str, Metric]:
         """Clip and apply the gradients, unless they are not finite."""
         assert self._optimizer is not None
         parameters = self._parameters.values()
@@ -148,12 +146,15 @@ class FSDPEngine:
             self._optimizer.step()
             self._updates += 1
         self._optimizer.zero_grad(set_to_none=True)
-        return {"gradient_norm": norm, "learning_rate": rate, "skipped": float(not math.isfinite(norm))}
+        skipped = Metric.sum(float(not math.isfinite(norm)))
+        return {**_means(gradient_norm=norm, learning_rate=rate), "skipped": skipped}
 
     def _plan(self, batch: PackedBatch) -> Work:
         rank, ranks = rank_and_ranks()
         budget = self._config.max_tokens_per_microbatch
-        return Work.plan(batch.lengths.tolist(), rank=rank, ranks=ranks, max_tokens=budget, longest=self._longest)
+        return Work.plan(
+            batch.lengths.tolist(), batch.unit_rows, rank=rank, ranks=ranks, max_tokens=budget, longest=self._longest
+        )
 
     def _rounds(self, batch: PackedBatch, work: Work) -> Iterator[tuple[PackedBatch, bool]]:
         """This rank's micro-batches on the device, and whether each counts; the same number on every rank."""
@@ -212,3 +213,8 @@ class FSDPEngine:
         """Free model and optimizer; safe to call twice."""
         self._module = self._optimizer = None
         self._parameters = {}
+
+
+def _means(**values: float) -> dict[str, Metric]:
+    """Numbers of one update, to be averaged over the updates of a step."""
+    return {name: Metric.mean(value) for name, value in values.items()}

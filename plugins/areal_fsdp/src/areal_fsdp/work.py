@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from areal_core.data import split_by_tokens, split_into_microbatches
 from areal_core.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_NAMES_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +21,21 @@ class Work:
         rounds: micro-batches that every rank runs; this rank fills up with `dummy`, because collectives of sharded
             parameters need every rank.
         dummy: rows of a micro-batch that does not count: the shortest sequence.
-        idle_ranks: whether some rank has no sequence at all.
-        first_busy_rank: the lowest rank that has one.
     """
 
     microbatches: list[list[int]]
     rounds: int
     dummy: list[int]
-    idle_ranks: bool
-    first_busy_rank: int
 
     @classmethod
-    def plan(cls, lengths: list[int], *, rank: int, ranks: int, max_tokens: int, longest: int | None) -> Work:
+    def plan(
+        cls, lengths: list[int], units: list[list[int]], *, rank: int, ranks: int, max_tokens: int, longest: int | None
+    ) -> Work:
         """Plan a batch of at least one sequence; every rank plans for all, so nothing has to be sent.
 
         Args:
             lengths: tokens of each sequence.
+            units: the sequences of each unit, which stay together.
             rank: this one.
             ranks: how many.
             max_tokens: budget of a micro-batch.
@@ -57,15 +49,15 @@ class Work:
                 f"a sequence of {max(lengths)} tokens is beyond the model's max_position_embeddings of {longest}",
                 hints=["lower sampling.max_new_tokens, shorten the prompts, or choose a model with a longer context"],
             )
-        shares = split_by_tokens(lengths, ranks)
+        sizes = [sum(lengths[row] for row in unit) for unit in units]
+        shares = split_by_tokens(sizes, ranks)
         try:
-            cuts = [split_into_microbatches([lengths[row] for row in share], max_tokens) for share in shares]
+            cuts = [split_into_microbatches([sizes[unit] for unit in share], max_tokens) for share in shares]
         except ValueError as error:
             raise RunError(f"train_engine: {error}") from error
-        own = [[shares[rank][row] for row in rows] for rows in cuts[rank]]
-        busy = [number for number, share in enumerate(shares) if share]
+        own = [sorted(row for unit in part for row in units[shares[rank][unit]]) for part in cuts[rank]]
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
-        return cls(own, max(len(cut) for cut in cuts), [shortest], len(busy) < ranks, busy[0])
+        return cls(own, max(len(cut) for cut in cuts), [shortest])
 
 
 def join_group_of_one(device: torch.device) -> None:
@@ -84,33 +76,6 @@ def _leave_group() -> None:
 def rank_and_ranks() -> tuple[int, int]:
     """This process's rank, and how many there are."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def sum_by_name(values: Mapping[str, torch.Tensor], work: Work) -> dict[str, float]:
-    """Add up named scalars over ranks, in float64, by one reduction.
-
-    Ranks without a sequence never saw the loss function and know no names; only then are names sent first.
-    """
-    rank, ranks = rank_and_ranks()
-    names = sorted(values)
-    if ranks > 1 and work.idle_ranks:
-        names = _send_names(names, work.first_busy_rank, rank)
-    zero = torch.zeros((), dtype=torch.float64)
-    columns = [values[name].detach().double() if name in values else zero for name in names]
-    total = torch.stack(columns).cpu() if columns else torch.zeros(0, dtype=torch.float64)
-    if ranks > 1:
-        dist.all_reduce(total)
-    return dict(zip(names, total.tolist(), strict=True))
-
-
-def _send_names(names: list[str], source: int, rank: int) -> list[str]:
-    buffer = torch.zeros(_NAMES_BYTES, dtype=torch.uint8)
-    if rank == source:
-        text = json.dumps(names).encode()
-        buffer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    dist.broadcast(buffer, source)
-    received: list[str] = json.loads(bytes(buffer.tolist()).rstrip(b"\0"))
-    return received
 
 
 def fail_together(error: Exception | None, what: str) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
+from areal_core.background import start_task
+from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
-from areal_core.interfaces import Generation, InferenceCapabilities, SamplingParameters
-from areal_core.launchers.processes import exit_description, last_lines
-from areal_core.messages.channel import Channel, ChannelClosed, Message, private_socket_path, serve
+from areal_core.interfaces import InferenceCapabilities, SamplingParameters
+from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
+from areal_core.launchers.keepers import Keepers
+from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, private_folder, serve
+from areal_hf.messages import Cancel, Finished, Generate, Load, Loaded, NewRequest, NewSampling, Update, Updated
 
 if TYPE_CHECKING:
-    from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate
+    from pathlib import Path
+
+    from areal_core.interfaces import GenerationRequest, ModelReference, Processes, RunningProcess, WeightUpdate
     from areal_hf.config import HFConfig
 
 _HONOURED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
@@ -31,7 +35,8 @@ class HFEngine:
     Args:
         settings: of the plugin.
         scratch: private folder for the socket; without one it is made.
-        log_dir: where the process writes `hf.log`; without one it is kept with the socket.
+        processes: starts the process; without it this program does.
+        log_dir: where the process writes `hf.log` if this program starts it; else beside the socket.
         deterministic: one request at a time, as if the settings said so.
     """
 
@@ -39,6 +44,7 @@ class HFEngine:
         self,
         settings: HFConfig,
         scratch: Path | None = None,
+        processes: Processes | None = None,
         log_dir: Path | None = None,
         *,
         deterministic: bool = False,
@@ -47,44 +53,36 @@ class HFEngine:
         self.capabilities = InferenceCapabilities(
             frozenset({"keep_cache", "recompute"}), deterministic=self._settings.deterministic
         )
-        self._scratch = scratch
-        self._log_dir = log_dir
-        self._log = Path(os.devnull)
         self._cleanup = contextlib.ExitStack()
-        self._process: asyncio.subprocess.Process | None = None
+        self._folder = scratch or self._cleanup.enter_context(private_folder())
+        self._processes = processes or Keepers(log_dir or self._folder)
+        self._process: RunningProcess | None = None
         self._channel: Channel | None = None
         self._receiving: asyncio.Task[None] | None = None
-        self._limits: dict[str, int] = {}
+        self._limits = Loaded(0, 0, 0)
         self._numbers = 0
         self._generations: dict[int, asyncio.Future[Generation]] = {}
         self._updates: dict[int, asyncio.Future[str | None]] = {}
         self._sampling: dict[SamplingParameters, int] = {}
-        self._unsent: list[tuple[int, list[int], int, int]] = []
+        self._unsent: list[NewRequest] = []
         self._ended: RunError | None = RunError("the embedded engine has not been started")
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`."""
-        socket = self._cleanup.enter_context(private_socket_path())
-        if self._scratch is not None:
-            socket = Path(self._scratch) / f"hf-{id(self):x}.sock"
-            self._cleanup.callback(socket.unlink, missing_ok=True)
-        log_dir = Path(self._log_dir or socket.parent)
-        log_dir.mkdir(parents=True, exist_ok=True)
-        self._log = log_dir / "hf.log"
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
-                await self._start(socket, model)
+                await self._start(model)
         except TimeoutError:
             await self.close()
             raise RunError(
                 f"the embedded engine did not load {model.path} within start_timeout_s = "
-                f"{self._settings.start_timeout_s:g}; the end of its log:\n{last_lines(self._log)}"
+                f"{self._settings.start_timeout_s:g}; its log says what it was doing"
             ) from None
         except BaseException:
             await self.close()
             raise
 
-    async def _start(self, socket: Path, model: ModelReference) -> None:
+    async def _start(self, model: ModelReference) -> None:
         connected: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         finished = asyncio.Event()
 
@@ -95,14 +93,13 @@ class HFEngine:
             await finished.wait()
 
         self._cleanup.callback(finished.set)
-        server = await serve(socket, accept)
+        server = await serve(f"unix:{self._folder / f'hf-{id(self):x}.sock'}", accept)
         self._cleanup.callback(server.close)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)}
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "areal_hf.server", str(socket), str(os.getpid()),
-                env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+        command = [sys.executable, "-m", "areal_hf.server", server.address]
+        needs = Needs(cores=self._settings.threads)
+        self._process = await self._processes.start(
+            ProcessSpecification("hf", "engine", command, needs=needs, end=EndMeans.REPLACED)
+        )
         exited: asyncio.Future[Any] = asyncio.ensure_future(self._process.wait())
         waited: set[asyncio.Future[Any]] = {connected, exited}
         try:
@@ -110,18 +107,17 @@ class HFEngine:
         finally:
             exited.cancel()
         if not connected.done():
-            raise RunError(f"the embedded engine could not start with {model.path}: {self._last_words()}")
+            end = (await self._process.wait()).describe()
+            raise RunError(f"the embedded engine could not start with {model.path}: {end}")
         self._channel = connected.result()
-        settings = self._settings.model_dump(mode="json")
         try:
-            self._channel.post(Message("start", {"settings": settings, "model": asdict(model)}))
-            ready = await self._channel.receive()
+            self._channel.post(Load(self._settings.model_dump_json(), model))
+            self._limits = await self._channel.receive()
         except ChannelClosed:
-            await self._process.wait()
-            raise RunError(f"the embedded engine could not load {model.path}: {self._last_words()}") from None
-        self._limits = ready.fields
+            end = (await self._process.end()).describe()
+            raise RunError(f"the embedded engine could not load {model.path}: {end}") from None
         self._ended = None
-        self._receiving = asyncio.create_task(self._receive(self._channel))
+        self._receiving = start_task(self._receive(self._channel), "answers of the embedded engine")
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
@@ -137,7 +133,7 @@ class HFEngine:
         if not self._unsent:
             # Siblings of a group are asked for in one turn of the loop; they travel in one message.
             loop.call_soon(self._send_requests)
-        self._unsent.append((number, request.input_ids, sampling, request.seed))
+        self._unsent.append(NewRequest(number, request.input_ids, sampling, request.seed))
         try:
             return await result
         except asyncio.CancelledError:
@@ -146,32 +142,32 @@ class HFEngine:
             raise
 
     def _cancel(self, number: int) -> None:
-        unsent = [waiting for waiting in self._unsent if waiting[0] != number]
+        unsent = [waiting for waiting in self._unsent if waiting.number != number]
         if len(unsent) < len(self._unsent):
             self._unsent = unsent
         elif self._channel is not None:
             with contextlib.suppress(ChannelClosed):
-                self._channel.post(Message("cancel", {"number": number}))
+                self._channel.post(Cancel(number))
 
     def _send_requests(self) -> None:
         unsent, self._unsent = self._unsent, []
         if unsent and self._channel is not None:
             # A channel that has closed fails these requests where its end is noticed.
             with contextlib.suppress(ChannelClosed):
-                self._channel.post(Message("generate", {"requests": unsent}))
+                self._channel.post(Generate(unsent))
 
     def _check(self, request: GenerationRequest) -> None:
         prompt, new = len(request.input_ids), request.sampling.max_new_tokens
         if not prompt:
             raise ValueError(f"request {request.request_id} has no input tokens")
-        if min(request.input_ids) < 0 or max(request.input_ids) >= self._limits["vocabulary"]:
+        if min(request.input_ids) < 0 or max(request.input_ids) >= self._limits.vocabulary:
             raise ValueError(
                 f"request {request.request_id} has token {max(request.input_ids, key=abs)}, the model's vocabulary "
-                f"has {self._limits['vocabulary']} tokens"
+                f"has {self._limits.vocabulary} tokens"
             )
         for name, limit in (
-            ("sequence_length", self._limits["sequence_length"]),
-            ("cache_tokens", self._limits["cache_tokens"]),
+            ("sequence_length", self._limits.sequence_length),
+            ("cache_tokens", self._limits.cache_tokens),
         ):
             if prompt + new > limit:
                 what = "the longest sequence is" if name == "sequence_length" else "cache_gib has room for"
@@ -187,7 +183,7 @@ class HFEngine:
             check_sampling(sampling)
             number = self._sampling[sampling] = len(self._sampling)
             assert self._channel is not None
-            self._channel.post(Message("sampling", asdict(sampling)))
+            self._channel.post(NewSampling(sampling))
         return number
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
@@ -199,11 +195,12 @@ class HFEngine:
         if self._ended is not None:
             raise self._ended
         assert self._channel is not None
+        assert update.path is not None, "it receives no broadcast"
         if update.version in self._updates:
             raise RunError(f"weights of version {update.version} are being taken over already")
         result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._updates[update.version] = result
-        self._channel.post(Message("update", {"version": update.version, "path": str(update.path)}))
+        self._channel.post(Update(update.version, update.path))
         try:
             async with asyncio.timeout(self._settings.update_timeout_s):
                 error = await result
@@ -233,45 +230,42 @@ class HFEngine:
             self._receiving.cancel()
         if self._channel is not None:
             await self._channel.close()
-        await self._kill()
+        if self._process is not None:
+            await self._process.end()
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         for future in pending:
             future.cancel()
         self._generations.clear()
         self._cleanup.close()
 
-    async def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-
     async def _receive(self, channel: Channel) -> None:
         reason = "has died"
         try:
             while True:
                 message = await channel.receive()
-                if message.kind == "finished":
+                if isinstance(message, Finished):
                     self._finish(message)
-                elif message.kind == "updated":
-                    update = self._updates.get(message.fields["version"])
+                elif isinstance(message, Updated):
+                    update = self._updates.get(message.version)
                     if update is not None and not update.done():
-                        update.set_result(message.fields["error"])
+                        update.set_result(message.error)
+        except ChannelCorrupt as error:
+            reason = f"sent an answer that makes no sense ({error.message})"
         except ChannelClosed:
             pass
         except (LookupError, TypeError, ValueError) as error:
             reason = f"sent an answer that makes no sense ({error!r})"
         await self._fail(reason)
 
-    def _finish(self, message: Message) -> None:
-        counts = message.fields["counts"]
+    def _finish(self, message: Finished) -> None:
+        counts = message.counts
         size = 4 * sum(counts)
-        view = memoryview(message.payload)
+        view = memoryview(message.columns)
         tokens = view[:size].cast("i").tolist()
         versions = view[size : 2 * size].cast("i").tolist()
         logprobs = cast("list[float]", view[2 * size :].cast("f").tolist())
         start = 0
-        for number, count, stopped in zip(message.fields["numbers"], counts, message.fields["stopped"], strict=True):
+        for number, count, stopped in zip(message.numbers, counts, message.stopped, strict=True):
             future = self._generations.pop(number, None)
             end = start + count
             if future is not None and not future.done():
@@ -281,21 +275,16 @@ class HFEngine:
 
     async def _fail(self, reason: str) -> None:
         """End the process where it still runs, and everything that waits for it."""
-        if self._process is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
-        await self._kill()
-        self._ended = RunError(f"the embedded engine {reason}: {self._last_words()}", hints=[f"its log: {self._log}"])
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
+        end = await self._process.end()
+        self._ended = RunError(f"the embedded engine {reason}: {end.describe()}")
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         self._generations.clear()
         for future in pending:
             if not future.done():
                 future.set_exception(self._ended)
-
-    def _last_words(self) -> str:
-        code = None if self._process is None else self._process.returncode
-        how = "it runs still" if code is None else exit_description(code)
-        return f"{how}; the end of its log:\n{last_lines(self._log)}"
 
 
 def check_sampling(sampling: SamplingParameters) -> None:

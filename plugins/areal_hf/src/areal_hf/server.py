@@ -1,6 +1,6 @@
 """The process that generates: one thread, one event loop, a step of all live requests in each of its turns.
 
-    python -m areal_hf.server SOCKET PARENT_PID
+    python -m areal_hf.server ADDRESS
 
 Requests come over the channel. Between two steps the loop reads what has arrived and writes what has ended; generating
 in a second thread would halve the throughput of small models, whose cost is Python.
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import gc
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,16 +19,19 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
-from areal_core.launchers.processes import end_with_parent
-from areal_core.messages.channel import Channel, ChannelClosed, Message, connect
+from areal_core.messages import Channel, ChannelClosed, connect
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
+from areal_hf.messages import Cancel, Finished, Generate, Load, Loaded, NewSampling, Update, Updated
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from transformers import PreTrainedModel
+
+    from areal_core.interfaces import SamplingParameters
 
 _CONNECT_TIMEOUT_S = 60.0
 
@@ -75,31 +77,23 @@ class Server:
 
     Args:
         channel: to the engine's client, which has checked every request.
-        start: the fields of its first message: settings and model.
+        load: its first message: settings and model.
     """
 
-    def __init__(self, channel: Channel, start: dict[str, Any]) -> None:
-        settings = HFConfig(**start["settings"])
+    def __init__(self, channel: Channel, load: Load) -> None:
+        settings = HFConfig.model_validate_json(load.settings)
         torch.set_num_threads(settings.threads)
-        reference = start["model"]
+        reference = load.model
         model = load_model(
-            reference["path"], reference["dtype"], settings.device, trust_remote_code=reference["trust_remote_code"]
+            reference.path, reference.dtype, settings.device, trust_remote_code=reference.trust_remote_code
         )
         limits = limits_for(settings, model)
         self._scheduler = Scheduler(model, limits, recompute=settings.update_mode == "recompute")
         self._channel = channel
         self._requests: dict[int, LiveRequest] = {}
         self._sampling: list[SamplingParameters] = []
-        channel.post(
-            Message(
-                "ready",
-                {
-                    "sequence_length": limits.sequence_length,
-                    "cache_tokens": self._scheduler.cache_tokens,
-                    "vocabulary": model.config.get_text_config(decoder=True).vocab_size,
-                },
-            )
-        )
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        channel.post(Loaded(limits.sequence_length, self._scheduler.cache_tokens, vocabulary))
 
     async def run(self) -> None:
         """Serve until the channel closes."""
@@ -113,24 +107,23 @@ class Server:
                 self._report(outputs)
             await asyncio.sleep(0)
 
-    def _handle(self, message: Message) -> None:
-        match message.kind:
-            case "sampling":
-                values = message.fields | {name: tuple(message.fields[name]) for name in ("stop_token_ids", "stop")}
-                self._sampling.append(SamplingParameters(**values))
-            case "generate":
-                for number, input_ids, sampling, seed in message.fields["requests"]:
-                    request = LiveRequest(number, input_ids, self._sampling[sampling], seed)
-                    self._requests[number] = request
+    def _handle(self, message: Any) -> None:
+        match message:
+            case NewSampling(sampling):
+                self._sampling.append(sampling)
+            case Generate(requests):
+                for new in requests:
+                    request = LiveRequest(new.number, new.input_ids, self._sampling[new.sampling], new.seed)
+                    self._requests[new.number] = request
                     self._scheduler.add(request)
-            case "cancel":
-                cancelled = self._requests.pop(message.fields["number"], None)
+            case Cancel(number):
+                cancelled = self._requests.pop(number, None)
                 if cancelled is not None:
                     self._scheduler.cancel(cancelled)
-            case "update":
-                self._update(message.fields["version"], Path(message.fields["path"]))
+            case Update(version, folder):
+                self._update(version, folder)
             case unknown:
-                raise ValueError(f"the client sent a message of unknown kind '{unknown}'")
+                raise ValueError(f"the client sent a message that is not for an engine: {type(unknown).__name__}")
 
     def _update(self, version: int, folder: Path) -> None:
         error = None
@@ -138,27 +131,25 @@ class Server:
             self._scheduler.update_weights(version, folder)
         except RunError as refusal:
             error = refusal.message
-        self._channel.post(Message("updated", {"version": version, "error": error}))
+        self._channel.post(Updated(version, error))
 
     def _report(self, outputs: Outputs) -> None:
         for number in outputs.numbers:
             self._requests.pop(number, None)
-        columns = (outputs.tokens, outputs.versions, outputs.logprobs)
-        fields = {"numbers": outputs.numbers, "counts": outputs.counts, "stopped": outputs.stopped}
-        self._channel.post(Message("finished", fields, b"".join(column.numpy().tobytes() for column in columns)))
+        columns = b"".join(column.numpy().tobytes() for column in (outputs.tokens, outputs.versions, outputs.logprobs))
+        self._channel.post(Finished(outputs.numbers, outputs.counts, outputs.stopped, columns))
 
 
-async def main(socket: Path) -> None:
+async def main(address: str) -> None:
     """Connect, load the model that the first message names, and serve until the client is gone."""
-    channel = await connect(socket, _CONNECT_TIMEOUT_S)
+    channel = await connect(address, _CONNECT_TIMEOUT_S, "hf")
     with contextlib.suppress(ChannelClosed):
-        server = Server(channel, (await channel.receive()).fields)
+        server = Server(channel, await channel.receive())
         # The model's modules live as long as the process; walking them again and again costs milliseconds each time.
         gc.freeze()
         await server.run()
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[2]))
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    asyncio.run(main(Path(sys.argv[1])))
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,140 @@
+"""Metrics that know what they are, so that micro-batches, ranks and updates can be put together without being told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number, or a few, in a form in which parts of a batch can be put together. Made by `mean`, `sum`, ...
+
+    Attributes:
+        kind: how parts are put together.
+        values: [n] float64 on the CPU or the device where it was made: the weighted sum of a mean, a sum, a maximum, or
+            the counts of a histogram.
+        weights: [n] float64: of a mean, the sum of weights; 0 elsewhere.
+        bounds: of a histogram: count i is of values below `bounds[i]`, the last one of those above all.
+    """
+
+    kind: Literal["mean", "sum", "max", "histogram"]
+    values: torch.Tensor
+    weights: torch.Tensor
+    bounds: tuple[float, ...] = ()
+
+    @classmethod
+    def mean(cls, values: torch.Tensor | float, weights: torch.Tensor | float = 1.0) -> Metric:
+        """The mean of values [T], each with its weight (a mask is one); values of weight 0 may be anything."""
+        value = torch.as_tensor(values).detach().double()
+        weight = torch.as_tensor(weights, device=value.device).double().expand_as(value)
+        total = torch.where(weight != 0, value, 0.0) * weight
+        return cls("mean", total.sum().reshape(1), weight.sum().reshape(1))
+
+    @classmethod
+    def sum(cls, values: torch.Tensor | float) -> Metric:
+        """The sum of values [T]."""
+        total = torch.as_tensor(values).detach().double().sum().reshape(1)
+        return cls("sum", total, torch.zeros_like(total))
+
+    @classmethod
+    def maximum(cls, values: torch.Tensor | float) -> Metric:
+        """The largest of values [T], of which there must be one."""
+        largest = torch.as_tensor(values).detach().double().max().reshape(1)
+        return cls("max", largest, torch.zeros_like(largest))
+
+    @classmethod
+    def histogram(cls, values: torch.Tensor, bounds: Sequence[float]) -> Metric:
+        """How many of values [T] lie between which bounds, which ascend."""
+        edges = torch.tensor(bounds, dtype=torch.float64, device=values.device)
+        places = torch.bucketize(values.detach().double(), edges, right=True)
+        counts = torch.bincount(places, minlength=len(bounds) + 1).double()
+        return cls("histogram", counts, torch.zeros_like(counts), tuple(bounds))
+
+    def __add__(self, other: Metric) -> Metric:
+        """Two parts together.
+
+        Raises:
+            ValueError: they are of different kinds.
+        """
+        if (self.kind, self.bounds) != (other.kind, other.bounds):
+            raise ValueError(f"a metric is a {self.kind} in one place and a {other.kind} in another")
+        values = torch.maximum(self.values, other.values) if self.kind == "max" else self.values + other.values
+        return Metric(self.kind, values, self.weights + other.weights, self.bounds)
+
+    def as_numbers(self, name: str) -> dict[str, float]:
+        """As it stands in a journal: one number, or a share for each place of a histogram."""
+        if self.kind == "mean":
+            return {name: float(self.values / self.weights) if float(self.weights) else 0.0}
+        if self.kind != "histogram":
+            return {name: float(self.values)}
+        shares = (self.values / self.values.sum().clamp(min=1)).tolist()
+        labels = [*(f"below_{bound:g}" for bound in self.bounds), "above"]
+        return {f"{name}/{label}": share for label, share in zip(labels, shares, strict=True)}
+
+
+def combine(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Metrics of several parts, by name; one that only some parts have is of those parts."""
+    combined: dict[str, Metric] = {}
+    for part in parts:
+        for name, metric in part.items():
+            combined[name] = combined[name] + metric if name in combined else metric
+    return combined
+
+
+def reduce_over_ranks(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics of all ranks, on every rank, on the CPU; ranks may have different names. Collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return {name: _moved(metric, metric.values.cpu(), metric.weights.cpu()) for name, metric in metrics.items()}
+    known = _agree_on_forms({name: [m.kind, list(m.bounds), len(m.values)] for name, m in metrics.items()})
+    sums, largest = [], []
+    for name, (kind, _, size) in known.items():
+        metric = metrics.get(name)
+        values = torch.zeros(size, dtype=torch.float64) if metric is None else metric.values.cpu()
+        weights = torch.zeros(size, dtype=torch.float64) if metric is None else metric.weights.cpu()
+        sums += [torch.zeros_like(values) if kind == "max" else values, weights]
+        largest.append(values if kind == "max" and metric is not None else torch.full_like(values, -torch.inf))
+    if not known:
+        return {}
+    total, maximum = torch.cat(sums), torch.cat(largest)
+    dist.all_reduce(total)
+    dist.all_reduce(maximum, dist.ReduceOp.MAX)
+    reduced, start, place = {}, 0, 0
+    for name, (kind, bounds, size) in known.items():
+        values, weights = total[start : start + size], total[start + size : start + 2 * size]
+        chosen = maximum[place : place + size] if kind == "max" else values
+        reduced[name] = Metric(kind, chosen, weights, tuple(bounds))
+        start, place = start + 2 * size, place + size
+    return reduced
+
+
+def _moved(metric: Metric, values: torch.Tensor, weights: torch.Tensor) -> Metric:
+    return Metric(metric.kind, values, weights, metric.bounds)
+
+
+def _agree_on_forms(own: dict[str, Any]) -> dict[str, Any]:
+    """Name, kind, bounds and size of every metric that any rank has, in the same order on all ranks.
+
+    Mostly all ranks have the same ones: then a digest of 8 bytes is all that is sent.
+    """
+    text = json.dumps(own, sort_keys=True).encode()
+    digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+    span = torch.tensor([digest, -digest, len(text)])
+    dist.all_reduce(span, dist.ReduceOp.MAX)
+    forms = [own]
+    if int(span[0]) != -int(span[1]):
+        buffer = torch.zeros(int(span[2]), dtype=torch.uint8)
+        buffer[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        gathered = [torch.zeros_like(buffer) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, buffer)
+        forms = [json.loads(part.numpy().tobytes().rstrip(b"\0")) for part in gathered]
+    names = sorted({name for form in forms for name in form})
+    return {name: next(form[name] for form in forms if name in form) for name in names}

@@ -1,0 +1,149 @@
+"""Processes of this machine, each under a keeper of its own (`keeper.py`): what a warden is made of.
+
+By itself it is how a program that belongs to no run starts the processes that it needs, such as an inference engine in
+a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.background import start_task
+from areal_core.interfaces.launcher import ProcessEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.interfaces.launcher import ProcessSpecification
+
+LOG_BYTES = 1 << 26
+"""Of a log file, of which there may be two."""
+KEEPER_GRACE_S = 5.0
+"""Beyond a process's own time to end, until its keeper is killed too."""
+_PROGRAM = Path(__file__).with_name("keeper.py")
+
+
+class KeptProcess:
+    """One process under its keeper; a `RunningProcess`."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, name: str, keeper: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._keeper = keeper
+        self._ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
+        start_task(self._follow(), f"following the process {name}")
+
+    @property
+    def keeper_pid(self) -> int:
+        """Process id of the keeper."""
+        return self._keeper.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, and everything that it started."""
+        return self._ended.done()
+
+    async def wait(self) -> ProcessEnd:
+        """See `RunningProcess.wait`."""
+        return await asyncio.shield(self._ended)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process; nothing happens where it has ended."""
+        self._order(f"signal {int(number)}")
+
+    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
+        """See `RunningProcess.end`."""
+        self._order(f"end {grace_s}")
+        try:
+            async with asyncio.timeout(grace_s + KEEPER_GRACE_S):
+                return await self.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper.kill()  # it was stopped; the process dies with it
+            return await self.wait()
+
+    def _order(self, words: str) -> None:
+        assert self._keeper.stdin is not None
+        if not self._ended.done():
+            self._keeper.stdin.write(f"{words}\n".encode())
+
+    async def _follow(self) -> None:
+        assert self._keeper.stdout is not None
+        end = ProcessEnd(-signal.SIGKILL, "its keeper was killed")
+        async for line in self._keeper.stdout:
+            facts = json.loads(line)
+            if "pid" in facts:
+                self.started.set_result(facts["pid"])
+            else:
+                end = ProcessEnd(facts["code"], facts["last_words"])
+        await self._keeper.wait()
+        if not self.started.done():
+            self.started.set_result(0)
+        self._ended.set_result(end)
+
+
+class Keepers:
+    """Starts processes on this machine; a `Processes`.
+
+    Args:
+        logs: folder for `<name>.log`.
+        environment: added to this program's own, for all of them.
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._logs = logs
+        self._environment = {**os.environ, **(environment or {})}
+        self.processes: dict[str, KeptProcess] = {}
+        self.launching = 0
+
+    async def start(self, specification: ProcessSpecification) -> KeptProcess:
+        """See `Processes.start`."""
+        needs, environment = specification.needs, dict(specification.environment)
+        if needs.cores:
+            environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
+        log = self._logs / f"{specification.name}.log"
+        return await self.launch(specification.name, specification.command, environment, needs.gpus, log)
+
+    async def launch(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        gpus: Sequence[int] | None,
+        log: Path,
+        link: int = -1,
+    ) -> KeptProcess:
+        """Start a command under a keeper; `link` is an open file that it inherits."""
+        variables = {**self._environment, **environment}
+        if gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        self.launching += 1
+        try:
+            keeper = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(_PROGRAM), str(log), str(LOG_BYTES), str(link), "--", *command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=variables,
+                start_new_session=True,
+                pass_fds=(link,) if link >= 0 else (),
+            )
+            process = KeptProcess(name, keeper)
+            self.processes = {key: kept for key, kept in self.processes.items() if not kept.has_ended}
+            self.processes[name] = process
+        finally:
+            self.launching -= 1
+        await process.started
+        return process
+
+    async def close(self) -> None:
+        """End everything at once; safe to call twice."""
+        await asyncio.gather(*(process.end() for process in self.processes.values()))

@@ -1,0 +1,194 @@
+"""The warden of a node: `python -m areal_core.launchers.warden SUPERVISOR LEASE_S`, standard library only.
+
+Connects to the supervisor of a run, says what its node has, and starts, signals and ends processes as it is told. Each
+process has a keeper (`keeper.py`); areal's own also have a link, whose frames the warden carries to and from the
+supervisor. When the supervisor is gone, or has been silent for longer than the lease, everything ends. A signal that
+would end it (a scheduler takes the node away) is told to the supervisor, which decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.background import on_failure, start_task
+from areal_core.launchers.identity import has_ended, identify
+from areal_core.launchers.keepers import Keepers, KeptProcess
+from areal_core.messages import Channel, ChannelClosed, Credentials, connect
+from areal_core.messages.processes import (
+    Beat,
+    EndProcess,
+    NodeBeat,
+    NodeNotice,
+    NodeReady,
+    ProcessEnded,
+    ProcessStarted,
+    SignalProcess,
+    StartProcess,
+    Tell,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BEAT_S = 1.0
+CONNECT_TIMEOUT_S = 60.0
+SCRATCH_VARIABLE = "AREAL_SCRATCH"
+"""Names the node's private folder for sockets and published weights, in memory where the machine offers that."""
+LINK_VARIABLE = "AREAL_LINK"
+"""Number of the open file that is a process's link."""
+NAME_VARIABLE = "AREAL_PROCESS"
+_SET_CHILD_SUBREAPER = 36
+_OWNER = "owner"
+
+
+class Warden:
+    """Keeps the processes of one node.
+
+    Args:
+        channel: to the supervisor.
+        scratch: the node's folder.
+        lease_s: silence of the supervisor after which everything ends.
+    """
+
+    def __init__(self, channel: Channel, scratch: Path, lease_s: float) -> None:
+        self._channel = channel
+        self._keepers = Keepers(scratch, {SCRATCH_VARIABLE: str(scratch)})
+        self._lease_s = lease_s
+        self._heard = time.monotonic()
+        self._links: dict[str, asyncio.StreamWriter] = {}
+
+    async def run(self) -> None:
+        """Until the supervisor is gone; on return nothing is left."""
+        orders = start_task(self._take_orders(), "orders of the supervisor")
+        try:
+            while not orders.done() and time.monotonic() - self._heard < self._lease_s:
+                await asyncio.wait({orders}, timeout=BEAT_S)
+                with contextlib.suppress(ChannelClosed):
+                    self._channel.post(NodeBeat())
+                self._end_strangers()
+        finally:
+            orders.cancel()
+            await self._keepers.close()
+            self._end_strangers()
+
+    async def _take_orders(self) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                order = await self._channel.receive()
+                self._heard = time.monotonic()
+                if not isinstance(order, Beat):
+                    start_task(self._obey(order), f"order {type(order).__name__}")
+
+    async def _obey(self, order: object) -> None:
+        match order:
+            case StartProcess():
+                await self._start(order)
+            case SignalProcess(name, number) if name in self._keepers.processes:
+                self._keepers.processes[name].signal(number)
+            case EndProcess(name, grace_s) if name in self._keepers.processes:
+                await self._keepers.processes[name].end(grace_s)
+            case Tell(name, frames) if name in self._links:
+                self._links[name].write(frames)
+
+    async def _start(self, order: StartProcess) -> None:
+        environment, own, theirs = dict(order.environment), None, None
+        if order.speaks:
+            own, theirs = socket.socketpair()
+            environment |= {LINK_VARIABLE: str(theirs.fileno()), NAME_VARIABLE: order.name}
+        link = -1 if theirs is None else theirs.fileno()
+        process = await self._keepers.launch(order.name, order.command, environment, order.gpus, Path(order.log), link)
+        if own is not None and theirs is not None:
+            theirs.close()
+            reader, self._links[order.name] = await asyncio.open_connection(sock=own)
+            start_task(self._carry(order.name, reader, process), f"link of {order.name}")
+        else:
+            start_task(self._report_end(process), f"end of {order.name}")
+        self._channel.post(ProcessStarted(order.name, process.started.result()))
+
+    async def _carry(self, name: str, reader: asyncio.StreamReader, process: KeptProcess) -> None:
+        """What a process says, to the supervisor, before the word of its end."""
+        with contextlib.suppress(ConnectionError, ChannelClosed):
+            while data := await reader.read(1 << 16):
+                self._channel.post(Tell(name, data))
+        self._links.pop(name).close()
+        await self._report_end(process)
+
+    async def _report_end(self, process: KeptProcess) -> None:
+        end = await process.wait()
+        with contextlib.suppress(ChannelClosed):
+            self._channel.post(ProcessEnded(process.name, end.code, end.last_words))
+
+    def _end_strangers(self) -> None:
+        """Orphans of a keeper that was killed have become children of this process: they end too."""
+        if self._keepers.launching:
+            return
+        known = {process.keeper_pid for process in self._keepers.processes.values()}
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            for child in {int(pid) for pid in children} - known:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, os.WNOHANG)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new private folder, in memory where possible; those of wardens that were killed are removed first."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    for former in parent.glob("areal-node-*"):
+        with contextlib.suppress(OSError):
+            if has_ended((former / _OWNER).read_text()):
+                shutil.rmtree(former)
+    folder = Path(tempfile.mkdtemp(prefix="areal-node-", dir=parent))
+    (folder / _OWNER).write_text(identify(os.getpid()))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def main(supervisor: str, lease_s: float) -> None:
+    """Connect, report, and serve until the supervisor is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    on_failure(_end_at_once)
+    credentials = Credentials.from_environment()
+    channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, _give_notice, channel, number)
+    with scratch_folder() as scratch:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+        host, address = socket.gethostname(), channel.own_host
+        channel.post(NodeReady(host, address, os.cpu_count() or 1, memory, gpus, str(scratch), os.getpid()))
+        await Warden(channel, scratch, lease_s).run()
+    await channel.close()
+
+
+def _give_notice(channel: Channel, number: int) -> None:
+    with contextlib.suppress(ChannelClosed):
+        channel.post(NodeNotice(number))
+
+
+def _end_at_once(name: str, error: BaseException) -> None:
+    """The keepers end everything when this process is gone."""
+    traceback.print_exception(error)
+    sys.stderr.write(f"the warden failed: {name}\n")
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,270 @@
+"""Between the supervisor of a run, the wardens of its nodes, and the processes that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_core.messages.codec import message
+
+# From the supervisor to a warden.
+
+
+@message
+class StartProcess:
+    """Start a process.
+
+    Attributes:
+        name: unique among the processes of the run.
+        command: of the operating system, the program first.
+        environment: added to the warden's own.
+        log: file for what it writes, bounded.
+        gpus: of the node that it sees; None leaves all of them.
+        speaks: whether the process is areal's own and gets a link to its supervisor.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: str
+    gpus: tuple[int, ...] | None
+    speaks: bool
+
+
+@message
+class SignalProcess:
+    """Send a signal to a process (and not to what it started)."""
+
+    name: str
+    number: int
+
+
+@message
+class EndProcess:
+    """End a process and everything that it started: SIGTERM, and SIGKILL after `grace_s`; at once where that is 0."""
+
+    name: str
+    grace_s: float
+
+
+@message
+class Tell:
+    """Bytes of frames for the process of this name, or from it."""
+
+    name: str
+    frames: bytes
+
+
+@message
+class Beat:
+    """The supervisor lives; so does the lease of its wardens."""
+
+
+# From a warden to the supervisor.
+
+
+@message
+class NodeReady:
+    """A warden has come.
+
+    Attributes:
+        host: name of the machine.
+        address: under which other nodes reach it.
+        cores, memory_bytes: that it has.
+        gpus: how many it has.
+        scratch: a folder of its own for sockets and published weights, in memory where possible.
+        pid: of the warden.
+    """
+
+    host: str
+    address: str
+    cores: int
+    memory_bytes: int
+    gpus: int
+    scratch: str
+    pid: int
+
+
+@message
+class NodeBeat:
+    """The node lives."""
+
+
+@message
+class NodeNotice:
+    """The node is about to be taken away: its warden was sent a signal."""
+
+    number: int
+
+
+@message
+class ProcessStarted:
+    """A process runs."""
+
+    name: str
+    pid: int
+
+
+@message
+class ProcessEnded:
+    """A process has ended, and with it everything that it started.
+
+    Attributes:
+        name: of the process.
+        code: exit code; negative for the signal that killed it.
+        last_words: the end of what it wrote.
+    """
+
+    name: str
+    code: int
+    last_words: str
+
+
+# From a process to its supervisor, over its link.
+
+
+@message
+class Alive:
+    """The process lives.
+
+    Attributes:
+        phase: what it is doing.
+        seconds: for how long it has been doing this.
+    """
+
+    phase: str
+    seconds: float
+
+
+@message
+class Dying:
+    """Why the process is about to end.
+
+    Attributes:
+        text, hints: as an error of areal is told.
+        exit_code: that the program shall end with.
+        traceback: where it happened; empty for errors that are raised on purpose.
+        is_consequence: the cause lies elsewhere: a peer was lost, and its own words say more.
+    """
+
+    text: str
+    hints: tuple[str, ...]
+    exit_code: int
+    traceback: str
+    is_consequence: bool
+
+
+@message
+class Announce:
+    """Something that others ask for by name, such as an address."""
+
+    name: str
+    value: str
+
+
+@message
+class Ask:
+    """The value that is announced under this name, as soon as it is: answered with `Announce`."""
+
+    name: str
+
+
+@message
+class Status:
+    """How a role is now, for the live view; `fields` are numbers and texts."""
+
+    fields: Mapping[str, Any]
+
+
+@message
+class StepMetrics:
+    """A line of metrics has been written."""
+
+    line: Mapping[str, Any]
+
+
+@message
+class Note:
+    """Something worth a line on the terminal."""
+
+    text: str
+
+
+@message
+class RunProcess:
+    """Start a process for the one that asks, which is told of its end with `ProcessEnded`.
+
+    Answered with `ProcessPlaced`, or `Failed` where there is no room for it.
+
+    Attributes:
+        name, command, environment, gpus: see `StartProcess`.
+        role: what it is for.
+        cores: that it computes with.
+        beside: name of the process on whose node it must stand; empty for any node.
+        speaks: see `StartProcess`.
+    """
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    gpus: tuple[int, ...] | None
+    cores: int
+    beside: str
+    speaks: bool
+
+
+@message
+class ProcessPlaced:
+    """A process was started; `address` is that of its node."""
+
+    address: str
+
+
+# From somebody outside, who knows the run's folder.
+
+
+@message
+class WhoOwns:
+    """Whose run is this? Answered with `Owner`."""
+
+
+@message
+class Owner:
+    """The supervisor's answer: it lives.
+
+    Attributes:
+        host, pid: of the supervisor.
+        epoch: of the run.
+        phases: what each process is doing.
+    """
+
+    host: str
+    pid: int
+    epoch: int
+    phases: Mapping[str, str]
+
+
+@message
+class Forward:
+    """A request for a role of the run; answered with its `Forwarded` reply.
+
+    Attributes:
+        role: `controller`.
+        request: a frame.
+    """
+
+    role: str
+    request: bytes
+
+
+@message
+class Forwarded:
+    """The frame that a role answered with."""
+
+    reply: bytes
+
+
+@message
+class Done:
+    """The reply to a request that has no other answer than that it was done."""

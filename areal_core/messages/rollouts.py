@@ -1,0 +1,181 @@
+"""Between rank 0 of the trainer, which asks, and the rollout controller, which answers. Fields are the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from areal_core.interfaces.inference import BroadcastGroup, TensorDescription
+from areal_core.messages.codec import message
+
+
+@message
+class WhereToBegin:
+    """Where does the run begin? Answered with `Beginning`."""
+
+
+@message
+class Beginning:
+    """What every rank begins with.
+
+    Attributes:
+        step: batches that the restored parameters were trained on.
+        checkpoint: folder of the committed checkpoint, None where the run begins with the model itself.
+        version: the weight version to publish first; 0 where the engines have loaded the same weights themselves.
+    """
+
+    step: int
+    checkpoint: Path | None
+    version: int
+
+
+@message
+class Begin:
+    """The first weights are published; generation may begin. Answered with `Done`."""
+
+
+@message
+class NextBatch:
+    """The batch of a step, please. Answered with `Batch`."""
+
+    step: int
+
+
+@message
+class Batch:
+    """A batch.
+
+    Attributes:
+        packed: as `PackedBatch.to_bytes` writes it; empty for a batch without data.
+        metrics: of the rollouts in it.
+    """
+
+    packed: bytes
+    metrics: Mapping[str, float]
+
+
+@message
+class PublishWeights:
+    """New weights: those in a folder, or those that the trainer broadcasts to the group that stands.
+
+    Answered with `Published` when the engines generate with them.
+
+    Attributes:
+        version: of the weights.
+        trained: batches that they were trained on.
+        folder: holds `model.safetensors`; None in a broadcast.
+        tensors: what is broadcast, in this order.
+    """
+
+    version: int
+    trained: int
+    folder: Path | None
+    tensors: tuple[TensorDescription, ...] = ()
+
+
+@message
+class Published:
+    """The engines generate with the weights.
+
+    Attributes:
+        needs_folder: somebody missed the broadcast and waits for the same weights in a folder.
+    """
+
+    needs_folder: bool
+
+
+@message
+class FormGroup:
+    """Agree on a group for the next broadcast. Answered with `GroupFormed`.
+
+    Attributes:
+        address, port: where the trainer serves the store of a new group.
+        backend: `nccl` or `gloo`.
+        standing: name of the group that the trainer is in, empty for none; it is kept where it still fits.
+    """
+
+    address: str
+    port: int
+    backend: str
+    standing: str
+
+
+@message
+class GroupFormed:
+    """The group; None where nobody could receive."""
+
+    group: BroadcastGroup | None
+
+
+@message
+class OfferFolder:
+    """The weights of the last broadcast are complete in a folder. Answered with `Done`."""
+
+    version: int
+    folder: Path
+
+
+@message
+class ReleaseMemory:
+    """The engines give their memory to the trainer until the next publication. Answered with `Done`."""
+
+
+@message
+class ProbeWeights:
+    """Answers to a few fixed requests from every copy of the published weights, please. Answered with `Batch`."""
+
+
+@message
+class Evaluate:
+    """Evaluate the published weights. Answered with `Evaluated`."""
+
+
+@message
+class Evaluated:
+    """Metrics of an evaluation."""
+
+    metrics: Mapping[str, float]
+
+
+@message
+class Commit:
+    """The checkpoint of `step` batches is complete in `folder`: from now on a resume starts there.
+
+    Answered with `Done`.
+    """
+
+    step: int
+    folder: Path
+
+
+@message
+class Describe:
+    """How are the rollouts? Answered with `Described`; asked now and then by whoever waits."""
+
+
+@message
+class Described:
+    """One line on where the groups are."""
+
+    text: str
+
+
+@message
+class Goodbye:
+    """The trainer needs nothing more. Answered with `Done`."""
+
+
+# Asked by others than the trainer, through the supervisor.
+
+
+@message
+class AuditLedger:
+    """Hold the ledger against the trainer's witness. Answered with `Audited`."""
+
+
+@message
+class Audited:
+    """The audit of a run in progress; `report` is what `areal audit --json` writes."""
+
+    report: Mapping[str, Any]

@@ -1,0 +1,54 @@
+"""What a batch holds when it is handed out: staleness at consumption, and its metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_core.data.trajectory import FinishReason
+from areal_core.rollout.staleness import token_staleness
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_core.config.sections import RolloutSection
+    from areal_core.data.batch import PackedBatch
+
+
+def mask_stale(
+    batch: PackedBatch, published: Mapping[int, int], trained: int, section: RolloutSection
+) -> tuple[PackedBatch, dict[str, float]]:
+    """Take tokens over the bound out of the loss where the config says so, and measure staleness.
+
+    Returns:
+        The batch and metrics; staleness is that of the tokens that stay in the loss.
+    """
+    staleness = token_staleness(batch["versions"], batch["loss_mask"], published, trained)
+    over = staleness > section.max_staleness
+    if section.stale == "mask" and over.any():
+        batch = batch.with_tokens(loss_mask=batch["loss_mask"] & ~over)
+    kept = staleness[batch["loss_mask"]].float()
+    metrics = {
+        "staleness/mean": float(kept.mean()) if len(kept) else 0.0,
+        "staleness/max": float(kept.max()) if len(kept) else 0.0,
+        "staleness/tokens_over_bound": float(over.sum()),
+    }
+    shares = torch.bincount(kept.long()) / max(1, len(kept))
+    return batch, metrics | {f"staleness/share_{age}": share for age, share in enumerate(shares.tolist())}
+
+
+def batch_metrics(batch: PackedBatch) -> dict[str, float]:
+    """What a batch holds: reward, lengths, truncation, and how many sequences and tokens."""
+    sampled = torch.zeros(len(batch)).index_add(0, batch.tokens.row_index, batch["loss_mask"].float())
+    metrics = {
+        "reward/mean": float(batch["reward"].mean()),
+        "reward/std": float(batch["reward"].std(correction=0)),
+        "batch/sequences": float(len(batch)),
+        "batch/tokens": float(batch.token_count),
+        "batch/sampled_tokens": float(sampled.sum()),
+        "batch/response_length": float(sampled.mean()),
+        "batch/truncated": float((batch["finish_reason"] == FinishReason.LENGTH).float().mean()),
+    }
+    named = [key for key in batch.sequences if key.startswith("reward.")]
+    return metrics | {key.replace(".", "/", 1): float(batch[key].mean()) for key in named}

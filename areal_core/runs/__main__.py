@@ -1,0 +1,32 @@
+"""One process of a run: `python -m areal_core.runs ROLE RUN_DIR`.
+
+It reads the run folder's config, loads the same plugins in the same way as every other process, and plays its role.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.link import run_role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from areal_core.runs.link import Link
+
+ROLES = ("preparer", "controller", "trainer", "evaluator")
+
+
+def main(role: str, run_dir: Path) -> int:
+    """Play a role to its end; the exit code."""
+    assert role in ROLES, role
+    play: Callable[[RunFolder, Link], int] = importlib.import_module(f"areal_core.runs.{role}").play
+    return run_role(lambda link: play(RunFolder(run_dir), link))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

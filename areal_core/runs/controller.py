@@ -1,0 +1,192 @@
+"""The role of the rollout controller: builds the rollout half of a run and serves the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import start_task
+from areal_core.config import load_run
+from areal_core.data.sampler import PromptSampler
+from areal_core.errors import RunError
+from areal_core.launchers.warden import SCRATCH_VARIABLE
+from areal_core.ledger.audit import audit
+from areal_core.ledger.store import Ledger
+from areal_core.messages import Credentials, FrameDecoder, encode_frame, serve
+from areal_core.messages.processes import Forward, Forwarded, ProcessEnded, Status
+from areal_core.rewards.pool import RewardPool
+from areal_core.rollout.controller import RolloutController
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.evaluation import Evaluator
+from areal_core.rollout.samples import SampleLog
+from areal_core.rollout.service import RolloutService
+from areal_core.runs.link import LinkedProcesses
+from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters
+
+if TYPE_CHECKING:
+    from areal_core.config import Resolved, RunConfig
+    from areal_core.interfaces import InferenceEngine, Processes
+    from areal_core.runs.folder import RunFolder
+    from areal_core.runs.link import Link
+
+STATUS_INTERVAL_S = 0.5
+
+
+def play(run: RunFolder, link: Link) -> int:
+    """Serve until the trainer has said goodbye or died."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it ends with the trainer, after the last commit
+    run_event_loop(_serve(run, link))
+    return 0
+
+
+def run_event_loop(work: Any) -> None:
+    """Run a coroutine in the fastest event loop that is installed."""
+    with suppress(ImportError):
+        import uvloop
+
+        uvloop.install()
+    asyncio.run(work)
+
+
+class RolloutHalf:
+    """What a run and an evaluation generate with: engine, rewards, and the runner of episodes.
+
+    Args:
+        resolved: the config.
+        run: its folder.
+        processes: starts the processes that engine and rewards need.
+    """
+
+    def __init__(self, resolved: Resolved, run: RunFolder, processes: Processes) -> None:
+        config, rollout = resolved.config, resolved.config.rollout
+        assert config.workflow is not None
+        scratch = Path(os.environ[SCRATCH_VARIABLE])
+        self._model = model_reference(resolved, run)
+        self.tokenizer = load_tokenizer(self._model)
+        self.engine = build_engine(config, run, scratch, processes)
+        self._scorer = RewardPool(
+            run.path, scratch, processes, count=rollout.reward_processes, timeout_s=rollout.reward_timeout_s
+        )
+        self.runner = EpisodeRunner(
+            config.workflow.build(),
+            self.engine,
+            self._scorer,
+            self.tokenizer,
+            seed=config.seed,
+            max_retries=rollout.max_retries,
+        )
+
+    async def start(self) -> None:
+        """Ready to generate and to score."""
+        await asyncio.gather(self.engine.start(self._model), self._scorer.start())
+
+    async def close(self) -> None:
+        """End both; safe to call twice."""
+        await self.engine.close()
+        await self._scorer.close()
+
+
+def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Processes) -> InferenceEngine:
+    """The inference engine, not yet started.
+
+    Raises:
+        RunError: it cannot do what the rest of the config asks of it.
+    """
+    assert config.inference_engine is not None
+    name = config.inference_engine.reference
+    engine: InferenceEngine = config.inference_engine.build(
+        scratch=scratch,
+        processes=processes,
+        log_dir=run.logs,
+        gpus=config.placement.generation,
+        deterministic=config.deterministic,
+    )
+    if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
+        raise RunError(
+            f"publication.transport is broadcast, and {name} receives none", hints=["set it to memory or disk"]
+        )
+    if config.placement.in_turns and not engine.capabilities.releases_memory:
+        raise RunError(
+            f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
+            hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
+        )
+    return engine
+
+
+async def _serve(run: RunFolder, link: Link) -> None:
+    resolved = load_run(run.path)
+    config = resolved.config
+    processes = LinkedProcesses(link)
+    service: RolloutService | None = None
+    loop = asyncio.get_running_loop()
+
+    def hear(message: Any, number: int) -> None:
+        """In the link's thread."""
+        if isinstance(message, ProcessEnded):
+            processes.hear(message)
+        elif isinstance(message, Forward) and service is not None:
+            work = _answer(service, message, number, link)
+            loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
+
+    link.on_message(hear)
+    epoch = run.epoch(Credentials.from_environment().epoch)
+    former = [one.ledger for one in run.epochs() if one.number < epoch.number]
+    ledger = Ledger.take_over(epoch.ledger, former, run.path)
+    half = RolloutHalf(resolved, run, processes)
+    half.runner.on_failure = ledger.failed
+    dataset = config.dataset.build()
+    sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
+    controller = RolloutController(
+        config.rollout,
+        half.runner,
+        half.engine,
+        dataset,
+        sampler,
+        sampling_parameters(config, half.tokenizer),
+        ledger,
+        config.algorithm.build().filter,
+        SampleLog(run.samples),
+    )
+    controller.restore(discard=config.deterministic)
+    evaluator = None
+    if config.evaluation is not None:
+        sampling = sampling_parameters(config, half.tokenizer, config.evaluation.temperature)
+        evaluator = Evaluator(half.runner, config.evaluation.dataset.build(), config.evaluation, sampling)
+    try:
+        with link.phase("starting the inference engine"):
+            await half.start()
+        service = RolloutService(
+            controller, half.engine, evaluator, lambda: asdict(audit(ledger.database, run.path, sampler))
+        )
+        scratch = Path(os.environ[SCRATCH_VARIABLE])
+        server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
+        link.announce("controller", server.address)
+        link.enter("generating")
+        status = start_task(_report(controller, half.engine, link), "status of the rollouts")
+        await service.done.wait()
+        status.cancel()
+        server.close()
+        await controller.close()
+    finally:
+        await half.close()
+        ledger.close()
+
+
+async def _answer(service: RolloutService, forwarded: Forward, number: int, link: Link) -> None:
+    """The reply to a question that came through the supervisor."""
+    request = FrameDecoder().feed(forwarded.request)[0].message
+    reply = await service.answer(request)
+    link.post(Forwarded(b"".join(encode_frame(reply))), -number)
+
+
+async def _report(controller: RolloutController, engine: InferenceEngine, link: Link) -> None:
+    while True:
+        servers = engine.describe()
+        link.post(Status({"rollouts": controller.describe(), **({"servers": servers} if servers else {})}))
+        await asyncio.sleep(STATUS_INTERVAL_S)

@@ -1,0 +1,83 @@
+"""The role that plays the episodes of an evaluation without a trainer: `areal eval`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from areal_core.config import load_run
+from areal_core.data import FinishReason
+from areal_core.messages.evaluations import EpisodePlayed, EpisodesExpected
+from areal_core.messages.processes import ProcessEnded
+from areal_core.rollout.evaluation import Evaluator
+from areal_core.runs.controller import RolloutHalf, run_event_loop
+from areal_core.runs.link import LinkedProcesses
+from areal_core.runs.models import sampling_parameters
+from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
+
+if TYPE_CHECKING:
+    from areal_core.data import Episode
+    from areal_core.rollout.evaluation import Played
+    from areal_core.runs.folder import RunFolder
+    from areal_core.runs.link import Link
+
+
+def play(run: RunFolder, link: Link) -> int:
+    """Play all episodes, or those that end before somebody interrupts."""
+    try:
+        run_event_loop(_play(run, link))
+    except asyncio.CancelledError:
+        return INTERRUPTED_EXIT_CODE
+    return 0
+
+
+async def _play(run: RunFolder, link: Link) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    resolved = load_run(run.path)
+    config, rollout, section = resolved.config, resolved.config.rollout, resolved.config.evaluation
+    assert section is not None
+    processes = LinkedProcesses(link)
+    link.on_message(lambda said, _: processes.hear(said) if isinstance(said, ProcessEnded) else None)
+    half = RolloutHalf(resolved, run, processes)
+    sampling = sampling_parameters(config, half.tokenizer, section.temperature)
+    evaluator = Evaluator(half.runner, section.dataset.build(), section, sampling)
+    try:
+        with link.phase("starting the inference engine"):
+            await half.start()
+        link.post(EpisodesExpected(evaluator.episodes))
+        link.enter("evaluating")
+        began = time.monotonic()
+
+        def take(played: Played) -> None:
+            line = {"row": played.row, "sample": played.sample, "seconds": time.monotonic() - began}
+            facts = describe_episode(played.episode, half.tokenizer) if played.episode else {"error": played.error}
+            link.post(EpisodePlayed({**line, **facts}))
+
+        # As many at a time as a run of this config has.
+        width = rollout.pipeline_depth * rollout.batch_size * rollout.group_size
+        await evaluator.play(take, at_once=width, timeout_s=rollout.episode_timeout_s)
+    finally:
+        await half.close()
+
+
+def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
+    """An episode as it is noted. The completion is all that follows the first prompt, as the rewards see it."""
+    prompt, completions, count = "", [], 0
+    for trajectory in episode.trajectories:
+        tokens, sampled = (trajectory.tokens[key].tolist() for key in ("input_ids", "loss_mask"))
+        begin = sampled.index(True) if any(sampled) else len(tokens)
+        prompt = prompt or tokenizer.decode(tokens[:begin])
+        completions.append(tokenizer.decode(tokens[begin:], skip_special_tokens=True))
+        count += sum(sampled)
+    return {
+        "reward": episode.reward,
+        "rewards": episode.rewards,
+        "tokens": count,
+        "truncated": int(episode.trajectories[-1].sequence.get("finish_reason", 0)) == FinishReason.LENGTH,
+        "prompt": prompt,
+        "completion": "\n".join(completions),
+    }

@@ -1,0 +1,162 @@
+"""A run from request to end: checked, owned, started, watched, told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import RunError, UsageError
+from areal_core.interfaces.launcher import Needs
+from areal_core.messages import Credentials
+from areal_core.messages.processes import Note, Status, StepMetrics
+from areal_core.plugins import compare
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.ownership import claim, next_epoch, release
+from areal_core.runs.plan import make_plan
+from areal_core.runs.summary import summarise_run
+from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
+from areal_core.runs.view import RunState, open_view
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.config import Resolved
+    from areal_core.interfaces.launcher import Launcher, ProcessSpecification
+    from areal_core.launchers.wardens import SupervisedProcess
+    from areal_core.runs.folder import EpochFolder
+    from areal_core.runs.view import View
+
+
+def execute(
+    resolved: Resolved, *, run_dir: Path | None, resume: Path | None, dry_run: bool, allow_changed_plugins: bool
+) -> int:
+    """Check, start, watch and end a run.
+
+    Args:
+        resolved: its config.
+        run_dir: of a new run.
+        resume: of a run to go on with; exactly one of the two is given.
+        dry_run: print the plan and start nothing.
+        allow_changed_plugins: resume although plugins have changed.
+
+    Returns:
+        The exit code: 0 done, 128 and the number of the signal where it was interrupted after a checkpoint.
+
+    Raises:
+        ArealError: the request was wrong (exit code 2, nothing left on disk) or the run failed (1).
+    """
+    folder = resume if resume is not None else run_dir
+    assert folder is not None
+    run = RunFolder(folder.resolve())
+    plan = make_plan(resolved)
+    if dry_run:
+        _say(plan)
+        return 0
+    resolved.plugins.events.configure(resolved.config)
+    if resume is not None:
+        _check_plugins(resolved, run, allowed=allow_changed_plugins)
+    epoch = next_epoch(run, _say)
+    began = time.monotonic()
+    code = asyncio.run(_own_and_supervise(resolved, run, epoch))
+    if not code:
+        _say(summarise_run(run, resolved.config.steps, time.monotonic() - began))
+    return code
+
+
+def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None:
+    if not run.plugins.is_file():
+        raise UsageError(f"{run.path} was never started: it has no plugins.json", hints=["start it with: areal run"])
+    changes = compare(json.loads(run.plugins.read_text()), [record.as_dict() for record in resolved.provenance()])
+    if changes and not allowed:
+        raise UsageError(
+            f"plugins have changed since the run in {run.path} was started: {'; '.join(changes)}",
+            hints=["install the former versions, or add --allow-changed-plugins"],
+        )
+
+
+async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFolder) -> int:
+    """Make the run this process's own, and bring it to its end; the exit code."""
+    state = RunState(run)
+    credentials = Credentials.create(epoch.number)
+    launcher: Launcher = resolved.config.launcher.build()
+    supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), _say)
+    outcome = "failed"
+    try:
+        address = await supervisor.listen()
+        claim(epoch, address, credentials)
+        _say(f"run folder: {run.path}")
+        run.config.write_text(resolved.to_yaml())
+        run.plugins.write_text(json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
+        resolved.plugins.events.run_started(resolved.config, run.path)
+        with open_view(resolved, state) as view:
+            code = await _supervise(resolved, run, launcher, supervisor, state, view)
+        outcome = "interrupted" if code else "done"
+    except RunError as error:
+        error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
+        raise
+    finally:
+        await supervisor.close()
+        if epoch.path.exists():
+            release(epoch)
+            resolved.plugins.events.run_finished(run.path, outcome)
+    if not code:
+        return 0
+    _say(f"stopped after a checkpoint; go on with: areal run --resume {run.path}")
+    return 128 + (supervisor.signals or [signal.SIGINT])[0]
+
+
+async def _supervise(
+    resolved: Resolved, run: RunFolder, launcher: Launcher, supervisor: Supervisor, state: RunState, view: View
+) -> int:
+    """Start the run's processes and watch them; 0, or `INTERRUPTED_EXIT_CODE`."""
+    await supervisor.bring_nodes()
+    if resolved.config.model.source is not None and not run.model_note.is_file():
+        preparer = supervisor.start(role_process("prepare", "preparer", run.path))
+        code = await supervisor.watch(preparer, view.prepare)
+        if supervisor.signals:
+            return code or INTERRUPTED_EXIT_CODE
+        supervisor.forget(preparer)
+    processes = [supervisor.start(specification) for specification in specifications(resolved, run, launcher)]
+    first_rank = next(process for process in processes if process.specification.role == "trainer")
+
+    def update() -> None:
+        state.phases = supervisor.phases
+        view.update()
+
+    code = await supervisor.watch(first_rank, update)
+    await supervisor.end_others()
+    return code
+
+
+def specifications(resolved: Resolved, run: RunFolder, launcher: Launcher) -> list[ProcessSpecification]:
+    """The processes of a run: the controller, where something is generated, and the trainer's ranks."""
+    processes = []
+    if resolved.config.inference_engine is not None:
+        processes.append(role_process("controller", "controller", run.path, needs=Needs(cores=1)))
+    gpus = resolved.config.placement.training
+    needs = Needs(launcher.threads_per_process, None if gpus is None else tuple(gpus))
+    ranks = launcher.trainer_processes
+    for rank in range(ranks):
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        processes.append(role_process(f"trainer-{rank}", "trainer", run.path, variables, needs))
+    return processes
+
+
+def _hear(state: RunState, process: SupervisedProcess, said: Any) -> None:
+    """What processes say that is for whoever watches."""
+    match said:
+        case Status(fields):
+            state.hear(process.specification.role, dict(fields))
+        case StepMetrics(line):
+            state.add(dict(line))
+        case Note(text):
+            _say(f"{process.name}: {text}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,133 @@
+"""Every path in a run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from areal_core.config import CONFIG_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFolder:
+    """What one owner of a run writes: nobody else ever writes there.
+
+    Attributes:
+        run: the run folder.
+        number: of the epoch, from 1.
+    """
+
+    run: Path
+    number: int
+
+    @property
+    def path(self) -> Path:
+        """The folder itself; that it exists means that the epoch has an owner."""
+        return self.run / "epochs" / f"{self.number:06d}"
+
+    @property
+    def owner(self) -> Path:
+        """Who owns the epoch: JSON of `areal_core.runs.ownership.Ownership`."""
+        return self.path / "owner.json"
+
+    @property
+    def token(self) -> Path:
+        """The run's secret, readable by its user alone."""
+        return self.path / "token"
+
+    @property
+    def released(self) -> Path:
+        """There when the owner has ended in order."""
+        return self.path / "released"
+
+    @property
+    def ledger(self) -> Path:
+        """The folder of the ledger and its segments."""
+        return self.path / "ledger"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder a step."""
+        return self.path / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """Weights that are published through the disk."""
+        return self.path / "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of a run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The complete config."""
+        return self.path / CONFIG_FILE
+
+    @property
+    def plugins(self) -> Path:
+        """Plugins, versions and files that the run is made of."""
+        return self.path / "plugins.json"
+
+    @property
+    def model_note(self) -> Path:
+        """Where the model lies that a source has made or fetched."""
+        return self.path / "model_folder.txt"
+
+    @property
+    def metrics(self) -> Path:
+        """A JSON line a step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """A few episodes for each weight version, a JSON line each."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report, where a plugin writes one."""
+        return self.path / "report.html"
+
+    @property
+    def model(self) -> Path:
+        """The trained model as a Hugging Face folder, when all steps are done."""
+        return self.path / "model"
+
+    @property
+    def best(self) -> Path:
+        """The model with the best evaluation."""
+        return self.path / "best"
+
+    @property
+    def logs(self) -> Path:
+        """What the processes write."""
+        return self.path / "logs"
+
+    def log(self, process: str) -> Path:
+        """What one process writes."""
+        return self.logs / f"{process}.log"
+
+    def epoch(self, number: int) -> EpochFolder:
+        """What the owner of one epoch writes."""
+        return EpochFolder(self.path, number)
+
+    def epochs(self) -> list[EpochFolder]:
+        """All epochs so far, the first one first."""
+        numbers = sorted(int(path.name) for path in (self.path / "epochs").glob("[0-9]*") if path.name.isdigit())
+        return [self.epoch(number) for number in numbers]
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics so far; one that was cut off by a crash is left out."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    @property
+    def last_epoch(self) -> EpochFolder | None:
+        """The latest epoch; None for a folder that was never started."""
+        return next(reversed(self.epochs()), None)

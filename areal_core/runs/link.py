@@ -1,0 +1,224 @@
+"""A process's link to its supervisor: it beats, says what it is doing and why it dies, and asks for things."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import time
+import traceback
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import on_failure, start_thread
+from areal_core.errors import ArealError, RunError
+from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.launchers.warden import LINK_VARIABLE, NAME_VARIABLE
+from areal_core.messages import BlockingChannel, ChannelClosed
+from areal_core.messages.credentials import Failed
+from areal_core.messages.processes import (
+    Alive,
+    Announce,
+    Ask,
+    Dying,
+    EndProcess,
+    ProcessEnded,
+    RunProcess,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from areal_core.interfaces.launcher import ProcessSpecification
+
+BEAT_S = 1.0
+ANSWER_TIMEOUT_S = 60.0
+
+
+class Link:
+    """Of this process; its methods may be called from any thread.
+
+    Args:
+        channel: to the warden, which carries it on.
+        name: of this process.
+    """
+
+    def __init__(self, channel: BlockingChannel, name: str) -> None:
+        self.name = name
+        self._channel = channel
+        self._phase, self._since = "starting", time.monotonic()
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, Future[Any]] = {}
+        self._handler: Callable[[Any, int], None] = lambda *_: None
+        start_thread(self._listen, "link to the supervisor")
+
+    @classmethod
+    def open(cls) -> Link:
+        """The link that the warden left for this process."""
+        own = socket.socket(fileno=int(os.environ.pop(LINK_VARIABLE)))
+        own.set_inheritable(False)
+        return cls(BlockingChannel(own), os.environ.pop(NAME_VARIABLE))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say what this process is doing while it is inside."""
+        former = self._phase
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(former)
+
+    def enter(self, name: str) -> None:
+        """Say what this process is doing from now on."""
+        self._phase, self._since = name, time.monotonic()
+        self.post(Alive(name, 0.0))
+
+    def post(self, message: Any, number: int = 0) -> None:
+        """Say something; nothing happens where nobody listens any more, for then this process is about to end."""
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send(message, number)
+
+    def request(self, message: Any) -> Future[Any]:
+        """Ask for something; the future brings the reply, or `RunError` where it failed."""
+        reply: Future[Any] = Future()
+        number = next(self._numbers)
+        self._replies[number] = reply
+        self.post(message, number)
+        return reply
+
+    def announce(self, name: str, value: str) -> None:
+        """Let others know something, such as an address."""
+        self.post(Announce(name, value))
+
+    def ask(self, name: str, timeout_s: float) -> str:
+        """What was announced under a name, or will be within `timeout_s` seconds.
+
+        Raises:
+            RunError: nobody announced it in time.
+        """
+        try:
+            with self.phase(f"waiting for {name}"):
+                announced: Announce = self.request(Ask(name)).result(timeout_s)
+        except TimeoutError:
+            raise RunError(f"no process of the run announced its {name} within {timeout_s:g} s") from None
+        return announced.value
+
+    def on_message(self, handler: Callable[[Any, int], None]) -> None:
+        """What to do with messages that are no replies; called in a thread of the link."""
+        self._handler = handler
+
+    def die(self, error: BaseException) -> int:
+        """Say why this process ends; the exit code that it shall end with."""
+        if isinstance(error, ArealError):
+            is_consequence = isinstance(error, ChannelClosed)
+            self.post(Dying(error.message, error.hints, error.exit_code, "", is_consequence))
+            return error.exit_code
+        told = "".join(traceback.format_exception(error))
+        sys.stderr.write(told)
+        self.post(Dying(f"{type(error).__name__}: {error}"[:2000], (), 1, told[-20_000:], is_consequence=False))
+        return 1
+
+    def _listen(self) -> None:
+        beat = 0.0
+        try:
+            while True:
+                if (now := time.monotonic()) - beat >= BEAT_S:
+                    beat = now
+                    self._channel.send(Alive(self._phase, now - self._since))
+                with contextlib.suppress(TimeoutError):
+                    message, number, _ = self._channel.receive(BEAT_S / 2)
+                    self._take(message, number)
+        except ChannelClosed:
+            os._exit(1)  # whoever supervised this process is gone
+
+    def _take(self, message: Any, number: int) -> None:
+        if number >= 0:
+            self._handler(message, number)
+            return
+        reply = self._replies.pop(-number, None)
+        if reply is None:
+            return
+        if isinstance(message, Failed):
+            reply.set_exception(RunError(message.text, hints=message.hints))
+        else:
+            reply.set_result(message)
+
+
+class LinkedProcess:
+    """A process that this one has asked its supervisor for; a `RunningProcess`."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self.name = name
+        self.address = ""
+        self.ended: Future[ProcessEnd] = Future()
+        self._link = link
+
+    async def wait(self) -> ProcessEnd:
+        """See `RunningProcess.wait`."""
+        return await asyncio.shield(asyncio.wrap_future(self.ended))
+
+    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
+        """See `RunningProcess.end`."""
+        self._link.post(EndProcess(self.name, grace_s))
+        return await self.wait()
+
+
+class LinkedProcesses:
+    """Starts processes of the run through the supervisor; a `Processes`.
+
+    Args:
+        link: of this process, whose name the processes stand beside.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._running: dict[str, LinkedProcess] = {}
+
+    async def start(self, specification: ProcessSpecification) -> LinkedProcess:
+        """See `Processes.start`."""
+        process = self._running[specification.name] = LinkedProcess(self._link, specification.name)
+        needs = specification.needs
+        asked = RunProcess(
+            specification.name,
+            specification.role,
+            tuple(specification.command),
+            specification.environment,
+            needs.gpus,
+            needs.cores,
+            specification.beside or self._link.name,
+            specification.speaks,
+        )
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            process.address = (await asyncio.wrap_future(self._link.request(asked))).address
+        return process
+
+    def hear(self, ended: ProcessEnded) -> None:
+        """A process that was asked for has ended."""
+        process = self._running.pop(ended.name, None)
+        if process is not None:
+            process.ended.set_result(ProcessEnd(ended.code, ended.last_words))
+
+
+def run_role(role: Callable[[Link], int]) -> int:
+    """Run a process of a run to its end; its exit code.
+
+    Args:
+        role: the work; what it raises is said to the supervisor, as is what background work raises.
+    """
+    link = Link.open()
+    on_failure(lambda _, error: _end_now(link, error))
+    try:
+        return role(link)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
+        return link.die(error)
+
+
+def _end_now(link: Link, error: BaseException) -> None:
+    code = link.die(error)
+    sys.stderr.flush()
+    os._exit(code)

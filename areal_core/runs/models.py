@@ -1,0 +1,57 @@
+"""What every role of a run needs of the model: where it lies, its tokenizer, and how its tokens are sampled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import RunError
+from areal_core.interfaces import ModelReference, SamplingParameters
+
+if TYPE_CHECKING:
+    from areal_core.config import Resolved, RunConfig
+    from areal_core.runs.folder import RunFolder
+
+
+def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
+    """The model that every process of the run loads."""
+    model = resolved.config.model
+    if model.path is None:
+        path = run.model_note.read_text()
+    else:
+        local = resolved.base_dir / model.path
+        path = str(local) if local.is_dir() else model.path
+    return ModelReference(path, model.dtype, model.trust_remote_code)
+
+
+def load_tokenizer(model: ModelReference) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        RunError: transformers is missing, or the folder holds no tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise RunError("reading a tokenizer needs transformers", hints=["pip install areal-hf"]) from error
+    try:
+        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"the model '{model.path}' has no readable tokenizer: {str(error).splitlines()[0]}",
+            hints=["model.path must be a Hugging Face folder with tokenizer files, or a name on the hub"],
+        ) from error
+
+
+def sampling_parameters(config: RunConfig, tokenizer: Any, temperature: float | None = None) -> SamplingParameters:
+    """The engine's settings from the config's; temperature 0 is greedy, stop tokens include the model's own."""
+    section = config.sampling
+    values = section.model_dump(exclude={"temperature", "stop_token_ids", "stop", "allow_mismatched_sampling"})
+    ends = {*section.stop_token_ids, *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])}
+    chosen = section.temperature if temperature is None else temperature
+    return SamplingParameters(
+        temperature=chosen or 1.0,
+        greedy=chosen == 0,
+        stop_token_ids=tuple(sorted(ends)),
+        stop=tuple(section.stop),
+        **values,
+    )

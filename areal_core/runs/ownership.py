@@ -1,0 +1,154 @@
+"""Who owns a run. A run is owned by whoever creates the next folder below `epochs/`; no lock file is trusted.
+
+The folder is made whole beside its place and renamed, which succeeds for one of several. Whether a former owner lives
+is asked of it: its address, host and process stand in its folder. One that does not answer and whose process is gone
+from this host is no owner any more, at once; one that cannot be seen from here is waited for as long as its wardens may
+go on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from areal_core.errors import RunError, UsageError
+from areal_core.launchers.identity import has_ended, identify, processes_with
+from areal_core.launchers.wardens import LEASE_S
+from areal_core.messages import BlockingChannel, ChannelClosed, Credentials
+from areal_core.messages.processes import Owner, WhoOwns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from areal_core.runs.folder import EpochFolder, RunFolder
+
+ASK_TIMEOUT_S = 5.0
+MARGIN_S = 15.0
+"""Beyond the lease: for a warden's last processes to end."""
+COUNTDOWN_S = 10.0
+GONE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who owns an epoch.
+
+    Attributes:
+        address: of the supervisor.
+        host: name of its machine.
+        process: its identity there.
+    """
+
+    address: str
+    host: str
+    process: str
+
+
+def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
+    """Make an epoch this process's own.
+
+    Raises:
+        UsageError: somebody else was quicker.
+    """
+    owner = Ownership(address, socket.gethostname(), identify(os.getpid()))
+    made = epoch.path.with_name(f".{epoch.path.name}-{os.getpid()}-{socket.gethostname()}")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    try:
+        (made / epoch.owner.name).write_text(json.dumps(asdict(owner)))
+        descriptor = os.open(made / epoch.token.name, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(credentials.token)
+        made.rename(epoch.path)
+    except OSError as error:
+        if epoch.path.exists():
+            raise UsageError(f"another process has just begun to run in {epoch.run}") from None
+        raise RunError(f"the run folder {epoch.run} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def release(epoch: EpochFolder) -> None:
+    """The owner ends in order: whoever comes next need not ask."""
+    epoch.released.touch()
+
+
+def next_epoch(run: RunFolder, say: Callable[[str], None]) -> EpochFolder:
+    """The epoch to claim, once the former owner is known to be gone.
+
+    Args:
+        run: the folder.
+        say: told what is waited for.
+
+    Raises:
+        UsageError: the run has an owner.
+    """
+    former = run.last_epoch
+    if former is None:
+        return run.epoch(1)
+    if not former.released.exists():
+        _wait_for_end(former, say)
+    return run.epoch(former.number + 1)
+
+
+def ask_owner(epoch: EpochFolder, question: Any, timeout_s: float) -> Any:
+    """Ask the supervisor that owns an epoch something; None where nobody answers."""
+    try:
+        owner = Ownership(**json.loads(epoch.owner.read_text()))
+        credentials = Credentials(epoch.token.read_text(), epoch.number)
+        channel = BlockingChannel.connect(owner.address, timeout_s, "visitor", credentials)
+    except (OSError, ValueError, TypeError):
+        return None
+    try:
+        number = channel.send_request(question)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            frame = channel.receive(max(0.0, deadline - time.monotonic()))
+            if frame.number == -number:
+                return frame.message
+    except (ChannelClosed, TimeoutError):
+        return None
+    finally:
+        channel.close()
+
+
+def _wait_for_end(former: EpochFolder, say: Callable[[str], None]) -> None:
+    """Until the owner of an epoch can do no harm any more."""
+    answer = ask_owner(former, WhoOwns(), ASK_TIMEOUT_S)
+    if isinstance(answer, Owner):
+        raise UsageError(
+            f"another process is running in {former.run}: process {answer.pid} on {answer.host}",
+            hints=["wait for it, or choose another run_dir=PATH"],
+        )
+    owner = Ownership(**json.loads(former.owner.read_text()))
+    deadline = time.monotonic() + LEASE_S + MARGIN_S
+    while has_ended(owner.process) is not True and (left := deadline - time.monotonic()) > 0:
+        say(
+            f"the former owner of {former.run} ({owner.process.split()[-2]} on {owner.host}) does not answer; its "
+            f"processes end by themselves, and the run goes on here in {left:.0f} s"
+        )
+        time.sleep(min(COUNTDOWN_S, left))
+        if isinstance(ask_owner(former, WhoOwns(), ASK_TIMEOUT_S), Owner):
+            raise UsageError(f"another process is running in {former.run}, on {owner.host}: it answers again")
+    _wait_for_processes(former)
+
+
+def _wait_for_processes(former: EpochFolder) -> None:
+    """Until no process of the epoch is left on this host: wardens end them, within moments."""
+    if sys.platform != "linux":
+        return
+    token, deadline = former.token.read_text(), time.monotonic() + GONE_TIMEOUT_S
+    while pids := processes_with("AREAL_TOKEN", token):
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"processes of the former owner of {former.run} are still there after {GONE_TIMEOUT_S:g} s: {pids}",
+                hints=[f"end them with: kill -9 {' '.join(map(str, pids))}"],
+            )
+        time.sleep(0.02)

@@ -1,0 +1,308 @@
+"""The supervisor of processes: starts them through wardens, passes on what they say, and knows why one ended.
+
+It knows no roles: `execution` says which processes a run has, `evaluation` which an evaluation has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import ArealError, RunError
+from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
+from areal_core.launchers.wardens import LEASE_S, SupervisedProcess, Wardens
+from areal_core.messages.credentials import Failed
+from areal_core.messages.processes import (
+    Announce,
+    Ask,
+    Dying,
+    EndProcess,
+    Forward,
+    Forwarded,
+    Owner,
+    ProcessEnded,
+    ProcessPlaced,
+    RunProcess,
+    WhoOwns,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from areal_core.interfaces.launcher import Launcher
+    from areal_core.launchers.wardens import Node
+    from areal_core.messages import Channel, Credentials
+
+INTERRUPTED_EXIT_CODE = 75
+"""Of a trainer that was asked to stop and has committed a checkpoint."""
+GRACE_S = 20.0
+POLL_S = 0.25
+TOLD_S = 10.0
+"""Silence of a process after which it is told."""
+CAUSE_S = 5.0
+"""Within which the processes that end with the first one have said why."""
+FORWARD_TIMEOUT_S = 60.0
+
+
+class Supervisor:
+    """Processes on the nodes that a launcher brings.
+
+    Args:
+        launcher: brings the nodes.
+        credentials: of the run.
+        log: the file for the output of a process, by its name.
+        hear: called with what a process says that is not for the supervisor itself.
+        say: shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        credentials: Credentials,
+        log: Callable[[str], Path],
+        hear: Callable[[SupervisedProcess, Any], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._launcher = launcher
+        self._credentials = credentials
+        self._log = log
+        self._hear = hear
+        self._say = say
+        self._wardens = Wardens(
+            credentials,
+            on_message=self._take,
+            on_end=self._has_ended,
+            on_notice=self._was_noticed,
+            on_visitor=self._receive_visitor,
+        )
+        self._announced: dict[str, str] = {}
+        self._asking: list[tuple[SupervisedProcess, str, int]] = []
+        self._dying: list[tuple[SupervisedProcess, Dying]] = []
+        self._forwarded: dict[int, asyncio.Future[Any]] = {}
+        self._changed = asyncio.Event()
+        self._silent: set[str] = set()
+        self.signals: list[int] = []
+        """Signals that asked this program to stop, in order."""
+
+    async def listen(self) -> str:
+        """Be there for wardens and visitors; the address."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._see_signal, number)
+        return await self._wardens.listen(self._launcher.host)
+
+    async def bring_nodes(self) -> None:
+        """Have the launcher bring its nodes; see `Wardens.bring`."""
+        await self._wardens.bring(self._launcher)
+
+    def start(self, specification: ProcessSpecification) -> SupervisedProcess:
+        """Start a process; returns at once."""
+        return self._wardens.start(specification, self._log(specification.name))
+
+    def forget(self, process: SupervisedProcess) -> None:
+        """A process has done its part."""
+        del self._wardens.processes[process.name]
+
+    async def watch(self, main: SupervisedProcess, update: Callable[[], None]) -> int:
+        """Wait for a process; the failure of any other, or its end before this one's, is a failure of all.
+
+        Args:
+            main: what is waited for. Where the program is signalled, all processes of its role are told to stop.
+            update: called a few times a second.
+
+        Returns:
+            0 or `INTERRUPTED_EXIT_CODE`.
+
+        Raises:
+            RunError: a process failed; says which, where, and why.
+        """
+        passed_on = 0
+        while True:
+            self._changed.clear()
+            ended = [process for process in self._essential() if process.ended.done()]
+            if any(process.ended.result().code not in (0, INTERRUPTED_EXIT_CODE) for process in ended):
+                raise await self._cause()
+            if main in ended:
+                return main.ended.result().code
+            self._check_silence()
+            if len(self.signals) > passed_on:
+                passed_on = len(self.signals)
+                if passed_on > 1:
+                    raise RunError("stopped at once; the last committed checkpoint is kept", exit_code=130)
+                for process in self._essential():
+                    if process.specification.role == main.specification.role:
+                        process.signal(signal.SIGTERM)
+            update()
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def end_others(self) -> None:
+        """The main process is done: the others end by themselves, or are ended after a while."""
+        others = [process.wait() for process in self._essential()]
+        if others:
+            await asyncio.wait([asyncio.ensure_future(other) for other in others], timeout=GRACE_S)
+
+    async def close(self) -> None:
+        """End everything that still runs, confirmed by the launcher; safe to call twice."""
+        await self._wardens.close()
+        await asyncio.to_thread(self._launcher.close)
+
+    @property
+    def phases(self) -> dict[str, str]:
+        """What each process is doing, as it last said."""
+        return {
+            name: process.phase.phase for name, process in self._wardens.processes.items() if not process.ended.done()
+        }
+
+    def _essential(self) -> list[SupervisedProcess]:
+        """Processes whose end is the end of all."""
+        return [p for p in self._wardens.processes.values() if p.specification.end is EndMeans.ENDS_RUN]
+
+    def _check_silence(self) -> None:
+        """Tell of processes that are silent; who is silent for too long counts as lost."""
+        for process in self._wardens.processes.values():
+            silent = process.silent_s
+            if silent > LEASE_S and process.specification.end is EndMeans.ENDS_RUN:
+                raise RunError(
+                    f"{process.name} has been silent for {silent:.0f} s; it was last heard in the phase "
+                    f"'{process.phase.phase}'",
+                    hints=[f"is it stopped? look at {self._log(process.name)}"],
+                )
+            if silent > TOLD_S and process.name not in self._silent:
+                self._silent.add(process.name)
+                self._say(f"{process.name} is silent since {silent:.0f} s (phase {process.phase.phase})")
+            elif not silent > TOLD_S and process.name in self._silent:
+                self._silent.discard(process.name)
+                self._say(f"{process.name} is heard again")
+
+    async def _cause(self) -> ArealError:
+        """Why it is over. Of those who fail together, whoever names a cause of its own counts, then who was killed."""
+        deadline = time.monotonic() + CAUSE_S
+        while True:
+            own = [(process, dying) for process, dying in self._dying if not dying.is_consequence]
+            failed = [p for p in self._essential() if p.ended.done() and p.ended.result().code not in (0, 75)]
+            told = {process for process, _ in self._dying}
+            if own:
+                return self._told_by(*own[0])
+            if silent := [process for process in failed if process not in told]:
+                process = silent[0]
+                end = process.ended.result()
+                return RunError(
+                    f"{process.name} on {process.node.ready.host} ended with {end.describe()}",
+                    hints=[f"its log: {self._log(process.name)}"],
+                )
+            if time.monotonic() > deadline or all(process.ended.done() for process in self._essential()):
+                return self._told_by(*self._dying[0])
+            await asyncio.sleep(0.05)
+
+    def _told_by(self, process: SupervisedProcess, dying: Dying) -> ArealError:
+        if not dying.traceback:
+            return RunError(dying.text, hints=dying.hints, exit_code=dying.exit_code)
+        where = f"{process.name} on {process.node.ready.host}"
+        return RunError(
+            f"{where} failed: {dying.text}\n{dying.traceback}", hints=[f"its log: {self._log(process.name)}"]
+        )
+
+    def _take(self, process: SupervisedProcess, message: Any, number: int) -> None:
+        if number < 0:
+            if reply := self._forwarded.pop(-number, None):
+                reply.set_result(message)
+            return
+        match message:
+            case Dying():
+                self._dying.append((process, message))
+            case Announce(name, value):
+                self._announced[name] = value
+                waiting, self._asking = self._asking, []
+                for asker, wanted, request in waiting:
+                    self._take(asker, Ask(wanted), request)
+            case Ask(name) if name in self._announced:
+                process.tell(Announce(name, self._announced[name]), -number)
+            case Ask(name):
+                self._asking.append((process, name, number))
+            case RunProcess():
+                self._run_for(process, message, number)
+            case EndProcess(name, grace_s):
+                if asked := self._wardens.processes.get(name):
+                    asked.node.post(EndProcess(name, grace_s))
+            case _:
+                self._hear(process, message)
+
+    def _run_for(self, owner: SupervisedProcess, asked: RunProcess, number: int) -> None:
+        specification = ProcessSpecification(
+            asked.name,
+            asked.role,
+            asked.command,
+            asked.environment,
+            Needs(asked.cores, asked.gpus),
+            asked.beside,
+            EndMeans.REPLACED,
+            asked.speaks,
+        )
+        try:
+            process = self._wardens.start(specification, self._log(asked.name), owner.name)
+        except RunError as error:
+            owner.tell(Failed(error.message, error.hints), -number)
+        else:
+            owner.tell(ProcessPlaced(process.address), -number)
+
+    def _has_ended(self, process: SupervisedProcess, end: ProcessEnd) -> None:
+        owner = self._wardens.processes.get(process.owner)
+        if owner is not None:
+            owner.tell(ProcessEnded(process.name, end.code, end.last_words))
+        self._changed.set()
+
+    def _see_signal(self, number: int) -> None:
+        self.signals.append(number)
+        self._changed.set()
+
+    def _was_noticed(self, node: Node, number: int) -> None:
+        self._say(f"the node {node.ready.host} is about to be taken away ({signal.Signals(number).name})")
+        self._see_signal(number)
+
+    async def _receive_visitor(self, channel: Channel) -> None:
+        """Somebody who knows the run's token asks something."""
+        while True:
+            message, number = await channel.receive_request()
+            match message:
+                case WhoOwns():
+                    epoch = self._credentials.epoch
+                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases))
+                case Forward(role, request):
+                    channel.reply(number, await self._forward(role, request))
+                case _:
+                    channel.reply(number, Failed(f"the supervisor is not asked for {type(message).__name__}"))
+
+    async def _forward(self, role: str, request: bytes) -> Forwarded | Failed:
+        """The answer of a role to a visitor's question."""
+        found = next((p for p in self._essential() if p.specification.role == role and not p.ended.done()), None)
+        if found is None:
+            return Failed(f"the run has no {role} now")
+        number = max(self._forwarded, default=0) + 1
+        reply = self._forwarded[number] = asyncio.get_running_loop().create_future()
+        found.tell(Forward(role, request), number)
+        try:
+            async with asyncio.timeout(FORWARD_TIMEOUT_S):
+                answer: Forwarded | Failed = await reply
+                return answer
+        except TimeoutError:
+            return Failed(f"{found.name} did not answer within {FORWARD_TIMEOUT_S:g} s")
+        finally:
+            self._forwarded.pop(number, None)
+
+
+def role_process(
+    name: str, role: str, run_dir: Path, environment: Mapping[str, str] | None = None, needs: Needs = Needs()
+) -> ProcessSpecification:
+    """A process that plays a role of areal's own: `python -m areal_core.runs ROLE RUN_DIR`."""
+    command: Sequence[str] = [sys.executable, "-m", "areal_core.runs", role, str(run_dir)]
+    return ProcessSpecification(name, role, command, environment or {}, needs, speaks=True)

@@ -1,0 +1,183 @@
+"""The role of one rank of the trainer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from areal_core.config import load_run
+from areal_core.interfaces import OptimizerSettings, Role
+from areal_core.launchers.warden import SCRATCH_VARIABLE
+from areal_core.ledger.store import Ledger
+from areal_core.messages import Credentials
+from areal_core.messages.processes import Status, StepMetrics
+from areal_core.runs.models import load_tokenizer, model_reference
+from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
+from areal_core.training.checkpoint import Witness, restore_checkpoint
+from areal_core.training.distribution import share_beginning
+from areal_core.training.journal import Journal
+from areal_core.training.loop import Trainer
+from areal_core.training.publication import Publication
+from areal_core.training.rollouts import RolloutClient
+from areal_core.training.supervised import SupervisedSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_core.config import Resolved, RunConfig
+    from areal_core.interfaces import ModelReference, TrainEngine
+    from areal_core.runs.folder import EpochFolder, RunFolder
+    from areal_core.runs.link import Link
+    from areal_core.training.source import BatchSource
+
+START_TIMEOUT_S = 3600.0
+"""For other processes of the run to come up; a large model may load for long, and its death is noticed at once."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+def play(run: RunFolder, link: Link) -> int:
+    """Train to the end, or until the run is interrupted."""
+    interruption = Interruption()
+    resolved = load_run(run.path)
+    config = resolved.config
+    torch.manual_seed(config.seed)
+    if config.deterministic:
+        torch.use_deterministic_algorithms(mode=True)
+    _join_ranks(link)
+    try:
+        finished = _train(resolved, run, link, interruption)
+    finally:
+        dist.destroy_process_group()
+    return 0 if finished else INTERRUPTED_EXIT_CODE
+
+
+class Interruption:
+    """Whether the run was asked to stop; the loop looks at it where it waits."""
+
+    def __init__(self) -> None:
+        self._seen = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._see)
+
+    def _see(self, number: int, frame: object) -> None:
+        self._seen = True
+
+    def __call__(self) -> bool:
+        return self._seen
+
+
+def _join_ranks(link: Link) -> None:
+    """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        link.announce("rendezvous", str(store.port))
+    else:
+        port = int(link.ask("rendezvous", START_TIMEOUT_S))
+        store = TCPStore("127.0.0.1", port, ranks, is_master=False)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=COLLECTIVE_TIMEOUT)
+
+
+def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interruption) -> bool:
+    config, is_first = resolved.config, dist.get_rank() == 0
+    epoch = run.epoch(Credentials.from_environment().epoch)
+    model = model_reference(resolved, run)
+    algorithm = config.algorithm.build()
+    with link.phase("loading the model"):
+        engines = _engines(config, model, needs_reference=algorithm.needs_reference)
+    rollouts = None
+    if is_first and algorithm.needs_rollouts:
+        address = link.ask("controller", START_TIMEOUT_S)
+        rollouts = RolloutClient(address, is_interrupted=interruption, log=_log)
+    source: BatchSource | None = rollouts
+    if is_first and rollouts is None:
+        former = [one.ledger for one in run.epochs() if one.number < epoch.number]
+        ledger = Ledger.take_over(epoch.ledger, former, run.path)
+        source = SupervisedSource(config.dataset.build(), load_tokenizer(model), config, ledger, interruption)
+    beginning = share_beginning(source.where_to_begin() if source is not None else None)
+    witness = Witness()
+    if beginning.checkpoint is not None:
+        witness = restore_checkpoint(beginning.checkpoint, {"actor": engines["actor"]})
+    publication = None
+    if algorithm.needs_rollouts:
+        folder = _weights_folder(config, epoch)
+        publication = Publication(config.publication, engines["actor"], rollouts, folder, getattr(torch, model.dtype))
+    journal = _journal(resolved, run, link, beginning.step) if is_first else None
+    trainer = Trainer(config, algorithm, engines, publication, run.path, epoch.checkpoints, source, journal)
+    try:
+        return trainer.run(beginning.step, beginning.version, witness)
+    finally:
+        if journal is not None:
+            journal.close()
+        if source is not None:
+            source.close()
+        for engine in engines.values():
+            engine.close()
+
+
+def _engines(config: RunConfig, model: ModelReference, *, needs_reference: bool) -> dict[str, TrainEngine]:
+    updates = config.steps * config.training.updates_per_batch * config.training.epochs_per_batch
+    settings = OptimizerSettings(updates, config.sampling.temperature)
+    engines = {"actor": config.train_engine.build()}
+    engines["actor"].setup(model, Role.ACTOR, settings)
+    if needs_reference:
+        assert config.reference_model is not None
+        engines["reference"] = config.train_engine.build()
+        engines["reference"].setup(replace(model, path=config.reference_model.path), Role.REFERENCE, settings)
+    return engines
+
+
+def _weights_folder(config: RunConfig, epoch: EpochFolder) -> Path:
+    """Where weights are published; empty."""
+    is_disk = config.publication.transport == "disk"
+    folder = epoch.weights if is_disk else Path(os.environ[SCRATCH_VARIABLE]) / "weights"
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journal:
+    journal = Journal(
+        run.metrics,
+        step,
+        trackers=[selection.build() for selection in resolved.config.trackers],
+        observers=[LinkObserver(link), resolved.plugins.events],
+        phase=link.phase,
+        log=_log,
+    )
+    link.post(Status({"step": step}))
+    journal.start_trackers(run.path, resolved.config.model_dump(mode="json"))
+    return journal
+
+
+class LinkObserver:
+    """Lets the supervisor know how the trainer is, for whoever watches."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line of metrics was written."""
+        self._link.post(StepMetrics({"step": step, **metrics}))
+
+    def weights_published(self, step: int, version: int) -> None:
+        """Shown with the rollouts."""
+
+    def checkpoint_saved(self, step: int, path: Path) -> None:
+        """Shown as a phase."""
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

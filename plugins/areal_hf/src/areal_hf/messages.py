@@ -1,0 +1,96 @@
+"""Between the engine in the rollout controller and the process that generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.messages import message
+
+
+@message
+class Load:
+    """Load the model; `settings` is the plugin's section as JSON. Answered with `Loaded`."""
+
+    settings: str
+    model: ModelReference
+
+
+@message
+class Loaded:
+    """The model is ready, and what it can take, in tokens."""
+
+    sequence_length: int
+    cache_tokens: int
+    vocabulary: int
+
+
+@message
+class NewSampling:
+    """Sampling settings that requests name by number, counted from 0."""
+
+    sampling: SamplingParameters
+
+
+@message
+class NewRequest:
+    """One sequence to continue.
+
+    Attributes:
+        number: of the request.
+        input_ids: prompt and everything after it so far.
+        sampling: number of the settings.
+        seed: of its random numbers.
+    """
+
+    number: int
+    input_ids: list[int]
+    sampling: int
+    seed: int
+
+
+@message
+class Generate:
+    """Sequences to continue."""
+
+    requests: list[NewRequest]
+
+
+@message
+class Cancel:
+    """Nobody wants the answer to a request any more."""
+
+    number: int
+
+
+@message
+class Update:
+    """Take over the weights in a folder. Answered with `Updated`."""
+
+    version: int
+    folder: Path
+
+
+@message
+class Updated:
+    """Whether the weights were taken over, and why not."""
+
+    version: int
+    error: str | None
+
+
+@message
+class Finished:
+    """Requests that have ended, one behind another.
+
+    Attributes:
+        numbers: of the requests.
+        counts: tokens of each.
+        stopped: whether each ended with a stop token.
+        columns: tokens, versions (int32) and log-probabilities (float32) of all of them, column by column.
+    """
+
+    numbers: list[int]
+    counts: list[int]
+    stopped: list[bool]
+    columns: bytes
