@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from areal_core.config.yaml_text import Document, parse
 from areal_core.errors import ConfigError, PluginBrokenError, PluginError, UsageError
+from areal_core.plugins.manager import joined
+from areal_core.plugins.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One document with the name that errors call it by and the folder that its file references are relative to."""
+    """One document with the name that errors call it by and the folder that its file references are relative to.
+
+    `plugins` are those that a preset needs; the first of them is the one in which it ships.
+    """
 
     document: Document
     name: str
@@ -28,6 +33,11 @@ class Source:
     stem: str
     text: str
     plugins: tuple[str, ...] = ()
+
+    @property
+    def plugin(self) -> str:
+        """The plugin in which a preset ships; nothing for a file."""
+        return next(iter(self.plugins), "")
 
 
 def read_file(path: str | Path) -> Source:
@@ -37,7 +47,7 @@ def read_file(path: str | Path) -> Source:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         here = path.parent if path.parent.is_dir() else Path()
-        near = difflib.get_close_matches(path.name, [found.name for found in here.iterdir()], n=1)
+        near = difflib.get_close_matches(path.name, [file.name for file in here.iterdir()], n=1)
         hint = f"did you mean {path.parent / near[0]}?" if near else "`areal config init` writes one to begin with"
         raise UsageError(f"there is no config file {path}", hints=(hint,)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -64,15 +74,7 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
             hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
         )
     if plugins[0] in manager.failed:
-        raise (
-            next(iter(errors))
-            if len(errors) == 1
-            else PluginError(
-                f"{len(errors)} problems with plugins",
-                hints=[line for error in errors for line in str(error).split("\n  ")],
-                parts=errors,
-            )
-        )
+        raise joined(errors)
     for preset in manager.presets():
         if preset.plugin == plugins[0] and preset.default:
             return read_preset(manager, preset)
@@ -110,8 +112,6 @@ def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, .
 
 def _listing(manager: PluginManager) -> str:
     """Every preset of every installed plugin."""
-    from areal_core.plugins.survey import survey
-
-    found = [record for report in survey(manager.catalog) for kind, record in report.records if kind == "presets"]
-    names = [f"{preset.reference} ({preset.summary})" for preset in sorted(found, key=lambda preset: preset.reference)]
-    return f"presets: {', '.join(names) or 'no installed plugin has one'}"
+    records = [each for plugin in survey(manager.catalog) for each in plugin.records]
+    titles = sorted(f"{preset.reference} ({preset.summary})" for kind, preset in records if kind == "presets")
+    return f"presets: {', '.join(titles) or 'no installed plugin has one'}"

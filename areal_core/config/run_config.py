@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from areal_core.config.place import component
 from areal_core.config.problems import Problem
 from areal_core.config.sections import (
     CheckpointSection,
@@ -19,7 +20,7 @@ from areal_core.config.sections import (
     SamplingSection,
     TrainingSection,
 )
-from areal_core.config.selection import Selection, component, selections
+from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -104,6 +105,5 @@ class RunConfig(Settings):
 
 def _needs_group(advantage: Selection) -> bool:
     """What the settings of an advantage say, or, where it is named by import, the function or class itself."""
-    told = advantage.settings if isinstance(advantage.settings, Settings) else None
-    source = told if told is not None or advantage.record is not None else advantage.load()
-    return bool(getattr(source, "needs_group", False))
+    by_import = advantage.record is None and not isinstance(advantage.settings, Settings)
+    return bool(getattr(advantage.load() if by_import else advantage.settings, "needs_group", False))

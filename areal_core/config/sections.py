@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from areal_core.config.selection import Selection, component
+from areal_core.config.place import component
+from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
 from areal_core.config.settings import Settings
 
 
@@ -68,16 +69,9 @@ class SamplingSection(Settings):
 
     def irreproducible(self) -> list[str]:
         """The settings whose effect on probabilities the trainer does not know, as `name=value`."""
-        neutral = {
-            "min_new_tokens": 0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-        }
-        return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
+        neutral = SamplingSection(temperature=self.temperature, max_new_tokens=self.max_new_tokens)
+        harmless = {"stop", "stop_token_ids", "allow_mismatched_sampling"}
+        return [f"{name}={value}" for name, value in self if name not in harmless and value != getattr(neutral, name)]
 
 
 class RolloutSection(Settings):

@@ -7,19 +7,22 @@ that errors can name file and line and `areal config show` the origin of each va
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config.imports import Located
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import dotted
-from areal_core.config.yaml_text import Document, parse_value
+from areal_core.config.yaml_text import parse_value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from areal_core.config.presets import Source
+
 _FILE_REFERENCE: Final = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*")
+_BARE_NAME: Final = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)*")
 
 
@@ -30,16 +33,16 @@ class Tree:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
-    def lay(self, document: Document, name: str, folder: Path) -> None:
-        """Lay a whole document over the tree; `folder` is what its file references are relative to."""
+    def lay(self, source: Source) -> None:
+        """Lay a whole file or preset over the tree."""
+        lines = source.document.lines
 
         def origin(path: KeyPath) -> str:
-            line = next(
-                (document.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in document.lines), 0
-            )
-            return f"{name}:{line}" if line else name
+            line = _nearest(lines, path)
+            return f"{source.name}:{line}" if line else source.name
 
-        self.values = self._overlay(self.values, locate(document.values or {}, folder), (), origin)
+        located = locate(source.document.values, source.folder, source.plugin)
+        self.values = self._overlay(self.values, located, (), origin)
 
     def assign(self, path: KeyPath, value: Any, origin: str) -> None:
         """Lay one value over the tree; `ValueError` says which part of the path leads nowhere."""
@@ -64,7 +67,7 @@ class Tree:
 
     def origin(self, path: KeyPath) -> str:
         """Where the value at a path came from, or the nearest key above it; "" if nobody set it."""
-        return next((self.origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.origins), "")
+        return _nearest(self.origins, path) or ""
 
     def _overlay(self, lower: Any, upper: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> Any:
         """Merge mappings key by key; a section whose `type` changes starts afresh; anything else is replaced."""
@@ -126,22 +129,26 @@ def parse_override(word: str, origin: str, folder: Path) -> Override:
     return Override(tuple(key.split(".")), value, origin)
 
 
-def locate(value: Any, folder: Path) -> Any:
-    """Give every file reference in a layer the folder that it is relative to."""
-    if isinstance(value, str) and _FILE_REFERENCE.fullmatch(value):
-        return Located(value, folder)
+def locate(value: Any, folder: Path, plugin: str = "") -> Any:
+    """Give what may name a component its place: a file its folder, a bare name in a preset the preset's plugin."""
+    if isinstance(value, str):
+        is_name = _FILE_REFERENCE.fullmatch(value) or (plugin and _BARE_NAME.fullmatch(value))
+        return Located(value, folder, plugin) if is_name else value
     if isinstance(value, Mapping):
-        return {key: locate(part, folder) for key, part in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [locate(part, folder) for part in value]
-    return value
+        return {key: locate(part, folder, plugin) for key, part in value.items()}
+    return [locate(part, folder, plugin) for part in value] if isinstance(value, list) else value
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[str, Any]:
     """Every single value of a tree by its dotted path; empty lists and sections count as values."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    found = {name: leaf for key, part in parts for name, leaf in leaves(part, (*path, key)).items()}
-    return found or {dotted(path): value}
+    below = {name: leaf for key, part in parts for name, leaf in leaves(part, (*path, key)).items()}
+    return below or {dotted(path): value}
+
+
+def _nearest(marks: Mapping[KeyPath, Any], path: KeyPath) -> Any:
+    """The mark of a path, or of the nearest key above it; None if there is none."""
+    return next((marks[path[:end]] for end in range(len(path), -1, -1) if path[:end] in marks), None)
 
 
 def _same_choice(one: Any, other: Any) -> bool:

@@ -74,11 +74,7 @@ class Document:
 def parse(text: str, name: str) -> Document:
     """Read one YAML document; `name` stands for it in errors."""
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
@@ -95,11 +91,7 @@ def parse_value(text: str) -> Any:
     if not text.strip():
         raise ValueError("has no value; write null to clear it, '' for an empty text")
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError("is not a YAML scalar or flow list; quote a text that has special characters") from error
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
@@ -122,23 +114,22 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: 
     line = node.start_mark.line + 1
     if id(node) in above:
         raise ConfigError(f"{name}:{line}: an alias contains itself")
-    if isinstance(node, yaml.ScalarNode):
-        lines.setdefault(path, line)
-        return _scalar(node, name)
     lines.setdefault(path, line)
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, name)
     above |= {id(node)}
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, (*path, index), lines, name, above) for index, item in enumerate(node.value)]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key, key_line = getattr(key_node, "value", None), key_node.start_mark.line + 1
         if not isinstance(key, str):
             raise ConfigError(f"{name}:{key_line}: a key must be a plain word")
-        if key in found:
+        if key in values:
             raise ConfigError(f"{name}:{key_line}: the key '{key}' is given twice")
         lines[*path, key] = key_line
-        found[key] = _construct(value_node, (*path, key), lines, name, above)
-    return found
+        values[key] = _construct(value_node, (*path, key), lines, name, above)
+    return values
 
 
 def _scalar(node: yaml.ScalarNode, name: str) -> Any:
@@ -150,9 +141,7 @@ def _scalar(node: yaml.ScalarNode, name: str) -> Any:
     if tag == _INT:
         return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
     if tag == _FLOAT:
-        return float(
-            text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")
-        )
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     if tag == _STR:
         return text
     raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {tag} is not allowed in a config")
