@@ -159,7 +159,9 @@ class Place:
         return handler(chosen if items is value else chosen[0])
 
 
-def component(kind: str, default: Any = None, common: type[Settings] | None = None, description: str = "") -> Any:
+def component(
+    kind: str, default: Any = None, common: type[Settings] | None = None, description: str | None = None
+) -> Any:
     """Declare a field of a `Settings` model as a place where a component of `kind` is chosen.
 
     The field is annotated `Selection`, `Selection | None` or `list[Selection]` (give the last a list as `default`).
@@ -169,7 +171,7 @@ def component(kind: str, default: Any = None, common: type[Settings] | None = No
     """
     if kind not in KINDS:
         raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(KINDS)}")
-    declared: FieldInfo = Field(default=default, validate_default=True, description=description or KINDS[kind])
+    declared: FieldInfo = Field(default=default, validate_default=True, description=description)
     declared.metadata.append(Place(kind, default, common))
     return declared
 

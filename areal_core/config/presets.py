@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.resources
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,23 +87,19 @@ def read_preset(manager: PluginManager, preset: Preset) -> Source:
     """Read the YAML file of a preset out of its package."""
     module_name, _, file_name = preset.path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-        package = module_name if hasattr(module, "__path__") else module_name.rpartition(".")[0]
-        file = importlib.resources.files(package or module_name).joinpath(file_name)
-        text = file.read_text(encoding="utf-8")
+        path = Path(str(importlib.import_module(module_name).__file__)).parent / file_name
+        text = path.read_text(encoding="utf-8")
     except (ImportError, OSError, UnicodeDecodeError) as error:
         raise PluginBrokenError(
             f"the preset '{preset.reference}' of {preset.supplier} cannot be read at {preset.path}: {error}",
             hints=(f"reinstall it with: pip install --force-reinstall {preset.distribution}",),
         ) from error
-    folder = Path(str(file)).parent
-    return _source(text, f"preset {preset.reference}", folder, preset.name, (preset.plugin, *preset.plugins))
+    return _source(text, f"preset {preset.reference}", path.parent, preset.name, (preset.plugin, *preset.plugins))
 
 
 def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, ...] = ()) -> Source:
     document = parse(text, name)
-    if document.values is None:
-        document.values = {}
+    document.values = {} if document.values is None else document.values
     if not isinstance(document.values, dict):
         raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")
     return Source(document, name, folder, stem, text, plugins)

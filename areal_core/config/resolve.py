@@ -12,7 +12,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.yaml"
 """The complete config in a run folder."""
+
+_PRESET: Final = re.compile(r"[\w-]+(/[\w-]+)?")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def resolve(
     overrides_read = _overrides(environment.get("AREAL_SET", ""), overrides)
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
     written = dict(source.document.values) if source else {}
-    written.update({str(override.path[0]): override.value for override in overrides_read if len(override.path) == 1})
+    written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
     wanted, blocked = separate([*plugins, *_words(listed or ""), *_plugin_list(written.get("plugins"))])
     manager = PluginManager(blocked=blocked, core_only=core_only)
     errors = _add(manager, wanted)
@@ -193,7 +195,7 @@ def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
     faults = []
     for override in sorted(overrides, key=lambda override: override.rank):
         try:
-            tree.assign(override.path, override.value, override.origin)
+            tree.assign(override)
         except ValueError as error:
             faults.append(f"{override.origin}: {dotted(override.path)}: {error}")
     _raise_faults(faults)
@@ -247,10 +249,7 @@ def _words(text: str) -> list[str]:
 
 def _is_file(config_path: str | Path) -> bool:
     """Whether CONFIG is a file; what neither exists nor looks like one may be the name of a preset."""
-    path = Path(config_path)
-    return (
-        path.exists() or path.suffix in {".yaml", ".yml", ".json"} or path.is_absolute() or str(config_path)[:1] == "."
-    )
+    return Path(config_path).exists() or not _PRESET.fullmatch(str(config_path))
 
 
 def _file_title(path: Path, base: Path) -> str:

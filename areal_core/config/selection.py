@@ -8,7 +8,7 @@ a `Selection` there. The choice is checked at once, name and settings; the code 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pydantic_core import core_schema, to_jsonable_python
 
 from areal_core.config.imports import import_reference, keyword_parameters
 from areal_core.config.problems import Path as KeyPath
-from areal_core.config.problems import Problem, RejectedError
+from areal_core.config.problems import RejectedError
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
 from areal_core.plugins.catalog import Catalog
@@ -78,25 +78,19 @@ class Selection:
 
     def keywords(self) -> dict[str, Any]:
         """The settings by name."""
-        if isinstance(self.settings, Settings):
-            return {name: getattr(self.settings, name) for name in type(self.settings).model_fields}
         return dict(self.settings)
 
     def to_tree(self) -> dict[str, Any]:
         """The choice as it stands in a YAML file."""
-        tree: dict[str, Any] = {"type": self.target}
-        for part in (self.common, self.settings):
-            if isinstance(part, BaseModel):
-                tree.update(part.model_dump(mode="json"))
-            elif part:
-                tree.update(to_jsonable_python(dict(part)))
-        return tree
+        return {"type": self.target, **to_jsonable_python(self.common or {}), **to_jsonable_python(self.settings)}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(lambda chosen: chosen.to_tree()),
+        return core_schema.custom_error_schema(
+            core_schema.is_instance_schema(cls),
+            custom_error_type="selection",
+            custom_error_message="must be one component, in a field that is declared by component(kind)",
+            serialization=core_schema.plain_serializer_function_ser_schema(cls.to_tree),
         )
 
     @classmethod
@@ -106,27 +100,19 @@ class Selection:
         choice = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
         return {"anyOf": [{"type": "string"}, choice]}
 
-    @classmethod
-    def _validate(cls, value: object) -> Selection:
-        if not isinstance(value, Selection):
-            raise RejectedError([Problem((), "must be one component, in a field that is declared by component(kind)")])
-        return value
-
 
 def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Selection]]:
     """Every choice in a tree of settings, nested ones included, with the path of keys that leads to it."""
     if isinstance(settings, Selection):
         yield path, settings
-        yield from selections(settings.settings, path)
-    elif isinstance(settings, BaseModel):
-        for name in type(settings).model_fields:
-            yield from selections(getattr(settings, name), (*path, name))
-    elif isinstance(settings, Mapping):
-        for key, value in settings.items():
-            yield from selections(value, (*path, key))
-    elif isinstance(settings, Sequence) and not isinstance(settings, str | bytes):
-        for index, value in enumerate(settings):
-            yield from selections(value, (*path, index))
+        settings = settings.settings
+    parts: Iterable[tuple[str | int, object]] = ()
+    if isinstance(settings, BaseModel | Mapping):
+        parts = dict(settings).items()
+    elif isinstance(settings, list | tuple):
+        parts = enumerate(settings)
+    for key, value in parts:
+        yield from selections(value, (*path, key))
 
 
 def _accepted(

@@ -67,6 +67,12 @@ class Settings(BaseModel):
         return ()
 
 
+class Section(Settings):
+    """A section of a run's config. Every key is described by the text below it, which the documentation shows."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
 @dataclass(frozen=True, repr=False)
 class Secret:
     """A password or key, named and never written down: only `env:NAME` is accepted, stored and shown.

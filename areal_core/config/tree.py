@@ -44,26 +44,12 @@ class Tree:
         located = locate(source.document.values, source.folder, source.plugin)
         self.values = self._overlay(self.values, located, (), origin)
 
-    def assign(self, path: KeyPath, value: Any, origin: str) -> None:
-        """Lay one value over the tree; `ValueError` says which part of the path leads nowhere."""
-        container: Any = self.values
-        walked: KeyPath = ()
-        for part in path[:-1]:
-            key = _key(container, part, walked)
-            walked = (*walked, key)
-            if isinstance(container, dict) and container.get(key) is None:
-                container[key] = {}
-                self.origins[walked] = origin
-            if isinstance(container[key], str):
-                self.origins[*walked, "type"] = self.origins.get(walked, "")
-                container[key] = {"type": container[key]}
-            container = container[key]
-        last = _key(container, path[-1], walked)
-        if last == "type" and not _same_choice(container.get("type"), value):
-            container.clear()
-            self._forget(walked, itself=False)
-        before = container[last] if isinstance(last, int) else container.get(last)
-        container[last] = self._overlay(before, value, (*walked, last), lambda _: origin)
+    def assign(self, override: Override) -> None:
+        """Lay one value over the tree; `ValueError` says which part of its path leads nowhere."""
+        layer = override.value
+        for part in reversed(override.path):
+            layer = _Reach({part: layer})
+        self.values = self._overlay(self.values, layer, (), lambda _: override.origin)
 
     def origin(self, path: KeyPath) -> str:
         """Where the value at a path came from, or the nearest key above it; "" if nobody set it."""
@@ -71,6 +57,12 @@ class Tree:
 
     def _overlay(self, lower: Any, upper: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> Any:
         """Merge mappings key by key; a section whose `type` changes starts afresh; anything else is replaced."""
+        if isinstance(upper, _Reach) and isinstance(lower, list):
+            index = _index(lower, next(iter(upper)), path)
+            item = self._overlay(lower[index], next(iter(upper.values())), (*path, index), origin)
+            return [*lower[:index], item, *lower[index + 1 :]]
+        if isinstance(upper, _Reach) and not isinstance(lower, Mapping | str | None):
+            raise ValueError(f"{dotted(path)} is a single value, it has no part '{next(iter(upper))}'")
         if isinstance(lower, str) and isinstance(upper, Mapping):
             self.origins[*path, "type"] = self.origins.get(path, "")
             lower = {"type": lower}
@@ -96,16 +88,19 @@ class Tree:
         for key, part in parts:
             self._note(part, (*path, key), origin)
 
-    def _forget(self, path: KeyPath, itself: bool = True) -> None:
-        for known in [known for known in self.origins if known[: len(path)] == path and (itself or known != path)]:
-            del self.origins[known]
+    def _forget(self, path: KeyPath) -> None:
+        self.origins = {known: origin for known, origin in self.origins.items() if known[: len(path)] != path}
+
+
+class _Reach(dict[str, Any]):
+    """A mapping of one key that an override's path is made of: unlike others it reaches into lists, by number."""
 
 
 @dataclass(frozen=True)
 class Override:
     """One `section.key=value`, and whether it came from the command line or the environment."""
 
-    path: KeyPath
+    path: tuple[str, ...]
     value: Any
     origin: str
 
@@ -163,15 +158,11 @@ def _same_choice(one: Any, other: Any) -> bool:
     )
 
 
-def _key(container: Any, part: str | int, walked: KeyPath) -> str | int:
-    """One part of an override's path as the container there knows it: a number in a list, a name in a section."""
-    if isinstance(container, dict):
-        return str(part)
-    if not isinstance(container, list):
-        raise ValueError(f"{dotted(walked)} is a single value, it has no part '{part}'")
-    count = f"{dotted(walked)} is a list with {len(container)} item{'' if len(container) == 1 else 's'}"
-    if not str(part).isdigit():
+def _index(items: list[Any], part: str, path: KeyPath) -> int:
+    """The item of a list that one part of an override's path names; `ValueError` if it names none."""
+    count = f"{dotted(path)} is a list with {len(items)} item{'' if len(items) == 1 else 's'}"
+    if not part.isdigit():
         raise ValueError(f"{count}: name one by its number, from 0")
-    if int(part) >= len(container):
+    if int(part) >= len(items):
         raise ValueError(f"{count}, none with number {part}; they are counted from 0")
     return int(part)
