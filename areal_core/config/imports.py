@@ -22,7 +22,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from areal_core.config.problems import Problem, RejectedError, from_validation, unknown_key
+from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
 from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
@@ -66,7 +66,7 @@ def import_reference(reference: str, folder: Path) -> Imported:
     """Import what a reference names; `RejectedError` says what is wrong with it and how to write it."""
     location, _, attribute = reference.rpartition(":")
     if not location or not attribute.isidentifier():
-        raise _rejected(
+        raise rejected(
             f"'{reference}' is not a reference", "write package.module:attribute or path/to/file.py:attribute"
         )
     if location.endswith(".py") or "/" in location:
@@ -112,7 +112,7 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise _rejected(
+        raise rejected(
             f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"
         ) from None
     digest = hashlib.sha256(source).hexdigest()
@@ -128,7 +128,7 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise _rejected(
+        raise rejected(
             f"importing {path} raises {describe_error(error)}", "correct the file; --debug shows where"
         ) from error
     return module, digest
@@ -140,10 +140,8 @@ def _load_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
             hint = f"install what contains it, or name a file: path/to/{name.rpartition('.')[2]}.py:attribute"
-            raise _rejected(f"there is no module named '{name}' in this environment", hint) from None
-        raise _rejected(
-            f"importing {name} raises {describe_error(error)}", "correct it; --debug shows where"
-        ) from error
+            raise rejected(f"there is no module named '{name}' in this environment", hint) from None
+        raise rejected(f"importing {name} raises {describe_error(error)}", "correct it; --debug shows where") from error
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
@@ -154,11 +152,7 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
     hint = (
         f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(sorted(names)) or 'nothing that can be called'}"
     )
-    raise _rejected(f"{place} has no '{attribute}'", hint)
-
-
-def _rejected(message: str, hint: str) -> RejectedError:
-    return RejectedError([Problem(("type",), message, (hint,))])
+    raise rejected(f"{place} has no '{attribute}'", hint)
 
 
 def _type_hints(target: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from pydantic_core import core_schema
 
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import check_keywords, import_reference, is_import
-from areal_core.config.problems import Problem, RejectedError, from_validation, unknown_key
+from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
-from areal_core.errors import ComponentNotFoundError, PluginBrokenError, PluginError
+from areal_core.errors import ComponentNotFoundError, PluginError
 from areal_core.plugins.records import KINDS, Component, normalise, with_article
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Place:
         if reference is None and len(self._default_types()) == 1:
             reference = self._default_types()[0]
         if not isinstance(reference, str) or not reference.strip():
-            message = f"must name {with_article(KINDS[self.kind])}"
-            raise RejectedError([Problem(("type",), message, (self._available(context),))])
+            raise rejected(f"must name {with_article(KINDS[self.kind])}", self._available(context))
         return reference, keys
 
     def _imported(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
@@ -70,11 +69,9 @@ class Place:
         settings: Settings | dict[str, Any]
         if model is None:
             settings = check_keywords(imported.value, keys, f"'{imported.target}'", context)
-        elif _is_settings(model):
-            settings = _validated(model, keys, replace(context, home=""))
         else:
-            message = f"the Config of '{imported.target}' is no Settings model"
-            raise RejectedError([Problem(("type",), message, ("derive it from areal_core.config.Settings",))])
+            wrong = f"the Config of '{imported.target}' is no Settings model"
+            settings = _validated(_checked(model, wrong), keys, replace(context, home=""))
         if imported.file:
             context.files[str(imported.file)] = imported.sha256
         return Selection(self.kind, imported.target, settings, reference=str(reference))
@@ -82,20 +79,15 @@ class Place:
     def _named(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
         record = self._find(reference, context)
         settings: Settings | dict[str, Any] = {}
-        if record.config is None and keys:
-            owner = f"'{record.reference}'"
-            raise RejectedError([unknown_key((key,), (), owner) for key in keys])
         if record.config is not None:
             try:
                 model = context.manager.import_from(record, record.config)
-                if not _is_settings(model):
-                    raise PluginBrokenError(
-                        f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model",
-                        hints=("derive it from areal_core.config.Settings",),
-                    )
             except PluginError as error:
-                raise RejectedError([Problem(("type",), error.message, error.hints)]) from error
-            settings = _validated(model, keys, replace(context, home=record.plugin))
+                raise rejected(error.message, *error.hints) from error
+            wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
+            settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
+        elif keys:
+            raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
         return Selection(self.kind, record.reference, settings, reference=str(reference), record=record)
 
     def _find(self, reference: str, context: ResolutionContext) -> Component:
@@ -113,7 +105,7 @@ class Place:
                 raise RejectedError([]) from error
             if manager.failed and not plugin and isinstance(error, ComponentNotFoundError):
                 raise RejectedError([]) from error  # it may well be supplied by a plugin that cannot be loaded
-            raise RejectedError([Problem(("type",), error.message, error.hints)]) from error
+            raise rejected(error.message, *error.hints) from error
 
     def _default_types(self) -> list[object]:
         """The names in the default: what a section chooses that names nothing, and what is read as at home."""
@@ -176,11 +168,13 @@ def component(
     return declared
 
 
-def _is_settings(model: object) -> bool:
-    return inspect.isclass(model) and issubclass(model, Settings)
+def _checked(model: object, wrong: str) -> type[Settings]:
+    if not (inspect.isclass(model) and issubclass(model, Settings)):
+        raise rejected(wrong, "derive it from areal_core.config.Settings")
+    return model
 
 
-def _validated(model: Any, written: dict[str, Any], context: ResolutionContext) -> Settings:
+def _validated(model: type[Settings], written: dict[str, Any], context: ResolutionContext) -> Settings:
     try:
         return model.model_validate(written, context=context)
     except ValidationError as error:

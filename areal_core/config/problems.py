@@ -42,6 +42,11 @@ class RejectedError(ValueError):
         super().__init__("; ".join(f"{dotted(problem.path)}: {problem.message}" for problem in self.problems))
 
 
+def rejected(message: str, *hints: str) -> RejectedError:
+    """The error for a `type` that names nothing which can be chosen."""
+    return RejectedError([Problem(("type",), message, hints)])
+
+
 def dotted(path: Sequence[str | int]) -> str:
     """A path as it is written in overrides and errors."""
     return ".".join(str(part) for part in path)

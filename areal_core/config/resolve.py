@@ -29,7 +29,7 @@ from areal_core.plugins.manager import separate
 from areal_core.plugins.records import normalise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 CONFIG_FILE = "config.yaml"
 """The complete config in a run folder."""
@@ -67,7 +67,9 @@ class Resolved:
         """The plugins, and every file of the user's own that was loaded by path, as `compare` compares them."""
         records = self.plugins.provenance()
         for path, digest in sorted(self.files.items()):
-            records.append(Provenance(_file_title(Path(path), self.base_dir), "", "", path, digest))
+            file, base = Path(path), self.base_dir
+            title = file.relative_to(base).as_posix() if file.is_relative_to(base) else file.name
+            records.append(Provenance(title, "", "", path, digest))
         return records
 
 
@@ -192,13 +194,7 @@ def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
     tree = Tree()
     for layer in layers:
         tree.lay(layer)
-    faults = []
-    for override in sorted(overrides, key=lambda override: override.rank):
-        try:
-            tree.assign(override)
-        except ValueError as error:
-            faults.append(f"{override.origin}: {dotted(override.path)}: {error}")
-    _raise_faults(faults)
+    _each(tree.assign, sorted(overrides, key=lambda override: override.rank))
     return tree
 
 
@@ -209,21 +205,22 @@ def _overrides(environment: str, words: Sequence[str]) -> list[Override]:
     except ValueError as error:
         raise ConfigError(f"AREAL_SET cannot be split into words: {error}", hints=("check its quotes",)) from None
     layers += [(word, "command line") for word in words]
-    overrides, faults = [], []
-    for word, origin in layers:
+    return _each(lambda layer: parse_override(layer[0], layer[1], Path.cwd()), layers)
+
+
+def _each(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """The results for all items; one `ConfigError` tells every `ValueError`."""
+    results, faults = [], []
+    for item in items:
         try:
-            overrides.append(parse_override(word, origin, Path.cwd()))
+            results.append(function(item))
         except ValueError as error:
             faults.append(str(error))
-    _raise_faults(faults)
-    return overrides
-
-
-def _raise_faults(faults: Sequence[str]) -> None:
     if len(faults) == 1:
         raise ConfigError(faults[0], problems=faults)
     if faults:
         raise ConfigError(f"{len(faults)} overrides are wrong", hints=faults, problems=faults)
+    return results
 
 
 def _add(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
@@ -250,7 +247,3 @@ def _words(text: str) -> list[str]:
 def _is_file(config_path: str | Path) -> bool:
     """Whether CONFIG is a file; what neither exists nor looks like one may be the name of a preset."""
     return Path(config_path).exists() or not _PRESET.fullmatch(str(config_path))
-
-
-def _file_title(path: Path, base: Path) -> str:
-    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name

@@ -6,20 +6,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from areal_core.config import sections
 from areal_core.config.place import component
 from areal_core.config.problems import Problem
-from areal_core.config.sections import (
-    CheckpointSection,
-    EvaluationSection,
-    ModelSection,
-    PlacementSection,
-    PublicationSection,
-    ReferenceModelSection,
-    RewardTerm,
-    RolloutSection,
-    SamplingSection,
-    TrainingSection,
-)
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Section, Settings
 
@@ -40,35 +29,35 @@ class RunConfig(Section):
     """training steps: batches that are trained on"""
     deterministic: bool = False
     """bit for bit the same parameters for the same config"""
-    model: ModelSection
+    model: sections.ModelSection
     """the language model that is trained"""
     dataset: Selection = component("datasets")
     """where prompts (or examples, in fine-tuning) come from"""
     workflow: Selection | None = component("workflows")
     """how an episode is played; null in fine-tuning"""
-    rewards: list[Selection] = component("reward_functions", default=[], common=RewardTerm)
+    rewards: list[Selection] = component("reward_functions", default=[], common=sections.RewardTerm)
     """what an answer is worth: a weighted sum"""
-    sampling: SamplingSection = SamplingSection()
+    sampling: sections.SamplingSection = sections.SamplingSection()
     """how tokens are sampled"""
-    rollout: RolloutSection = RolloutSection()
+    rollout: sections.RolloutSection = sections.RolloutSection()
     """how data is generated"""
-    training: TrainingSection = TrainingSection()
+    training: sections.TrainingSection = sections.TrainingSection()
     """what is done with a batch"""
     inference_engine: Selection | None = component("inference_engines")
     """generates; null in fine-tuning"""
-    publication: PublicationSection = PublicationSection()
+    publication: sections.PublicationSection = sections.PublicationSection()
     """how new weights reach the inference engine"""
-    placement: PlacementSection = PlacementSection()
+    placement: sections.PlacementSection = sections.PlacementSection()
     """which GPUs do what"""
     train_engine: Selection = component("train_engines")
     """holds the parameters and takes the steps"""
     algorithm: Selection = component("algorithms")
     """how a batch becomes a loss"""
-    reference_model: ReferenceModelSection | None = None
+    reference_model: sections.ReferenceModelSection | None = None
     """the frozen model of a KL term"""
-    evaluation: EvaluationSection | None = None
+    evaluation: sections.EvaluationSection | None = None
     """evaluation on held-out data"""
-    checkpoint: CheckpointSection = CheckpointSection()
+    checkpoint: sections.CheckpointSection = sections.CheckpointSection()
     """what a resume starts from"""
     trackers: list[Selection] = component("trackers", default=[])
     """where metrics go beside the run folder"""

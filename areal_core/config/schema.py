@@ -35,9 +35,7 @@ _EXAMPLES: dict[str, Any] = {
 
 def json_schema(manager: PluginManager) -> dict[str, Any]:
     """The schema of a config file; a place for a component carries its kind, and each kind its loaded components."""
-    schema = RunConfig.model_json_schema()
-    for part in (schema, *schema.get("$defs", {}).values()):
-        _require_choices(part)
+    schema = _model_schema(RunConfig)
     for key, meaning in _LOADING_KEYS.items():
         schema["properties"][key] = {"type": "string", "description": meaning}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -81,16 +79,19 @@ def _described(model: type[BaseModel]) -> list[str]:
     return lines
 
 
-def _require_choices(schema: dict[str, Any]) -> None:
-    """Name the components without a default as required: their absence is told by areal's own words, not pydantic's."""
-    for name, part in schema.get("properties", {}).items():
-        optional = {"type": "null"} in part.get("anyOf", [])
-        if "x-areal-kind" in part and part.get("default", "") is None and not optional:
-            del part["default"]
-            schema.setdefault("required", []).append(name)
+def _model_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a model, with the components that have no default as required: areal itself tells their absence."""
+    schema = model.model_json_schema()
+    for part in (schema, *schema.get("$defs", {}).values()):
+        for name, field in part.get("properties", {}).items():
+            optional = {"type": "null"} in field.get("anyOf", [])
+            if "x-areal-kind" in field and field.get("default", "") is None and not optional:
+                del field["default"]
+                part.setdefault("required", []).append(name)
+    return schema
 
 
 def _component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
     model = settings_model(manager, record)
-    settings = model.model_json_schema() if model else {"type": "object", "additionalProperties": False}
+    settings = _model_schema(model) if model else {"type": "object", "additionalProperties": False}
     return {"description": record.summary, "settings": settings}

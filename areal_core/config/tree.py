@@ -15,6 +15,7 @@ from areal_core.config.imports import Located
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import dotted
 from areal_core.config.yaml_text import parse_value
+from areal_core.plugins.records import normalise
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,10 @@ class Tree:
         layer = override.value
         for part in reversed(override.path):
             layer = _Reach({part: layer})
-        self.values = self._overlay(self.values, layer, (), lambda _: override.origin)
+        try:
+            self.values = self._overlay(self.values, layer, (), lambda _: override.origin)
+        except ValueError as error:
+            raise ValueError(f"{override.origin}: {dotted(override.path)}: {error}") from None
 
     def origin(self, path: KeyPath) -> str:
         """Where the value at a path came from, or the nearest key above it; "" if nobody set it."""
@@ -148,14 +152,10 @@ def _nearest(marks: Mapping[KeyPath, Any], path: KeyPath) -> Any:
 
 def _same_choice(one: Any, other: Any) -> bool:
     """Whether two names choose one component: `grpo/rloo` and `rloo` do, `grpo/rloo` and `mine/rloo` do not."""
-    if not isinstance(one, str) or not isinstance(other, str):
-        return one == other
-    one, other = one.replace("-", "_"), other.replace("-", "_")
-    return one == other or (
-        one.rpartition("/")[2] == other.rpartition("/")[2]
-        and ("/" not in one or "/" not in other)
-        and ":" not in one + other
-    )
+    if not isinstance(one, str) or not isinstance(other, str) or ":" in one + other:
+        return bool(one == other)
+    short, long = sorted((normalise(one), normalise(other)), key=len)
+    return short == long or long.endswith(f"/{short}")
 
 
 def _index(items: list[Any], part: str, path: KeyPath) -> int:

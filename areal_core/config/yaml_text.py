@@ -15,26 +15,27 @@ import yaml
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from areal_core.config.problems import Path
 
-_NULL: Final = "tag:yaml.org,2002:null"
-_BOOL: Final = "tag:yaml.org,2002:bool"
-_INT: Final = "tag:yaml.org,2002:int"
-_FLOAT: Final = "tag:yaml.org,2002:float"
-_STR: Final = "tag:yaml.org,2002:str"
+_TAG: Final = "tag:yaml.org,2002:"
 
 _LINE_BREAKS: Final = re.compile("[\x85\u2028\u2029]")
 
-_RESOLVERS: Final = (
-    (_NULL, re.compile(r"null|Null|NULL|~|"), ["n", "N", "~", ""]),
-    (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
-    (_INT, re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), list("-+0123456789")),
-    (
-        _FLOAT,
-        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
-        list("-+.0123456789"),
+_FLOAT: Final = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+
+_WORDS: Final[dict[str, tuple[str, list[str], Callable[[str], Any]]]] = {
+    "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""], lambda _: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF"), lambda text: text.lower() == "true"),
+    "int": (
+        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+        list("-+0123456789"),
+        lambda text: int(text, 0 if text[:2] in {"0o", "0x"} else 10),
     ),
-)
+    "float": (_FLOAT, list("-+.0123456789"), lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text))),
+}
+"""The words that are no text: for each type how they look, what they may begin with, and what they mean."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,14 +54,14 @@ class _Dumper(yaml.SafeDumper):
 def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
     """Text as it is; with characters that PyYAML takes for line breaks, escaped in double quotes."""
     style = '"' if _LINE_BREAKS.search(text) else None
-    return dumper.represent_scalar(_STR, text, style=style)
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 
 _Dumper.add_representer(str, _write_text)
-for _tag, _pattern, _first in _RESOLVERS:
-    _anchored = re.compile(rf"(?:{_pattern.pattern})\Z")
-    _Loader.add_implicit_resolver(_tag, _anchored, _first)
-    _Dumper.add_implicit_resolver(_tag, _anchored, _first)
+for _name, (_pattern, _first, _) in _WORDS.items():
+    _anchored = re.compile(rf"(?:{_pattern})\Z")
+    _Loader.add_implicit_resolver(_TAG + _name, _anchored, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _anchored, _first)
 
 
 @dataclass
@@ -133,15 +134,9 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: 
 
 
 def _scalar(node: yaml.ScalarNode, name: str) -> Any:
-    text, tag = node.value, node.tag
-    if tag == _NULL:
-        return None
-    if tag == _BOOL:
-        return text.lower() == "true"
-    if tag == _INT:
-        return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
-    if tag == _FLOAT:
-        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    if tag == _STR:
-        return text
-    raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {tag} is not allowed in a config")
+    kind = node.tag.removeprefix(_TAG)
+    if kind == "str":
+        return node.value
+    if kind not in _WORDS:
+        raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {node.tag} is not allowed in a config")
+    return _WORDS[kind][2](node.value)

@@ -29,23 +29,9 @@ CORE: Final = "core"
 """The name under which the core's own components are registered; always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
-FIRST_PARTY: Final = (
-    "hf",
-    "fsdp",
-    "deepspeed",
-    "grpo",
-    "preferences",
-    "rewards",
-    "agents",
-    "environments",
-    "trackers",
-    "servers",
-    "sglang",
-    "vllm",
-    "ray",
-    "slurm",
-    "view",
-)
+_ENGINES: Final = ("hf", "fsdp", "deepspeed", "servers", "sglang", "vllm", "ray", "slurm")
+_IDEAS: Final = ("grpo", "preferences", "rewards", "agents", "environments", "trackers", "view")
+FIRST_PARTY: Final = (*_ENGINES, *_IDEAS)
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""
 
@@ -138,31 +124,25 @@ class Catalog:
     """The plugins that are installed, by name. Reading it imports none of them."""
 
     def __init__(self, installed: Iterable[Installed]) -> None:
-        self._by_name: dict[str, list[Installed]] = {}
-        for entry in installed:
-            self._by_name.setdefault(entry.name, []).append(entry)
+        self.entries = sorted(installed, key=lambda entry: (entry.name, entry.distribution))
+        """Every entry point, those that claim the same name included."""
 
     @classmethod
     def scan(cls) -> Catalog:
         """Read the metadata of every distribution on the path."""
-        installed = [
+        return cls(
             Installed(normalise(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
             for point in importlib.metadata.entry_points(group=GROUP)
             if point.dist is not None
-        ]
-        return cls(sorted(installed, key=lambda entry: (entry.name, entry.distribution)))
+        )
 
     def names(self) -> list[str]:
         """Every installed plugin's name, sorted."""
-        return sorted(self._by_name)
-
-    def entries(self) -> list[Installed]:
-        """Every entry point, those that claim the same name included."""
-        return [entry for name in self.names() for entry in self._by_name[name]]
+        return sorted({entry.name for entry in self.entries})
 
     def get(self, name: str) -> Installed | None:
         """The plugin of this name, or None; `PluginConflictError` if two distributions claim it."""
-        entries = self._by_name.get(name, [])
+        entries = [entry for entry in self.entries if entry.name == name]
         owners = [f"{entry.distribution} {entry.version}" for entry in entries]
         if name == CORE:
             entries, owners = [*entries, Installed.core()], [*owners, "areal-core itself"]

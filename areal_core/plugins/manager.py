@@ -39,12 +39,10 @@ class PluginManager:
         self.events = Events(self._relay)
 
     @classmethod
-    def load(
-        cls, requested: Sequence[str], *, catalog: Catalog | None = None, core_only: bool = False
-    ) -> PluginManager:
+    def load(cls, requested: Sequence[str]) -> PluginManager:
         """The manager with every plugin in `requested`; a word `no:x` takes x away. All failures are told at once."""
         wanted, blocked = separate(requested)
-        manager = cls(catalog=catalog, blocked=blocked, core_only=core_only)
+        manager = cls(blocked=blocked)
         manager.add(wanted)
         return manager
 
@@ -124,16 +122,15 @@ class PluginManager:
 
     def _find(self, kind: str, reference: str, home: str = "") -> Record:
         plugin, _, name = (normalise(part) for part in reference.rpartition("/"))
-        if home and not plugin:
-            known = {record.reference: record for record in self._of_kind(kind)}
-            for owner in (home, CORE):
-                if f"{owner}/{name}" in known:
-                    return known[f"{owner}/{name}"]
+        known = {record.reference: record for record in self._of_kind(kind)}
+        for owner in (home, CORE) if home and not plugin else ():
+            if f"{owner}/{name}" in known:
+                return known[f"{owner}/{name}"]
         if plugin:
             self.add([plugin], asked_by=f" (asked for by '{reference}')")
         elif name in self.catalog.names() and name not in self.blocked and not self.core_only:
             self.add([name])
-        matches = [record for record in self._of_kind(kind) if record.name == name and plugin in ("", record.plugin)]
+        matches = [each for each in self._of_kind(kind) if each.name == name and plugin in ("", each.plugin)]
         if len(matches) > 1:
             raise ambiguous(kind, matches)
         if not matches:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from areal_core.plugins.catalog import CORE, Installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,18 @@ def describe(installed: Installed) -> Provenance:
     specification = importlib.util.find_spec(installed.entry_point.module.partition(".")[0])
     origin = Path(specification.origin) if specification and specification.origin else Path("nowhere")
     folder = origin.parent
+    is_editable = installed.is_editable() or (installed.name == CORE and (folder.parent / "pyproject.toml").is_file())
     source_hash = None
-    if installed.is_editable() or (installed.name == CORE and (folder.parent / "pyproject.toml").is_file()):
+    if is_editable:
         is_package = specification is None or specification.submodule_search_locations
-        source_hash = hash_folder(folder) if is_package else hash_files([origin], folder)
+        source_hash = _hash(folder.rglob("*") if is_package else [origin], folder)
     return Provenance(installed.name, installed.distribution, installed.version, str(folder), source_hash)
 
 
-def hash_folder(folder: Path) -> str:
-    """One hash over the Python and YAML files of a package, names and contents."""
-    files = [path for path in folder.rglob("*") if path.suffix in {".py", ".yaml", ".yml"} and path.is_file()]
-    return hash_files(files, folder)
-
-
-def hash_files(files: Sequence[Path], base: Path) -> str:
-    """One hash over files, by their place below `base` and their content."""
+def _hash(paths: Iterable[Path], base: Path) -> str:
+    """One hash over the Python and YAML files among `paths`, by their place below `base` and their content."""
     digest = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted(path for path in paths if path.suffix in {".py", ".yaml", ".yml"} and path.is_file()):
         digest.update(path.relative_to(base).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

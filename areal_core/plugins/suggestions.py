@@ -51,14 +51,13 @@ def _meant(kind: str, name: str, loaded: Sequence[tuple[str, Record]], unnamed: 
     for its_kind, record in loaded:
         if record.name == name:
             return f"'{record.reference}' is {with_article(KINDS[its_kind])}, not {with_article(KINDS[kind])}"
-    suppliers = [record for record in unnamed if record.name == name]
+    suppliers = [
+        f"the installed plugin {record.plugin}: write '{record.reference}' or add --plugins {record.plugin}"
+        for record in unnamed
+        if record.name == name
+    ]
     if suppliers:
-        forms = " or ".join(f"'{record.reference}'" for record in suppliers)
-        if len(suppliers) == 1:
-            forms += f" or add --plugins {suppliers[0].plugin}"
-        plural = "s" if len(suppliers) > 1 else ""
-        plugins = " and ".join(record.plugin for record in suppliers)
-        return f"'{name}' is supplied by the installed plugin{plural} {plugins}: write {forms}"
+        return f"'{name}' is supplied by {'; also by '.join(suppliers)}"
     same_kind = [record for its_kind, record in loaded if its_kind == kind]
     references = {record.name: record.reference for record in [*unnamed, *same_kind]}
     near = difflib.get_close_matches(name, references, n=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def survey(catalog: Catalog, skip: Collection[str] = ()) -> list[Plugin]:
     """The core, and each installed plugin by itself, so that one that is broken or in conflict hides no other."""
     plugins = [] if CORE in skip else [load_plugin(Installed.core(), new_relay())]
-    for installed in catalog.entries():
+    for installed in catalog.entries:
         if installed.name in skip:
             continue
         try:

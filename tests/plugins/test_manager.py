@@ -314,7 +314,10 @@ def test_an_unnamed_plugin_that_supplies_it_is_proposed(box):
 
 def test_several_unnamed_plugins_that_supply_it_are_all_named(two_of_a_name):
     out = find(two_of_a_name, "advantages", "rloo")
-    assert "  'rloo' is supplied by the installed plugins grpo and mine: write 'grpo/rloo' or 'mine/rloo'\n" in out
+    assert (
+        "  'rloo' is supplied by the installed plugin grpo: write 'grpo/rloo' or add --plugins grpo; "
+        "also by the installed plugin mine: write 'mine/rloo' or add --plugins mine\n"
+    ) in out
 
 
 def test_a_misspelt_component_a_wrong_kind_and_a_plugin_that_is_not_installed_are_told_apart(box):
