@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticUndefined
-
 import areal_core
 from areal_core.config.run_config import RunConfig
 from areal_core.config.settings import Settings
@@ -57,26 +55,17 @@ def starter() -> str:
     """A config to begin with: what is required filled in, everything else as a comment with its default."""
     lines = [f"# a run of areal-core {areal_core.__version__}; every commented line shows a default", ""]
     for name, field in RunConfig.model_fields.items():
-        if name in _EXAMPLES:
-            lines += [f"# {field.description}", *dump({name: _EXAMPLES[name]}).splitlines()]
-            continue
-        default = field.get_default(call_default_factory=True)
         lines.append(f"# {field.description}")
-        if isinstance(default, Settings):
-            lines += [f"# {name}:", *(f"#   {line}" for line in _described(type(default)))]
+        default = field.get_default()
+        if name in _EXAMPLES:
+            lines += dump({name: _EXAMPLES[name]}).splitlines()
+        elif isinstance(default, Settings):
+            keys = type(default).model_fields
+            lines.append(f"# {name}:")
+            lines += [f"#   {dump({key: value}).rstrip()}  # {keys[key].description}" for key, value in default]
         else:
             lines += [f"# {line}" for line in dump({name: default}).splitlines()]
     return "\n".join(lines) + "\n"
-
-
-def _described(model: type[BaseModel]) -> list[str]:
-    """Each field of a model with its default, its description behind it."""
-    lines = []
-    for name, field in model.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        value = dump({name: None if default is PydanticUndefined else default}).rstrip()
-        lines.append(f"{value}  # {field.description}")
-    return lines
 
 
 def _model_schema(model: type[BaseModel]) -> dict[str, Any]:

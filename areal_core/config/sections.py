@@ -127,8 +127,7 @@ class PublicationSection(Section):
     """How new weights reach the inference engines."""
 
     transport: Literal["memory", "disk", "broadcast"] = "memory"
-    """a folder in this machine's memory, one in the run folder that all machines see, or a collective broadcast (NCCL
-    between GPUs, gloo between CPUs)"""
+    """a folder in this machine's memory, one in the run folder that all machines see, or a broadcast (NCCL or gloo)"""
     address: str = "127.0.0.1"
     """of the trainer's machine, as servers reach it, in broadcasts"""
     timeout_s: float = Field(default=300.0, gt=0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -58,23 +59,24 @@ class Installed:
         """Who this is, in the words of every error."""
         return f"plugin '{self.name}' ({self.distribution} {self.version})"
 
-    def requirements(self) -> list[Requirement]:
-        """What the distribution requires; lines that do not follow the standard are left out."""
-        requirements = []
+    def required(self, extra: str = "") -> dict[str, SpecifierSet]:
+        """The distributions, and their versions, that this one requires, with an extra or without; a line that does
+        not follow the standard is left out."""
+        required: dict[str, SpecifierSet] = {}
         for line in (self.metadata and self.metadata.requires) or ():
             with contextlib.suppress(InvalidRequirement):
-                requirements.append(Requirement(line))
-        return requirements
+                requirement = Requirement(line)
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    name = canonicalize_name(requirement.name)
+                    required[name] = required.get(name, SpecifierSet()) & requirement.specifier
+        return required
 
     def repair(self, missing_module: str) -> str:
         """The pip line that brings `missing_module`: with the extra that declares it, where there is one."""
-        wanted = canonicalize_name(missing_module)
-        for requirement in self.requirements():
-            if canonicalize_name(requirement.name) != wanted or requirement.marker is None:
-                continue
-            for extra in self._fields("Provides-Extra"):
-                if requirement.marker.evaluate({"extra": extra}) and not requirement.marker.evaluate({"extra": ""}):
-                    return f"pip install '{self.distribution}[{extra}]'"
+        wanted, always = canonicalize_name(missing_module), self.required()
+        for extra in self._fields("Provides-Extra"):
+            if wanted in self.required(extra) and wanted not in always:
+                return f"pip install '{self.distribution}[{extra}]'"
         return f"pip install --upgrade {self.distribution}"
 
     def report_address(self) -> str:
@@ -89,14 +91,9 @@ class Installed:
 
     def check_range(self) -> None:
         """Raise `PluginIncompatibleError` unless the declared range on areal-core contains the running core."""
-        ranges = [
-            requirement.specifier
-            for requirement in self.requirements()
-            if canonicalize_name(requirement.name) == CORE_DISTRIBUTION
-            and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
-        ]
+        versions = self.required().get(CORE_DISTRIBUTION)
         core = Version(Version(areal_core.__version__).base_version)
-        if not any(ranges):
+        if not versions:
             raise PluginIncompatibleError(
                 f"{self.title} does not declare which versions of areal-core it works with",
                 hints=(
@@ -105,10 +102,9 @@ class Installed:
                     f"areal-core {areal_core.__version__} is installed",
                 ),
             )
-        refused = [specifier for specifier in ranges if not specifier.contains(core, prereleases=True)]
-        if refused:
+        if not versions.contains(core, prereleases=True):
             raise PluginIncompatibleError(
-                f"{self.title} needs areal-core{refused[0]} but {areal_core.__version__} is installed",
+                f"{self.title} needs areal-core{versions} but {areal_core.__version__} is installed",
                 hints=(
                     f"upgrade it with: pip install --upgrade {self.distribution}",
                     f"or leave it out with: --plugins no:{self.name}",
@@ -145,13 +141,13 @@ class Catalog:
         entries = [entry for entry in self.entries if entry.name == name]
         owners = [f"{entry.distribution} {entry.version}" for entry in entries]
         if name == CORE:
-            entries, owners = [*entries, Installed.core()], [*owners, "areal-core itself"]
+            entries, owners = [Installed.core(), *entries], [*owners, "areal-core itself"]
         if len(entries) > 1:
             raise PluginConflictError(
                 f"the plugin name '{name}' is claimed by {' and by '.join(owners)}",
-                hints=(f"remove one of them, for example: pip uninstall {entries[name != CORE].distribution}",),
+                hints=(f"remove one of them, for example: pip uninstall {entries[-1].distribution}",),
             )
-        return entries[0] if entries else None
+        return next(iter(entries), None)
 
     def missing(self, names: Sequence[str], asked_by: str = "") -> PluginMissingError:
         """The error for plugins that are not installed: all of them at once, with one pip line."""

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 def survey(catalog: Catalog, skip: Collection[str] = ()) -> list[Plugin]:
     """The core, and each installed plugin by itself, so that one that is broken or in conflict hides no other."""
     plugins = [] if CORE in skip else [load_plugin(Installed.core(), new_relay())]
-    for installed in catalog.entries:
-        if installed.name in skip:
-            continue
+    for installed in [entry for entry in catalog.entries if entry.name not in skip]:
         try:
             catalog.get(installed.name)  # says so if two distributions claim the name
             plugins.append(load_plugin(installed, new_relay()))
