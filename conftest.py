@@ -20,7 +20,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
-    from areal_core.interfaces import InferenceEngine, ModelReference, ServerAdapter
+    from areal_core.interfaces import InferenceEngine, ModelReference
+    from areal_servers.interface import ServerAdapter
 
 HERE = Path(__file__).parent
 SERVERS_ON_CPU = HERE / "examples" / "servers_on_cpu"
@@ -88,11 +89,11 @@ def server_environment() -> dict[str, str]:
 @contextmanager
 def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
-    from areal_core.servers.process import free_port
+    from areal_servers.process import free_port
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port)
-    words = [sys.executable, "-m", "areal_core.servers.keeper", *command.arguments]
+    words = [sys.executable, "-m", "areal_servers.keeper", *command.arguments]
     environment = {**os.environ, **command.environment}
     with log.open("wb") as output:
         process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)

@@ -21,7 +21,7 @@ import yaml
 
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
-from areal_core.run import execute
+from areal_core.runs.roles import execute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

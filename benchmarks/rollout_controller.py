@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data import Episode, FinishReason, Trajectory
+from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import Generation, SamplingParameters, WeightUpdate
+from areal_core.ledger.store import Ledger
+from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController, RolloutPolicy
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.ledger import Ledger
-from areal_core.rollout.sampler import PromptSampler
-from areal_core.rollout.scoring import RewardSum
 from areal_core.rollout.staleness import StalenessBound
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 

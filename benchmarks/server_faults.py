@@ -116,7 +116,7 @@ class Run:
         found = []
         for keeper in descendants(self.process.pid):
             with suppress(OSError):
-                if b"areal_core.servers.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
+                if b"areal_servers.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
                     found += children(keeper)
         return found
 

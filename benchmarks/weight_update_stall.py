@@ -32,11 +32,11 @@ from safetensors.torch import load_file, save_file
 from torch.distributed import PrefixStore, TCPStore
 
 from areal_core.data import Episode, Trajectory
+from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.ledger.store import Ledger
 from areal_core.rollout.controller import RolloutController, RolloutPolicy
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.ledger import Ledger
-from areal_core.rollout.sampler import PromptSampler
 from areal_core.rollout.staleness import StalenessBound
 from areal_core.testing.fakes import CountingDataset
 from areal_sglang.adapter import SGLangAdapter

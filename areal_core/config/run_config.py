@@ -63,8 +63,6 @@ class RunConfig(Section):
     """where metrics go beside the run folder"""
     launcher: Selection = component("launchers", default="core/local")
     """starts the processes of the run"""
-    report: bool = True
-    """write an HTML report at the end"""
 
     def cross_checks(self) -> Iterator[Problem]:
         """Mistakes that show only when several values are seen together, those that plugins find included."""

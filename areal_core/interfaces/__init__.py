@@ -30,18 +30,6 @@ from areal_core.interfaces.inference import (
 )
 from areal_core.interfaces.launcher import Launcher, ProcessSpecification
 from areal_core.interfaces.model import ModelReference, ModelSource
-from areal_core.interfaces.server import (
-    Chunk,
-    Piece,
-    RequestRefusedError,
-    ServerAdapter,
-    ServerCommand,
-    ServerIdentity,
-    ServerLostError,
-    ServerRefusedError,
-    UpdateRefusedError,
-    WeightGroup,
-)
 from areal_core.interfaces.source import BatchSource, Interrupted
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import OptimizerSettings, Role, TrainEngine
@@ -54,7 +42,6 @@ __all__ = [
     "BatchSource",
     "BroadcastGroup",
     "BroadcastReceiver",
-    "Chunk",
     "Correction",
     "Dataset",
     "Environment",
@@ -70,27 +57,18 @@ __all__ = [
     "ModelReference",
     "ModelSource",
     "OptimizerSettings",
-    "Piece",
     "PolicyLoss",
     "PolicyTerms",
     "ProcessSpecification",
-    "RequestRefusedError",
     "Reward",
     "RewardScore",
     "Role",
     "RolloutWorkflow",
     "SamplingParameters",
-    "ServerAdapter",
-    "ServerCommand",
-    "ServerIdentity",
-    "ServerLostError",
-    "ServerRefusedError",
     "TensorDescription",
     "Tracker",
     "TrainEngine",
     "UpdateMode",
-    "UpdateRefusedError",
-    "WeightGroup",
     "WeightUpdate",
     "WorkflowContext",
 ]

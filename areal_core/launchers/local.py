@@ -22,7 +22,7 @@ class LocalLauncher:
     """Starts child processes, each in a session of its own and with a log file of its own.
 
     A terminal's Ctrl-C reaches only this process, which decides what to do with it; each child ends when this process
-    dies (see `areal_core.processes.end_with_parent`).
+    dies (see `areal_core.launchers.processes.end_with_parent`).
     """
 
     def __init__(self, settings: LocalSettings) -> None:

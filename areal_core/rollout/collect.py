@@ -14,8 +14,8 @@ from areal_core.rollout.staleness import token_staleness
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from areal_core.ledger.store import FinishedGroup
     from areal_core.rollout.controller import Group, RolloutPolicy
-    from areal_core.rollout.ledger import FinishedGroup
 
 
 @dataclass(slots=True)

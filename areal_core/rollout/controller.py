@@ -29,13 +29,13 @@ from areal_core.rollout.staleness import AdmissionCounts
 
 if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
+    from areal_core.data.sampler import PromptSampler
     from areal_core.data.trajectory import Episode
     from areal_core.interfaces.algorithm import Filter
     from areal_core.interfaces.dataset import Dataset
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
+    from areal_core.ledger.store import Ledger
     from areal_core.rollout.episodes import EpisodeRunner
-    from areal_core.rollout.ledger import Ledger
-    from areal_core.rollout.sampler import PromptSampler
     from areal_core.rollout.samples import SampleLog
     from areal_core.rollout.staleness import StalenessBound, StalePolicy
 

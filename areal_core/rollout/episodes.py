@@ -8,12 +8,12 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from areal_core.data.sampler import sample_seed
 from areal_core.data.trajectory import Episode
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import WorkflowContext
-from areal_core.rollout.sampler import sample_seed
-from areal_core.rollout.scoring import RewardError
+from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from areal_core.data.trajectory import FinishReason
     from areal_core.interfaces.inference import Generation, InferenceEngine, SamplingParameters
     from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
-    from areal_core.rollout.scoring import Scorer
+    from areal_core.rewards.scoring import Scorer
 
 
 class EpisodeError(Exception):

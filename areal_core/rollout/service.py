@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.errors import ArealError, RunError
 from areal_core.interfaces.inference import TensorDescription, WeightUpdate
-from areal_core.rollout.channel import Channel, ChannelClosed, Message, serve
+from areal_core.messages.channel import Channel, ChannelClosed, Message, serve
 from areal_core.rollout.probe import probe_weights
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import pytest
 
 FAKE_RUN = """
 import sys, types
-fake = types.ModuleType("areal_core.run")
+fake = types.ModuleType("areal_core.runs.roles")
 def execute(resolved, *, run_dir, resume, dry_run, allow_changed_plugins):
     print("steps", resolved.config.steps, "folder", run_dir, "resume", resume, dry_run, allow_changed_plugins)
     return 7
 fake.execute = execute
-sys.modules["areal_core.run"] = fake
+sys.modules["areal_core.runs.roles"] = fake
 from areal_core.cli import main
 sys.exit(main({words!r}))
 """
@@ -57,7 +57,7 @@ def test_help_takes_little_longer_than_python_itself(box):
 
 def test_help_lists_every_command_and_no_words_are_a_wrong_request(box):
     outcome = box.areal("--help")
-    for command in ("run", "eval", "serve", "plugins", "config", "audit"):
+    for command in ("run", "eval", "plugins", "config", "audit"):
         assert f"\n    {command} " in outcome.out
     assert box.areal().code == 2
     assert box.areal("--version").out == "areal 0.1.0\n"

@@ -6,7 +6,7 @@ import pytest
 
 FAKE_EVALUATION = """
 import json, sys
-import areal_core.evaluate
+import areal_core.runs.evaluation
 def evaluate(resolved, ks, threshold, output):
     config = resolved.config
     section = config.evaluation
@@ -21,7 +21,7 @@ def evaluate(resolved, ks, threshold, output):
         "config": config.model_dump(mode="json", include={{"evaluation", "sampling"}}),
     }}
     return figures, {signal}
-areal_core.evaluate.evaluate = evaluate
+areal_core.runs.evaluation.evaluate = evaluate
 from areal_core.cli import main
 code = main({words!r})
 assert "torch" not in sys.modules

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
-from areal_core.rollout.audit import audit_run
+from areal_core.ledger.audit import audit_run
+from areal_core.ledger.store import Ledger
+from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController, RolloutPolicy
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.ledger import Ledger
-from areal_core.rollout.sampler import PromptSampler
-from areal_core.rollout.scoring import RewardSum
 from areal_core.rollout.staleness import StalenessBound, token_staleness
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
-from areal_core.servers.registry import Registry
 from areal_core.testing.conformance.models import make_model
 from areal_core.training.broadcast import Broadcaster
+from areal_servers.registry import Registry
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 

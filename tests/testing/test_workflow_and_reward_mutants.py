@@ -13,7 +13,7 @@ import torch
 
 from areal_core.data import Episode, FinishReason, Trajectory, TrajectoryBuilder
 from areal_core.interfaces import Generation
-from areal_core.rollout.scoring import RewardError
+from areal_core.rewards.scoring import RewardError
 from areal_core.testing.conformance import RewardSuite, WorkflowSuite
 
 # Correct ones.

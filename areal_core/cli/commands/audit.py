@@ -26,6 +26,6 @@ def execute(arguments: argparse.Namespace) -> int:
     """Hand the folder to the audit."""
     if not arguments.run_dir.is_dir():
         raise UsageError(f"there is no run folder {arguments.run_dir}")
-    from areal_core.rollout.audit import main
+    from areal_core.ledger.audit import main
 
     return main(arguments.run_dir, arguments.json)

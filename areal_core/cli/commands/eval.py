@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
             hints=("name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best",),
         )
     resolved, model = _resolved(arguments)
-    from areal_core.evaluate import evaluate, for_evaluation
+    from areal_core.runs.evaluation import evaluate, for_evaluation
 
     resolved = for_evaluation(resolved, model, arguments.samples, arguments.limit, arguments.temperature)
     section = resolved.config.evaluation

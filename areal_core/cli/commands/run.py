@@ -58,7 +58,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         resolved = resolve(request.config, request.plugins, request.overrides)
         run_dir = _new_folder(resolved)
-    from areal_core.run import execute as execute_run
+    from areal_core.runs.roles import execute as execute_run
 
     return execute_run(
         resolved,

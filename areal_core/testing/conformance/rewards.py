@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from areal_core.rollout.scoring import RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardSum, RewardTerm
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:

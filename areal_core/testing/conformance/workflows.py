@@ -13,7 +13,7 @@ import pytest
 
 from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory
 from areal_core.interfaces import Generation, RewardScore, WorkflowContext
-from areal_core.rollout.scoring import RewardError
+from areal_core.rewards.scoring import RewardError
 from areal_core.testing.conformance.components import ComponentSuite
 from areal_core.testing.conformance.templates import TemplateTokenizer
 

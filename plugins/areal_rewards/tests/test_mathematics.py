@@ -4,7 +4,7 @@ import time
 import pytest
 
 from areal_core.errors import ConfigError
-from areal_core.rollout.scoring import RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardSum, RewardTerm
 
 pytest.importorskip("math_verify")
 

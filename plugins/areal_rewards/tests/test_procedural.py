@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from areal_core.errors import ConfigError
-from areal_core.rollout.scoring import RewardError, RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 
 pytest.importorskip("reasoning_gym")
 

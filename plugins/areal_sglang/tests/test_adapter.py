@@ -4,16 +4,9 @@ import asyncio
 
 import pytest
 
-from areal_core.interfaces import (
-    ModelReference,
-    Piece,
-    RequestRefusedError,
-    SamplingParameters,
-    ServerLostError,
-    ServerRefusedError,
-    UpdateRefusedError,
-)
-from areal_core.servers.connection import ServerConnection
+from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_servers.connection import ServerConnection
+from areal_servers.interface import Piece, RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 

@@ -6,16 +6,9 @@ import json
 
 import pytest
 
-from areal_core.interfaces import (
-    ModelReference,
-    Piece,
-    RequestRefusedError,
-    SamplingParameters,
-    ServerLostError,
-    ServerRefusedError,
-    UpdateRefusedError,
-)
-from areal_core.servers.connection import ServerConnection
+from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_servers.connection import ServerConnection
+from areal_servers.interface import Piece, RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 

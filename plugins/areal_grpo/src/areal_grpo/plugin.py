@@ -179,7 +179,7 @@ def areal_presets() -> list[Preset]:
             "addition",
             "a small language model learns to show its working before it answers an addition",
             path="areal_grpo:presets/addition.yaml",
-            plugins=("hf", "fsdp"),
+            plugins=("hf", "fsdp", "view"),
             default=True,
         ),
         Preset(
@@ -192,6 +192,6 @@ def areal_presets() -> list[Preset]:
             "grpo_smollm2",
             "a real pretrained model, SmolLM2-135M-Instruct, gets better at sums of two digits",
             path="areal_grpo:presets/smollm2.yaml",
-            plugins=("hf", "fsdp"),
+            plugins=("hf", "fsdp", "view"),
         ),
     ]

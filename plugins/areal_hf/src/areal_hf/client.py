@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
 from areal_core.interfaces import Generation, InferenceCapabilities, SamplingParameters
-from areal_core.processes import exit_description, last_lines
-from areal_core.rollout.channel import Channel, ChannelClosed, Message, private_socket_path, serve
+from areal_core.launchers.processes import exit_description, last_lines
+from areal_core.messages.channel import Channel, ChannelClosed, Message, private_socket_path, serve
 
 if TYPE_CHECKING:
     from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate

@@ -21,8 +21,8 @@ from transformers.utils import logging
 
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
-from areal_core.processes import end_with_parent
-from areal_core.rollout.channel import Channel, ChannelClosed, Message, connect
+from areal_core.launchers.processes import end_with_parent
+from areal_core.messages.channel import Channel, ChannelClosed, Message, connect
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
 from areal_hf.rows import LiveRequest, Outputs

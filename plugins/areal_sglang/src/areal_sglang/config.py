@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from areal_core.servers.settings import FleetSettings
+from areal_servers.settings import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

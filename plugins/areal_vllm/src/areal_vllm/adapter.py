@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from areal_core.interfaces import (
+from areal_core.interfaces import InferenceCapabilities
+from areal_servers.connection import raise_told
+from areal_servers.interface import (
     Chunk,
-    InferenceCapabilities,
     RequestRefusedError,
     ServerCommand,
     ServerIdentity,
     ServerRefusedError,
     UpdateRefusedError,
 )
-from areal_core.servers.connection import raise_told
-from areal_core.servers.settings import OptionValue, option_arguments
+from areal_servers.settings import OptionValue, option_arguments
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from areal_core.interfaces import ModelReference, Piece, TensorDescription, UpdateMode, WeightGroup
-    from areal_core.servers.connection import ServerConnection
+    from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
+    from areal_servers.connection import ServerConnection
+    from areal_servers.interface import Piece, WeightGroup
     from areal_vllm.config import VLLMConfig
 
 KNOWN = SpecifierSet(">=0.32,<0.33")

@@ -81,7 +81,7 @@ class AdditionModel:
     def prepare(self, cache: Path) -> Path:
         """The fine-tuned model's folder; see `ModelSource.prepare`."""
         from areal_core.config import resolve
-        from areal_core.run import execute
+        from areal_core.runs.roles import execute
 
         folder = cache / "addition_model"
         initial = folder / f"initial-{self._seed}"

@@ -1,0 +1,1 @@
+"""What became of every prompt: the store that the rollout controller alone opens, and the audit of it."""

@@ -1,0 +1,141 @@
+"""`areal audit`: hold the ledger against the trainer's own witness and against the data set's order."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from areal_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.data.sampler import PromptSampler
+
+GroupRow = tuple[int, int, int, str, str | None, str | None, int | None, int | None]
+
+
+@dataclass(slots=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        committed_step: steps in the last committed checkpoint.
+        counts: groups in each state.
+        problems: everything that does not agree; empty when the run is clean.
+    """
+
+    committed_step: int
+    counts: dict[str, int]
+    problems: list[str] = field(default_factory=list)
+
+
+def audit_run(run_dir: Path, sampler: PromptSampler | None = None) -> Audit:
+    """Check that every prompt group has exactly one fate, and that both halves of the run agree on it.
+
+    Args:
+        run_dir: of a run that is not going on.
+        sampler: the data set's order; without it that part is left out.
+
+    Raises:
+        UsageError: the folder holds no ledger.
+    """
+    path = run_dir / "ledger" / "ledger.sqlite"
+    if not path.is_file():
+        raise UsageError(f"{run_dir} holds no ledger", hints=["name the folder of a run with rollouts"])
+    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
+        rows: list[GroupRow] = database.execute(
+            "SELECT number, data_row, epoch, state, reason, digest, step, place FROM groups ORDER BY number"
+        ).fetchall()
+        segments = {name for (name,) in database.execute(
+            "SELECT DISTINCT segment FROM groups WHERE state = 'finished' AND segment IS NOT NULL"
+        )}  # fmt: skip
+    finally:
+        database.close()
+    step = int(facts.get("committed_step", 0))
+    audit = Audit(step, dict(Counter(f"{row[3]}: {row[4]}" if row[4] else row[3] for row in rows)))
+    _check_numbers(rows, audit)
+    _check_order(rows, sampler, audit)
+    _check_witness(run_dir, facts, rows, audit)
+    for name in sorted(segments):
+        if not (run_dir / "ledger" / name).is_file():
+            audit.problems.append(f"the trajectories of finished groups are missing: ledger/{name}")
+    return audit
+
+
+def _check_numbers(rows: list[GroupRow], audit: Audit) -> None:
+    """Numbers have no gap, and each step consumed its groups at distinct places."""
+    numbers = [row[0] for row in rows]
+    missing = sorted(set(range(len(numbers))) - set(numbers))
+    if missing:
+        audit.problems.append(f"groups were never issued although later ones were: {missing[:10]}")
+    places = Counter((row[6], row[7]) for row in rows if row[3] == "consumed")
+    audit.problems += [f"two groups have place {place} of step {step}" for (step, place), n in places.items() if n > 1]
+
+
+def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Audit) -> None:
+    """Each group asked the row that its number stands for; so no row comes twice in an epoch."""
+    seen = Counter((row[1], row[2]) for row in rows)
+    audit.problems += [f"row {row} was issued {n} times in epoch {epoch}" for (row, epoch), n in seen.items() if n > 1]
+    if sampler is None:
+        return
+    for number, row, epoch, *_ in rows:
+        if sampler[number] != (row, epoch):
+            expected = sampler[number]
+            audit.problems.append(
+                f"group {number} asked row {row} of epoch {epoch}, not {expected[0]} of {expected[1]}"
+            )
+
+
+def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit) -> None:
+    """What the ledger says was consumed up to the commit is what the trainer saw, token by token."""
+    if "checkpoint" not in facts:
+        return
+    path = run_dir / "checkpoints" / facts["checkpoint"] / "trainer.json"
+    if not path.is_file():
+        audit.problems.append(f"the committed checkpoint is missing: {path.parent}")
+        return
+    state = json.loads(path.read_text())
+    if state["step"] != audit.committed_step:
+        audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
+    ledger: dict[int, dict[int, str | None]] = {}
+    for number, _, _, group_state, _, digest, step, _ in rows:
+        if group_state == "consumed" and step is not None and digest is not None:
+            ledger.setdefault(step, {})[number] = digest
+    for step, groups in enumerate(state["witness"]):
+        witnessed = {int(number): digest for number, digest in groups}
+        recorded = ledger.get(step, {})
+        if witnessed.keys() != recorded.keys():
+            odd = sorted(witnessed.keys() ^ recorded.keys())[:10]
+            audit.problems.append(f"step {step}: ledger and trainer disagree on which groups were trained on: {odd}")
+        changed = [n for n in witnessed.keys() & recorded.keys() if witnessed[n] != recorded[n]]
+        if changed:
+            audit.problems.append(f"step {step}: tokens of groups {sorted(changed)[:10]} differ from the ledger's")
+    times = Counter(int(number) for groups in state["witness"] for number, _ in groups)
+    audit.problems += [f"group {number} was trained on {n} times" for number, n in times.items() if n > 1]
+
+
+def main(run_dir: Path, json_output: bool) -> int:
+    """Audit and print; 0 when everything agrees, 1 when not."""
+    from areal_core.config import load_run
+    from areal_core.data.sampler import PromptSampler
+
+    config = load_run(run_dir).config
+    audit = audit_run(run_dir, PromptSampler(len(config.dataset.build()), config.seed, shuffle=config.shuffle))
+    if json_output:
+        result = {"committed_step": audit.committed_step, "groups": audit.counts, "problems": audit.problems}
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        sys.stdout.write(f"committed step: {audit.committed_step}\n")
+        sys.stdout.writelines(f"  {state:20s} {count:8,d} groups\n" for state, count in sorted(audit.counts.items()))
+        sys.stdout.writelines(f"problem: {problem}\n" for problem in audit.problems)
+        sys.stdout.write(
+            "clean: every group has one fate, and ledger, trainer and data set agree\n" * (not audit.problems)
+        )
+    return 1 if audit.problems else 0

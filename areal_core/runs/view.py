@@ -1,0 +1,234 @@
+"""What the terminal shows while a run goes on: a live panel, or plain lines where there is no terminal.
+
+It reads what the processes write into the run folder and takes no part in the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from areal_core.launchers.processes import last_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from areal_core.config import Resolved
+
+PREPARATION_INTERVAL_S = 5.0
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+class View(Protocol):
+    """Shows the state of a run."""
+
+    def prepare(self) -> None:
+        """Look at how the preparation of the model goes; called a few times a second."""
+        ...
+
+    def update(self) -> None:
+        """Look at the run folder again; called a few times a second."""
+        ...
+
+
+class RunState:
+    """The run folder as it is now: every metrics line so far and the two status files."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._position = 0
+        self._identity = 0
+        self.lines: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """Metrics lines that are new since the last call."""
+        path = self._run_dir / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        with path.open() as file:
+            identity = os.fstat(file.fileno()).st_ino
+            if identity != self._identity:  # another file took its place: a resume has cut off discarded steps
+                self._identity, self._position, self.lines = identity, 0, []
+            file.seek(self._position)
+            text = file.read()
+        whole = text[: text.rfind("\n") + 1]
+        self._position += len(whole.encode())
+        new = [json.loads(line) for line in whole.splitlines()]
+        self.lines += new
+        return new
+
+    def status(self, name: str) -> dict[str, Any]:
+        """`status/<name>.json`, empty where it is not there yet."""
+        with suppress(OSError, ValueError):
+            status: dict[str, Any] = json.loads((self._run_dir / "status" / f"{name}.json").read_text())
+            return status
+        return {}
+
+    def preparation(self) -> str:
+        """What the process that prepares the model said last."""
+        return last_lines(self._run_dir / "logs" / "prepare.log", 1)
+
+    def series(self, key: str) -> list[float]:
+        """The values of one metric over the steps that have it."""
+        return [line[key] for line in self.lines if key in line]
+
+
+def summary_line(line: dict[str, Any], steps: int) -> str:
+    """One step in one line of plain text."""
+    parts = [f"step {line['step']}/{steps}"]
+    for key, label, form in (
+        ("evaluation/reward", "held-out", ".3f"),
+        ("reward/mean", "reward", ".3f"),
+        ("train/negative_log_likelihood", "loss", ".4f"),
+        ("staleness/mean", "staleness", ".2f"),
+        ("batch/response_length", "length", ".1f"),
+        ("train/entropy", "entropy", ".3f"),
+    ):
+        if key in line:
+            parts.append(f"{label} {line[key]:{form}}")
+    if "time/step_s" in line and "batch/tokens" in line:
+        parts.append(f"{line['batch/tokens'] / line['time/step_s']:,.0f} tokens/s")
+    return "  ".join(parts)
+
+
+class PlainView:
+    """A line for each step, or for every tenth of the run where steps are many and quick."""
+
+    def __init__(self, state: RunState, steps: int) -> None:
+        self._state = state
+        self._steps = steps
+        self._printed = 0.0
+
+    def prepare(self) -> None:
+        """See `View.prepare`."""
+        if time.monotonic() - self._printed > PREPARATION_INTERVAL_S:
+            self._say(f"preparing the model  {self._state.preparation()}")
+
+    def update(self) -> None:
+        """See `View.update`."""
+        for line in self._state.read():
+            is_last = line["step"] == self._steps
+            if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
+                self._say(summary_line(line, self._steps))
+
+    def _say(self, line: str) -> None:
+        self._printed = time.monotonic()
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+class LiveView:
+    """A panel that is drawn anew a few times a second."""
+
+    def __init__(self, state: RunState, resolved: Resolved) -> None:
+        from rich.live import Live
+
+        self._state = state
+        self._title = resolved.name
+        self._steps = resolved.config.steps
+        self._began = time.monotonic()
+        self._live = Live(self._panel(), refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.update()
+        self._live.stop()
+
+    def prepare(self) -> None:
+        """See `View.prepare`."""
+        from rich.panel import Panel
+
+        told = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
+        self._live.update(Panel(told, title=f"areal · {self._title}", expand=False, width=100))
+
+    def update(self) -> None:
+        """See `View.update`."""
+        self._state.read()
+        self._live.update(self._panel())
+
+    def _panel(self) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        trainer, rollout = self._state.status("trainer"), self._state.status("rollout")
+        step = trainer.get("step", 0)
+        table = Table.grid(padding=(0, 2))
+        for label, text in self._rows(trainer, rollout):
+            table.add_row(f"[bold]{label}[/]", text)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=self._steps, completed=step, width=60))
+        return Panel(
+            Group(bar, table), title=f"areal · {self._title} · step {step}/{self._steps}", expand=False, width=100
+        )
+
+    def _rows(self, trainer: dict[str, Any], rollout: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        state = self._state
+        for key, label in (
+            ("reward/mean", "reward"),
+            ("evaluation/reward", "held-out"),
+            ("train/negative_log_likelihood", "loss"),
+            ("batch/response_length", "length"),
+            ("train/entropy", "entropy"),
+        ):
+            if values := state.series(key):
+                yield label, f"{values[-1]:8.3f}  {sparkline(values)}"
+        if not state.lines:
+            yield "phase", f"starting ({time.monotonic() - self._began:.0f} s)"
+            return
+        last = state.lines[-1]
+        if "staleness/mean" in last:
+            yield "staleness", f"{last['staleness/mean']:8.2f}  at most {last['staleness/max']:.0f} batches"
+        recent = [line for line in state.lines[-10:] if "batch/tokens" in line]
+        if recent:
+            seconds = sum(line["time/step_s"] for line in recent)
+            rates = [sum(line[key] for line in recent) / seconds for key in ("batch/tokens", "batch/sequences")]
+            yield "speed", f"{rates[0]:8,.0f}  tokens/s, {rates[1]:,.0f} samples/s trained on"
+            yield "waiting", waiting_verdict(recent)
+            left = (self._steps - last["step"]) * seconds / len(recent)
+            yield "left", f"{left / 60:8.1f}  minutes"
+        yield "trainer", str(trainer.get("phase", ""))
+        if rollout:
+            yield "rollouts", str(rollout["text"])
+            if rollout.get("servers"):
+                yield "servers", str(rollout["servers"])
+
+
+def waiting_verdict(lines: list[dict[str, Any]]) -> str:
+    """Who waits for whom, from the share of a step that the trainer spends waiting for rollouts."""
+    waited = sum(line.get("time/wait_s", 0.0) for line in lines) / max(1e-9, sum(line["time/step_s"] for line in lines))
+    side = "the trainer waits for rollouts" if waited > 0.5 else "rollouts wait for the trainer"
+    verdict = side if waited > 0.5 or waited < 0.1 else "in balance"
+    return f"{100 * waited:7.0f}%  of the trainer's time for rollouts: {verdict}"
+
+
+def sparkline(values: list[float], width: int = 50) -> str:
+    """A small curve of the values, each column the mean of its share."""
+    size = max(1, -(-len(values) // width))
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    return "".join(SPARKS[int((value - low) / (high - low or 1) * (len(SPARKS) - 1))] for value in means)
+
+
+@contextmanager
+def open_view(resolved: Resolved, run_dir: Path) -> Iterator[View]:
+    """The live panel on a terminal, plain lines elsewhere."""
+    state = RunState(run_dir)
+    if sys.stdout.isatty():
+        with LiveView(state, resolved) as view:
+            yield view
+    else:
+        plain = PlainView(state, resolved.config.steps)
+        yield plain
+        plain.update()

@@ -1,0 +1,17 @@
+"""What this plugin supplies: the command that starts a server by hand. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Command, hookimpl
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """`areal serve`, `areal servers serve`."""
+    return [
+        Command(
+            "serve",
+            "start an inference server, for a run in progress or by itself",
+            target="areal_servers.command:main",
+        )
+    ]

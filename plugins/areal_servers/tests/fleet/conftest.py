@@ -1,0 +1,169 @@
+"""Servers that are objects of this process and fail when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from contextlib import asynccontextmanager
+
+import pytest
+
+from areal_core.interfaces import InferenceCapabilities, ModelReference, TensorDescription
+from areal_servers import fleet as fleet_module
+from areal_servers import tending
+from areal_servers.fleet import ServerFleet
+from areal_servers.interface import Chunk, ServerIdentity, ServerLostError, UpdateRefusedError
+from areal_servers.settings import FleetSettings
+
+TOKENS = 16
+TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
+
+
+class FakeServer:
+    """A server that samples its version as token, one token at a time."""
+
+    def __init__(self, context=1024, slots=4):
+        self.identity = ServerIdentity("1", "", context, slots)
+        self.is_healthy = True
+        self.version = "0"
+        self.fault = None
+        self.update_fault = None
+        self.first_fault = None
+        self.cannot_join = False
+        self.has_memory = True
+        self.release_fault = None
+        self.pieces = []
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.update_may_go_on = asyncio.Event()
+        self.update_may_go_on.set()
+
+
+class FakeConnection:
+    """What the fleet needs of a connection."""
+
+    def __init__(self, address, servers):
+        self.address = address
+        self.servers = servers
+
+    async def get(self, path, timeout_s=None):
+        if not self.servers[self.address].is_healthy:
+            raise ServerLostError("/health: ClientConnectorError")
+
+    async def close(self):
+        pass
+
+
+class FakeAdapter:
+    """Speaks to fake servers."""
+
+    name = "Fake"
+    health_path = "/health"
+    group_store_prefixes = {"gloo": ("{group}",)}  # noqa: RUF012
+
+    def __init__(self, servers):
+        self.servers = servers
+
+    def capabilities(self):
+        return InferenceCapabilities(frozenset({"recompute"}), broadcast=True)
+
+    def of(self, connection):
+        return self.servers[connection.address]
+
+    async def identify(self, connection):
+        return self.of(connection).identity
+
+    async def generate(self, connection, piece):
+        server = self.of(connection)
+        is_first = piece.name.startswith("first-")
+        server.pieces.append(piece.name)
+        fault = server.first_fault if is_first else server.fault
+        if fault is not None:
+            await asyncio.sleep(0)
+            raise fault
+        labels = []
+        count = piece.sampling.max_new_tokens
+        for place in range(count):
+            await asyncio.sleep(0.001)
+            if not is_first:
+                await server.is_open.wait()
+            labels.append((server.version, place, place + 1))
+            is_last = place == count - 1
+            yield Chunk([int(server.version)], [-0.5], "length" if is_last else None, list(labels) if is_last else None)
+
+    async def stop(self, connection, mode):
+        self.of(connection).is_open.clear()
+
+    async def resume(self, connection):
+        self.of(connection).is_open.set()
+
+    async def abort(self, connection):
+        pass
+
+    async def _take_over(self, connection, label):
+        server = self.of(connection)
+        await server.update_may_go_on.wait()
+        if server.update_fault is not None:
+            raise server.update_fault
+        server.version = label
+
+    async def load(self, connection, folder, label, mode):
+        await self._take_over(connection, label)
+
+    async def receive(self, connection, group, tensors, label, mode):
+        await self._take_over(connection, label)
+
+    async def join_group(self, connection, group, first_rank):
+        if self.of(connection).cannot_join:
+            raise UpdateRefusedError("cannot join")
+
+    async def leave_group(self, connection, group):
+        pass
+
+    async def release_memory(self, connection):
+        server = self.of(connection)
+        if server.release_fault is not None:
+            raise server.release_fault
+        server.has_memory = False
+
+    async def restore_memory(self, connection):
+        server = self.of(connection)
+        assert not server.has_memory  # a server dies of being given back what it has
+        server.has_memory = True
+
+
+def write_weights(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 64}))
+    return folder
+
+
+@pytest.fixture
+def running(tmp_path, monkeypatch):
+    """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
+    monkeypatch.setattr(tending, "HEALTH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(tending, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(fleet_module, "REGISTRY_INTERVAL_S", 0.02)
+    monkeypatch.setattr(fleet_module, "WATCH_INTERVAL_S", 0.02)
+    model = write_weights(tmp_path / "model")
+
+    @asynccontextmanager
+    async def run(servers, **settings):
+        by_address = {f"http://{name}": server for name, server in servers.items()}
+        monkeypatch.setattr(fleet_module, "ServerConnection", lambda address, *_: FakeConnection(address, by_address))
+        defaults = {"servers": 0, "addresses": list(by_address), "min_servers": len(servers)}
+        defaults |= {"health_interval_s": 0.02, "start_timeout_s": 5.0, "drain_timeout_s": 1.0}
+        fleet = ServerFleet(
+            FleetSettings(**{**defaults, **settings}), FakeAdapter(by_address), tmp_path / "logs", tmp_path
+        )
+        try:
+            await fleet.start(ModelReference(str(model), "float32"))
+            yield fleet
+        finally:
+            await fleet.close()
+
+    run.server, run.write_weights = FakeServer, write_weights
+    return run

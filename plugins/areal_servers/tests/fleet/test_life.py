@@ -1,0 +1,215 @@
+"""The life of servers in a fleet, against servers that are objects of this process and fail when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from areal_core.interfaces import GenerationRequest, SamplingParameters, TensorDescription, WeightUpdate
+from areal_servers.interface import RequestRefusedError, ServerIdentity, ServerLostError
+from areal_servers.registry import Registry
+
+TOKENS = 16
+TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
+
+
+def request(name="r", most=TOKENS, affinity=""):
+    return GenerationRequest(name, [1, 2], SamplingParameters(max_new_tokens=most), 0, affinity)
+
+
+async def until(condition, what, seconds=5.0):
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for: {what}") from None
+
+
+def states(fleet):
+    return {name: str(member.state) for name, member in fleet._members.items()}
+
+
+def test_a_faulty_server_does_not_fail_requests(running):
+    """One of two answers every request with an error; it is taken out, and comes back only to be taken out again."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].fault = ServerLostError("500")
+            found = await asyncio.gather(*(fleet.generate(request(f"r{n}", affinity=str(n % 3))) for n in range(30)))
+            assert [len(one.output_ids) for one in found] == [TOKENS] * 30
+
+    asyncio.run(check())
+
+
+def test_two_faulty_servers_do_not_fail_requests(running):
+    """Two of three always fail; whoever meets them again and again must still reach the third."""
+
+    async def check():
+        servers = {name: running.server(slots=32) for name in "abc"}
+        async with running(servers) as fleet:
+            servers["a"].fault = servers["b"].fault = ServerLostError("500")
+            found = await asyncio.gather(*(fleet.generate(request(f"r{n}")) for n in range(20)))
+            assert [len(one.output_ids) for one in found] == [TOKENS] * 20
+
+    asyncio.run(check())
+
+
+def test_a_server_with_faults_now_and_then_does_not_fail_a_request(running):
+    """Others' success there keeps it in use; the request that fails on it must be given to another server."""
+
+    async def check():
+        servers = {"a": running.server(slots=32), "b": running.server(slots=32)}
+        async with running(servers) as fleet:
+            adapter = fleet.adapter
+            plain = adapter.generate
+
+            async def faulty(connection, piece):
+                if connection.address == "http://a" and piece.name.startswith("unlucky"):
+                    raise ServerLostError("500")
+                async for chunk in plain(connection, piece):
+                    yield chunk
+
+            adapter.generate = faulty
+            is_over = False
+
+            async def keep_busy():
+                number = 0
+                while not is_over:
+                    number += 1
+                    await fleet.generate(request(f"lucky{number}", most=1))
+
+            workers = [asyncio.create_task(keep_busy()) for _ in range(4)]
+            for number in range(10):
+                found = await fleet.generate(request(f"unlucky{number}"))
+                assert len(found.output_ids) == TOKENS
+            is_over = True
+            await asyncio.gather(*workers)
+
+    asyncio.run(check())
+
+
+def test_a_request_that_every_server_fails_under_ends_with_the_reason(running):
+    async def check():
+        servers = {name: running.server() for name in "abcd"}
+        async with running(servers) as fleet:
+            for server in servers.values():
+                server.fault = ServerLostError("it burns")
+            with pytest.raises(ValueError, match=r"servers failed under this request; the last one: it burns"):
+                await fleet.generate(request())
+
+    asyncio.run(check())
+
+
+def test_a_refusal_is_an_error_at_once(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            for server in servers.values():
+                server.fault = RequestRefusedError("/generate was refused (400): no")
+                server.pieces.clear()
+            with pytest.raises(ValueError, match="no"):
+                await fleet.generate(request())
+            assert sum(len(server.pieces) for server in servers.values()) == 1
+
+    asyncio.run(check())
+
+
+def test_an_answer_of_a_form_that_is_not_known_counts_as_a_fault_of_the_server(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].fault = KeyError("meta_info")
+            for number in range(6):
+                found = await fleet.generate(request(f"r{number}"))
+                assert len(found.output_ids) == TOKENS
+            servers["b"].update_fault = AttributeError("'list' object has no attribute 'get'")
+            servers["a"].fault = None
+            await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both ready")
+            await fleet.update_weights(WeightUpdate(1, fleet.current.path))
+            assert states(fleet)["b"] != "ready"
+            servers["b"].update_fault = None
+            await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both ready after the update")
+
+    asyncio.run(check())
+
+
+def test_a_refused_server_does_not_limit_requests(running):
+    async def check():
+        small = running.server(context=8)
+        async with running({"a": running.server(), "b": small}, min_servers=1) as fleet:
+            small.identity = ServerIdentity("1", "", 8, 4, "float16")  # of another dtype: refused
+            await until(lambda: states(fleet)["a"] == "ready", "a is ready")
+            fleet.lose(fleet._members["b"], "for this test")
+            await until(lambda: states(fleet)["b"] == "refused", "b is refused")
+            assert len((await fleet.generate(request())).output_ids) == TOKENS
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_withdrawn_while_it_starts_is_gone(running, tmp_path):
+    async def check():
+        late = running.server()
+        late.is_healthy = False
+        async with running({"a": running.server(), "late": late}, addresses=["http://a"], min_servers=1) as fleet:
+            registry = Registry(tmp_path)
+            registry.announce("late", "http://late")
+            await until(lambda: states(fleet).get("late") == "starting", "it was seen")
+            registry.withdraw("late")
+            await until(lambda: states(fleet)["late"] == "gone", "it is gone")
+            late.is_healthy = True
+            await asyncio.sleep(0.2)
+            seen = [json.loads(line) for line in (tmp_path / "logs" / "servers.jsonl").read_text().splitlines()]
+            told = [entry["state"] for entry in seen if entry["server"] == "late"]
+            assert told[-1] == "gone"
+            assert "ready" not in told
+            registry.announce("late", "http://late")
+            await until(lambda: states(fleet)["late"] == "ready", "it came back under its name")
+
+    asyncio.run(check())
+
+
+def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(running):
+    """It was shot down just then: that says nothing about what it can serve."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            shot = servers["b"]
+
+            class Shot(ServerLostError):
+                def __init__(self):
+                    super().__init__("broke off")
+
+            shot.first_fault = Shot()
+            plain = fleet.adapter.generate
+
+            async def dies(connection, piece):
+                if connection.address == "http://b" and piece.name.startswith("first-") and shot.first_fault:
+                    shot.is_healthy = False
+                async for chunk in plain(connection, piece):
+                    yield chunk
+
+            fleet.adapter.generate = dies
+            fleet.lose(fleet._members["b"], "for this test")
+            await until(lambda: not shot.is_healthy, "it died in its first request")
+            await asyncio.sleep(0.1)
+            shot.first_fault, shot.is_healthy = None, True
+            await until(lambda: states(fleet)["b"] == "ready", "it is used again")
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        servers["b"].first_fault = ServerLostError("no kernel image")
+        async with running(servers, min_servers=1) as fleet:
+            await until(lambda: states(fleet)["b"] == "refused", "it is refused")
+            assert "is healthy but cannot serve this model: no kernel image" in fleet._reasons()
+            assert len((await fleet.generate(request())).output_ids) == TOKENS
+
+    asyncio.run(check())

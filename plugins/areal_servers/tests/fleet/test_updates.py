@@ -1,0 +1,179 @@
+"""New weights in a fleet whose servers fail, against servers that are objects of this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_core.interfaces import GenerationRequest, SamplingParameters, TensorDescription, WeightUpdate
+from areal_servers.interface import ServerLostError, UpdateRefusedError
+
+TOKENS = 16
+TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
+
+
+def request(name="r", most=TOKENS, affinity=""):
+    return GenerationRequest(name, [1, 2], SamplingParameters(max_new_tokens=most), 0, affinity)
+
+
+async def until(condition, what, seconds=5.0):
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for: {what}") from None
+
+
+def states(fleet):
+    return {name: str(member.state) for name, member in fleet._members.items()}
+
+
+def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(running, tmp_path):
+    """The trainer asks right after each broadcast, as the run does."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["b"].update_fault = UpdateRefusedError("broke off")
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            servers["b"].update_fault = None
+            assert states(fleet) == {"a": "ready", "b": "lost"}
+            version, offered = 1, False
+            for version in range(2, 5):
+                await asyncio.sleep(0.2)  # it is up again and waits
+                assert await fleet.form_group("127.0.0.1", 1, "gloo", "") is not None
+                await fleet.update_weights(WeightUpdate(version, None, TENSORS))
+                if fleet.needs_folder():
+                    offered = True
+                    fleet.offer_folder(WeightUpdate(version, running.write_weights(tmp_path / f"v{version}")))
+                    break
+            assert offered, "the trainer was never asked for a folder"
+            await until(lambda: states(fleet)["b"] == "ready", "it caught up")
+            assert servers["b"].version == str(version)
+            assert not fleet.needs_folder()
+
+    asyncio.run(check())
+
+
+def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
+    """A ready server that was not in the group holds the former version, and goes on with it."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].update_fault = UpdateRefusedError("broke off")
+            servers["b"].cannot_join = True
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            with pytest.raises(RunError, match="no server took over"):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            assert "updating" not in states(fleet).values()
+            async with asyncio.timeout(5):
+                found = await fleet.generate(request())
+            assert set(found.versions) == {0}
+
+    asyncio.run(check())
+
+
+def test_a_loss_during_an_update_leaves_the_others_with_the_new_version(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["b"].update_fault = ServerLostError("killed")
+            going = [asyncio.create_task(fleet.generate(request(f"r{n}", most=200))) for n in range(6)]
+            await asyncio.sleep(0.05)
+            await fleet.update_weights(WeightUpdate(1, fleet.current.path))
+            assert states(fleet) == {"a": "ready", "b": "lost"}
+            servers["b"].update_fault = None
+            for found in await asyncio.gather(*going):
+                assert found.output_ids == found.versions == sorted(found.versions)
+                assert len(found.versions) == 200
+            await until(lambda: states(fleet)["b"] == "ready", "it caught up")
+            assert servers["b"].version == "1"
+
+    asyncio.run(check())
+
+
+def test_with_no_server_left_requests_end_with_the_reasons(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers, start_timeout_s=0.6) as fleet:
+            for server in servers.values():
+                server.is_healthy = False
+            await until(lambda: set(states(fleet).values()) <= {"lost", "starting"}, "both are lost")
+            with pytest.raises(RunError, match="no server is left") as caught:
+                await asyncio.wait_for(fleet.generate(request()), 10)
+            assert "a lost" in str(caught.value)
+            assert "b lost" in str(caught.value)
+
+    asyncio.run(check())
+
+
+def test_the_only_server_is_lost_during_an_update(running):
+    """Its death says nothing about the weights: it catches up with them when it is back."""
+
+    async def check():
+        servers = {"a": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].update_fault = ServerLostError("killed")
+            going = asyncio.create_task(fleet.generate(request(most=50)))
+            await asyncio.sleep(0.02)
+            await fleet.update_weights(WeightUpdate(1, fleet.current.path))
+            servers["a"].update_fault = None
+            found = await going
+            assert found.versions == sorted(found.versions)
+            assert found.versions[-1] == 1
+            assert len(found.versions) == 50
+
+    asyncio.run(check())
+
+
+def test_closing_ends_although_something_happened_just_before(running):
+    """A cancellation that comes together with an event must not be swallowed."""
+
+    async def check():
+        async with running({"a": running.server()}) as fleet:
+            fleet.doubt(fleet._members["a"], "for this test")
+            async with asyncio.timeout(5):
+                await fleet.close()
+
+    asyncio.run(check())
+
+
+def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_path):
+    """They are none of the lost ones: they get their memory back, then the weights, and then requests."""
+
+    async def check():
+        server = running.server()
+        async with running({"a": server}) as fleet:
+            for version in (1, 2):
+                await fleet.release_memory()
+                assert not server.has_memory
+                waiting = asyncio.create_task(fleet.generate(request()))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                await fleet.update_weights(
+                    WeightUpdate(version, running.write_weights(tmp_path / f"version-{version}"))
+                )
+                assert server.has_memory
+                assert set((await waiting).versions) == {version}
+            assert '"lost"' not in (tmp_path / "logs" / "servers.jsonl").read_text()
+
+    asyncio.run(check())
+
+
+def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running, tmp_path):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        servers["a"].release_fault = ServerLostError("/flush_cache failed")
+        async with running(servers) as fleet:
+            await fleet.release_memory()
+            assert "did not give its memory away" in (tmp_path / "logs" / "servers.jsonl").read_text()
+            await fleet.update_weights(WeightUpdate(1, running.write_weights(tmp_path / "version-1")))
+            await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights")
+            assert [server.version for server in servers.values()] == ["1", "1"]
+
+    asyncio.run(check())

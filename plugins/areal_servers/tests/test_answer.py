@@ -1,0 +1,154 @@
+"""A request on its way through several servers: what is kept, how tokens are labelled, what is asked for next."""
+
+from __future__ import annotations
+
+import pytest
+
+from areal_core.data.trajectory import FinishReason
+from areal_core.interfaces import GenerationRequest, SamplingParameters
+from areal_servers.answer import Answer, PieceTokens
+from areal_servers.interface import Chunk, ServerLostError
+
+
+def answer(seed=7, **sampling):
+    settings = SamplingParameters(**{"max_new_tokens": 10, **sampling})
+    return Answer(GenerationRequest("r1", [1, 2, 3], settings, seed))
+
+
+def tokens(*ids, version=4, finish=None, spans=None, certain=None):
+    made = PieceTokens(version)
+    places = len(ids) if certain is None else certain
+    made.add(Chunk(list(ids[:places]), [-1.0] * places), is_certain=True)
+    rest = ids[places:]
+    made.add(Chunk(list(rest), [-1.0] * len(rest), finish, spans), is_certain=not rest)
+    return made
+
+
+def test_the_next_piece_asks_for_what_is_missing():
+    asked = answer(min_new_tokens=6)
+    first = asked.next_piece(4, keeps_cache=False)
+    assert (first.name, first.input_ids, first.sampling.max_new_tokens) == ("r1.1", [1, 2, 3], 10)
+    asked.keep(tokens(11, 12, 13, 14), 4, [4] * 4)
+    assert asked.finish is None
+    second = asked.next_piece(5, keeps_cache=False)
+    assert (second.name, second.input_ids) == ("r1.2", [1, 2, 3, 11, 12, 13, 14])
+    assert (second.sampling.max_new_tokens, second.sampling.min_new_tokens) == (6, 2)
+    asked.keep(tokens(15, 16, 17), 3, [5] * 3)
+    assert asked.next_piece(5, keeps_cache=False).sampling.min_new_tokens == 0
+    asked.keep(tokens(18, 19, 20, finish="length"), 3, [5] * 3)
+    found = asked.generation()
+    assert found.output_ids == list(range(11, 21))
+    assert found.versions == [4] * 4 + [5] * 6
+    assert len(found.logprobs) == 10
+    assert found.finish_reason is FinishReason.LENGTH
+
+
+def test_seeds_of_later_pieces_differ_and_are_repeatable():
+    def seeds(seed):
+        asked, found = answer(seed), []
+        for _ in range(5):
+            found.append(asked.next_piece(0, keeps_cache=False).seed)
+            asked.keep(tokens(11, 12), 2, [0, 0])
+        return found
+
+    assert seeds(7)[0] == 7, "the first piece has the request's own"
+    assert len(set(seeds(7) + seeds(8))) == 10
+    assert seeds(7) == seeds(7)
+    assert all(0 <= seed < 1 << 63 for seed in seeds(7))
+
+
+def test_a_piece_that_brought_nothing_is_asked_for_again_with_the_same_seed():
+    asked = answer()
+    first = asked.next_piece(0, keeps_cache=False)
+    asked.keep(tokens(), 0, [])
+    second = asked.next_piece(0, keeps_cache=False)
+    assert (first.seed, first.input_ids) == (second.seed, second.input_ids)
+    assert first.name != second.name, "no name is used twice"
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"stop": ("x",)}, {"repetition_penalty": 1.1}, {"frequency_penalty": 0.5}, {"presence_penalty": 0.5}]
+)
+def test_what_looks_at_its_own_output_begins_anew(sampling):
+    """A server knows only the tokens that it is sent: half a stop text, or what was penalised, would be forgotten."""
+    asked = answer(**sampling)
+    asked.next_piece(4, keeps_cache=False)
+    asked.keep(tokens(11, 12), 2, [4, 4])
+    second = asked.next_piece(5, keeps_cache=False)
+    assert (second.input_ids, second.sampling.max_new_tokens, second.name) == ([1, 2, 3], 10, "r1.2")
+    assert (asked.output_ids, asked.logprobs, asked.versions) == ([], [], [])
+
+
+def test_the_answer_ends_as_its_last_piece_does():
+    asked = answer()
+    asked.keep(tokens(11, finish="abort"), 1, [4])
+    assert asked.finish is None, "somebody stopped it"
+    asked.keep(tokens(12, finish="stop"), 1, [4])
+    assert asked.finish is FinishReason.STOP
+
+
+def test_an_answer_with_all_its_tokens_has_ended_even_if_its_server_did_not_say_so():
+    asked = answer(max_new_tokens=2)
+    asked.keep(tokens(11, 12), 2, [4, 4])
+    assert asked.finish is FinishReason.LENGTH
+
+
+def test_an_end_among_uncertain_tokens_is_none():
+    """The server was lost with the last chunk: what ended the piece may be among the tokens that are not kept."""
+    asked = answer()
+    found = tokens(11, 12, 13, finish="stop", certain=2).without_end()
+    asked.keep(found, found.certain, [4, 4])
+    assert asked.finish is None
+    assert asked.output_ids == [11, 12]
+    whole = tokens(11, 12, finish="stop").without_end()
+    asked.keep(whole, whole.certain, [4, 4])
+    assert asked.finish is FinishReason.STOP
+
+
+def test_labels_are_those_of_the_spans():
+    found = tokens(11, 12, 13, version=4, spans=[("4", 0, 2), ("5", 2, 3)])
+    assert found.versions(needs_spans=True) == [4, 4, 5]
+
+
+def test_without_spans_all_tokens_are_of_the_version_that_was_asked():
+    found = tokens(11, 12, version=4)
+    assert found.versions(needs_spans=True) == [4, 4], "all came before any update"
+    assert tokens(11, 12, version=4, certain=1).versions(needs_spans=False) == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("spans", "words"),
+    [
+        (None, "sent no labels"),
+        ([("4", 0, 1)], "labels 1 of 3 tokens"),
+        ([("4", 0, 1), ("5", 2, 3)], "somebody else changed its weights"),
+        ([("4", 1, 3)], "somebody else changed its weights"),
+        ([("default", 0, 3)], "labels its tokens 'default'"),
+        ([("-1", 0, 3)], "labels its tokens '-1'"),
+    ],
+)
+def test_labels_that_cannot_be_right(spans, words):
+    found = tokens(11, 12, 13, spans=spans, certain=1)
+    with pytest.raises(ServerLostError, match=words):
+        found.versions(needs_spans=True)
+    assert found.certain == 1, "what came before the update is kept all the same"
+
+
+def test_spans_may_reach_further_than_what_was_sent():
+    assert tokens(11, 12, spans=[("4", 0, 3)]).versions(needs_spans=True) == [4, 4]
+
+
+def test_tokens_without_logprobs_are_a_fault_of_the_server():
+    found = PieceTokens(4)
+    with pytest.raises(ServerLostError, match="2 tokens with 1 log-probabilities"):
+        found.add(Chunk([11, 12], [-1.0]), is_certain=True)
+    assert found.output_ids == []
+
+
+def test_prefixes_are_shared_only_between_requests_of_one_version():
+    asked = answer()
+    assert asked.next_piece(4, keeps_cache=False).cache_key == "4"
+    assert asked.next_piece(5, keeps_cache=False).cache_key == "5"
+    keeping = answer()
+    assert keeping.next_piece(4, keeps_cache=True).cache_key == "4"
+    assert keeping.next_piece(5, keeps_cache=True).cache_key == "4", "its own keys and values stay its own"

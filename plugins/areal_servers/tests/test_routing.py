@@ -1,0 +1,231 @@
+"""Which server works on which request, and in which order requests come to their places."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_servers.interface import ServerIdentity
+from areal_servers.member import Member, State
+from areal_servers.routing import Router
+
+
+def member(name, slots=4, state=State.READY):
+    found = Member(name, None, None, "recompute")
+    found.identity = ServerIdentity("1", "", 1024, slots)
+    found.state = state
+    return found
+
+
+def router(*members, limit=None):
+    made = Router(limit)
+    made.set_members(members)
+    return made
+
+
+async def turns(count=5):
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def asked(of, *affinities, **settings):
+    return [asyncio.create_task(of.take(affinity, **settings)) for affinity in affinities]
+
+
+def test_a_request_goes_where_least_is_to_do():
+    async def check():
+        small, large = member("small", slots=2), member("large", slots=8)
+        of = router(small, large)
+        found = [(await of.take("")).name for _ in range(10)]
+        assert found.count("small") == 2
+        assert found.count("large") == 8
+        assert found[:3].count("large") >= 1
+
+    asyncio.run(check())
+
+
+def test_requests_of_one_prefix_stay_together_until_that_is_a_queue():
+    async def check():
+        a, b = member("a", slots=8), member("b", slots=8)
+        of = router(a, b)
+        first = await of.take("prefix")
+        other = b if first is a else a
+        assert [(await of.take("prefix")) for _ in range(2)] == [first, first], "two more are a detour that is worth it"
+        for _ in range(4):
+            await of.take("prefix")
+        assert other.requests >= 1, "its server may have a quarter more to do than the idlest one, and no more"
+        for taken in (a, b):
+            while taken.requests:
+                of.release(taken)
+        last = of._places["prefix"]
+        assert await of.take("prefix") is last, "it is remembered where the prefix lies now"
+
+    asyncio.run(check())
+
+
+def test_a_prefix_whose_server_is_gone_moves_and_stays_where_it_moved():
+    async def check():
+        a, b = member("a"), member("b")
+        of = router(a, b)
+        first = await of.take("prefix")
+        of.release(first)
+        first.state = State.LOST
+        second = await of.take("prefix")
+        assert second is not first
+        of.release(second)
+        first.state = State.READY
+        assert await of.take("prefix") is second
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.READY])
+def test_only_ready_servers_are_given_requests(state):
+    async def check():
+        a = member("a", state=state)
+        of = router(a)
+        (waiting,) = asked(of, "")
+        await turns()
+        assert not waiting.done()
+        a.state = State.READY
+        of.wake()
+        assert await waiting is a
+
+    asyncio.run(check())
+
+
+def test_a_server_is_given_no_more_than_its_slots_and_the_limit():
+    async def check():
+        for limit, wanted in ((None, 4), (3, 3), (9, 4)):
+            a = member("a", slots=4)
+            of = router(a, limit=limit)
+            waiting = asked(of, *[""] * 10)
+            await turns()
+            assert sum(task.done() for task in waiting) == a.requests == wanted
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(check())
+
+
+def test_places_are_given_in_the_order_of_arrival():
+    """Whoever comes while others wait comes behind them, even in the moment in which a place becomes free."""
+
+    async def check():
+        a = member("a", slots=1)
+        of = router(a)
+        await of.take("")
+        order = []
+
+        async def one(number):
+            await of.take("")
+            order.append(number)
+            await asyncio.sleep(0)
+            of.release(a)
+
+        tasks = [asyncio.create_task(one(number)) for number in range(8)]
+        await turns()
+        of.release(a)
+        late = asyncio.create_task(one(8))  # here the place is free, and seven wait for it
+        await asyncio.gather(*tasks, late)
+        assert order == list(range(9))
+
+    asyncio.run(check())
+
+
+def test_what_is_continued_came_before_all_who_wait():
+    async def check():
+        a = member("a", slots=1)
+        of = router(a)
+        await of.take("")
+        (waiting,) = asked(of, "")
+        await turns()
+        (continued,) = asked(of, "", is_continued=True)
+        await turns()
+        of.release(a)
+        assert await continued is a
+        assert not waiting.done()
+        of.release(a)
+        assert await waiting is a
+
+    asyncio.run(check())
+
+
+def test_a_cancelled_request_hands_its_place_on():
+    async def check():
+        a = member("a", slots=1)
+        of = router(a)
+        await of.take("")
+        first, second, third = asked(of, "", "", "")
+        await turns()
+        first.cancel()  # while it waits
+        await turns()
+        of.release(a)  # the place is the second one's now, who does not know of it yet
+        second.cancel()
+        assert await asyncio.wait_for(third, 5) is a
+        assert a.requests == 1
+        assert first.cancelled()
+        assert second.cancelled()
+        of.release(a)
+        assert a.requests == 0
+
+    asyncio.run(check())
+
+
+def test_a_place_on_a_server_that_is_stopped_before_it_is_taken_is_given_back():
+    async def check():
+        a, b = member("a", slots=1), member("b", slots=1, state=State.LOST)
+        of = router(a, b)
+        await of.take("")
+        first, second = asked(of, "", "")
+        await turns()
+        of.release(a)
+        a.state = State.UPDATING
+        await turns()
+        assert not first.done()
+        assert a.requests == 0
+        b.state = State.READY
+        of.wake()
+        assert await first is b
+        assert not second.done(), "nobody overtakes it"
+        second.cancel()
+
+    asyncio.run(check())
+
+
+def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
+    async def check():
+        a, b = member("a", slots=1), member("b", slots=1)
+        of = router(a, b)
+        assert await of.take("", [a]) is b
+        (waiting,) = asked(of, "", avoided=[a])
+        await turns()
+        assert not waiting.done(), "it waits for b"
+        (other,) = asked(of, "")
+        assert await other is a, "those who avoid nothing do not wait with it"
+        of.release(b)
+        assert await waiting is b
+        b.state = State.LOST
+        of.release(a)
+        assert await of.take("", [a]) is a, "with nobody else left"
+
+    asyncio.run(check())
+
+
+def test_a_failure_ends_every_wait():
+    async def check():
+        of = router(member("a", slots=1))
+        await of.take("")
+        waiting = asked(of, "", "")
+        await turns()
+        of.fail(RunError("no server is left"))
+        for task in waiting:
+            with pytest.raises(RunError, match="no server is left"):
+                await task
+        with pytest.raises(RunError, match="no server is left"):
+            await of.take("")
+
+    asyncio.run(check())
