@@ -1,7 +1,8 @@
 """The `areal` command. Each file in `commands` is one command; nothing is imported that the words do not ask for.
 
 Until a command runs, only argparse is imported: no torch, no pydantic, no pluggy, no scan of installed packages. A
-word that is no command of the core is the name of a plugin: `areal PLUGIN COMMAND ...`.
+word that is no command of the core is the name of a plugin, `areal PLUGIN COMMAND ...`, or of a command that only one
+plugin has, `areal COMMAND ...`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="areal",
         description="Asynchronous reinforcement learning for language models.",
-        epilog="areal PLUGIN COMMAND ... runs a command of a plugin; areal plugins lists them.",
+        epilog="areal PLUGIN COMMAND ... runs a command of a plugin, and areal COMMAND ... does where only one "
+        "plugin has a command of that name; areal plugins lists them.",
     )
     parser.add_argument("--version", action="version", version=f"areal {areal_core.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -6,6 +6,7 @@ one and two files of the same name do not meet. What is hashed for the run folde
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
@@ -21,22 +22,25 @@ from typing import Any, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from areal_core.config.problems import Problem, RejectedError, from_validation, unknown_key
+from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 class Located(str):
-    """A reference to a file, with the folder that it is relative to: that of the config, or the current one."""
+    """What may be the name of a component, with where it stands: the folder that a file is relative to, and the plugin
+    in whose preset it stands, if it does."""
 
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "plugin")
     folder: Path
+    plugin: str
 
-    def __new__(cls, text: str, folder: Path) -> Self:
-        """The text itself; the folder travels with it."""
+    def __new__(cls, text: str, folder: Path, plugin: str) -> Self:
+        """The text itself; the place travels with it."""
         located = super().__new__(cls, text)
-        located.folder = folder
+        located.folder, located.plugin = folder, plugin
         return located
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -62,14 +66,8 @@ def import_reference(reference: str, folder: Path) -> Imported:
     """Import what a reference names; `RejectedError` says what is wrong with it and how to write it."""
     location, _, attribute = reference.rpartition(":")
     if not location or not attribute.isidentifier():
-        raise RejectedError(
-            [
-                Problem(
-                    ("type",),
-                    f"'{reference}' is not a reference",
-                    ("write package.module:attribute or path/to/file.py:attribute",),
-                )
-            ]
+        raise rejected(
+            f"'{reference}' is not a reference", "write package.module:attribute or path/to/file.py:attribute"
         )
     if location.endswith(".py") or "/" in location:
         path = (getattr(reference, "folder", folder) / Path(location).expanduser()).resolve()
@@ -78,29 +76,33 @@ def import_reference(reference: str, folder: Path) -> Imported:
     return Imported(_attribute(_load_module(location), attribute, location), reference)
 
 
-def check_keywords(target: Any, written: Mapping[str, Any], title: str) -> dict[str, Any]:
-    """Validate settings against a signature; parameters that are not given stay open, the caller may supply them."""
+def keyword_parameters(target: Any, skip: int = 0) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The parameters behind the first `skip` that can be given by name, and whether any other name is taken too."""
     try:
-        parameters = dict(inspect.signature(target).parameters)
+        parameters = list(inspect.signature(target).parameters.values())[skip:]
     except (TypeError, ValueError):
-        parameters = {}
+        parameters = []
+    by_name = {each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    return by_name, any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def check_keywords(target: Any, written: Mapping[str, Any], title: str, context: object) -> dict[str, Any]:
+    """Validate settings against a signature; parameters that are not given stay open, the caller may supply them.
+
+    `RejectedError` carries every mistake; `title` names the target in it, `context` is that of the validation.
+    """
+    parameters, takes_all = keyword_parameters(target)
     hints = _type_hints(target)
-    named = [
-        name for name, found in parameters.items() if found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
-    ]
-    takes_all = any(found.kind is found.VAR_KEYWORD for found in parameters.values())
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     for key, value in written.items():
-        if key not in named and not takes_all:
-            unknown = unknown_key((key,), named)
-            reason = "" if named else f"{title} takes no settings"
-            problems.append(Problem(unknown.path, unknown.message, unknown.hints or (reason,)))
+        if key not in parameters and not takes_all:
+            problems.append(unknown_key((key,), parameters, title))
             continue
         try:
-            values[key] = _adapter(hints.get(key, Any)).validate_python(value)
+            values[key] = _adapter(hints.get(key, Any)).validate_python(value, context=context)
         except ValidationError as error:
-            problems.extend(problem.below((key,)) for problem in from_validation(error, None))
+            problems.extend(problem.below((key,)) for problem in from_validation(error))
     if problems:
         raise RejectedError(problems)
     return values
@@ -110,7 +112,7 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise _rejected(
+        raise rejected(
             f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"
         ) from None
     digest = hashlib.sha256(source).hexdigest()
@@ -126,7 +128,9 @@ def _load_file(path: Path) -> tuple[ModuleType, str]:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise _rejected(f"importing {path} raises {_told(error)}", "correct the file; --debug shows where") from error
+        raise rejected(
+            f"importing {path} raises {describe_error(error)}", "correct the file; --debug shows where"
+        ) from error
     return module, digest
 
 
@@ -136,8 +140,8 @@ def _load_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
             hint = f"install what contains it, or name a file: path/to/{name.rpartition('.')[2]}.py:attribute"
-            raise _rejected(f"there is no module named '{name}' in this environment", hint) from None
-        raise _rejected(f"importing {name} raises {_told(error)}", "correct it; --debug shows where") from error
+            raise rejected(f"there is no module named '{name}' in this environment", hint) from None
+        raise rejected(f"importing {name} raises {describe_error(error)}", "correct it; --debug shows where") from error
 
 
 def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
@@ -148,15 +152,7 @@ def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
     hint = (
         f"did you mean '{near[0]}'?" if near else f"it has: {', '.join(sorted(names)) or 'nothing that can be called'}"
     )
-    raise _rejected(f"{place} has no '{attribute}'", hint)
-
-
-def _rejected(message: str, hint: str) -> RejectedError:
-    return RejectedError([Problem(("type",), message, (hint,))])
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    raise rejected(f"{place} has no '{attribute}'", hint)
 
 
 def _type_hints(target: Any) -> dict[str, Any]:
@@ -170,10 +166,7 @@ def _type_hints(target: Any) -> dict[str, Any]:
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     """A validator for one annotation; a type that pydantic does not know is checked by isinstance."""
-    try:
-        return TypeAdapter(annotation)
-    except (PydanticSchemaGenerationError, PydanticUserError):
-        try:
-            return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
-        except (PydanticSchemaGenerationError, PydanticUserError):
-            return TypeAdapter(Any)
+    for config in (None, ConfigDict(arbitrary_types_allowed=True)):
+        with contextlib.suppress(PydanticSchemaGenerationError, PydanticUserError):
+            return TypeAdapter(annotation, config=config)
+    return TypeAdapter(Any)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.resources
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.config.yaml_text import Document, parse
 from areal_core.errors import ConfigError, PluginBrokenError, PluginError, UsageError
+from areal_core.plugins.manager import joined
+from areal_core.plugins.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One document with the name that errors call it by and the folder that its file references are relative to."""
+    """One document with the name that errors call it by and the folder that its file references are relative to.
+
+    `plugins` are those that a preset needs; the first of them is the one in which it ships.
+    """
 
     document: Document
     name: str
@@ -28,6 +32,11 @@ class Source:
     stem: str
     text: str
     plugins: tuple[str, ...] = ()
+
+    @property
+    def plugin(self) -> str:
+        """The plugin in which a preset ships; nothing for a file."""
+        return next(iter(self.plugins), "")
 
 
 def read_file(path: str | Path) -> Source:
@@ -37,7 +46,7 @@ def read_file(path: str | Path) -> Source:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         here = path.parent if path.parent.is_dir() else Path()
-        near = difflib.get_close_matches(path.name, [found.name for found in here.iterdir()], n=1)
+        near = difflib.get_close_matches(path.name, [file.name for file in here.iterdir()], n=1)
         hint = f"did you mean {path.parent / near[0]}?" if near else "`areal config init` writes one to begin with"
         raise UsageError(f"there is no config file {path}", hints=(hint,)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -64,15 +73,7 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
             hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
         )
     if plugins[0] in manager.failed:
-        raise (
-            next(iter(errors))
-            if len(errors) == 1
-            else PluginError(
-                f"{len(errors)} problems with plugins",
-                hints=[line for error in errors for line in str(error).split("\n  ")],
-                parts=errors,
-            )
-        )
+        raise joined(errors)
     for preset in manager.presets():
         if preset.plugin == plugins[0] and preset.default:
             return read_preset(manager, preset)
@@ -86,23 +87,19 @@ def read_preset(manager: PluginManager, preset: Preset) -> Source:
     """Read the YAML file of a preset out of its package."""
     module_name, _, file_name = preset.path.partition(":")
     try:
-        module = importlib.import_module(module_name)
-        package = module_name if hasattr(module, "__path__") else module_name.rpartition(".")[0]
-        file = importlib.resources.files(package or module_name).joinpath(file_name)
-        text = file.read_text(encoding="utf-8")
+        path = Path(str(importlib.import_module(module_name).__file__)).parent / file_name
+        text = path.read_text(encoding="utf-8")
     except (ImportError, OSError, UnicodeDecodeError) as error:
         raise PluginBrokenError(
             f"the preset '{preset.reference}' of {preset.supplier} cannot be read at {preset.path}: {error}",
             hints=(f"reinstall it with: pip install --force-reinstall {preset.distribution}",),
         ) from error
-    folder = Path(str(file)).parent
-    return _source(text, f"preset {preset.reference}", folder, preset.name, (preset.plugin, *preset.plugins))
+    return _source(text, f"preset {preset.reference}", path.parent, preset.name, (preset.plugin, *preset.plugins))
 
 
 def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, ...] = ()) -> Source:
     document = parse(text, name)
-    if document.values is None:
-        document.values = {}
+    document.values = {} if document.values is None else document.values
     if not isinstance(document.values, dict):
         raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")
     return Source(document, name, folder, stem, text, plugins)
@@ -110,8 +107,6 @@ def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, .
 
 def _listing(manager: PluginManager) -> str:
     """Every preset of every installed plugin."""
-    from areal_core.plugins.survey import survey
-
-    found = [record for report in survey(manager.catalog) for kind, record in report.records if kind == "presets"]
-    names = [f"{preset.reference} ({preset.summary})" for preset in sorted(found, key=lambda preset: preset.reference)]
-    return f"presets: {', '.join(names) or 'no installed plugin has one'}"
+    records = [each for plugin in survey(manager.catalog) for each in plugin.records]
+    titles = sorted(f"{preset.reference} ({preset.summary})" for kind, preset in records if kind == "presets")
+    return f"presets: {', '.join(titles) or 'no installed plugin has one'}"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, get_args
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
 
 Path = tuple[str | int, ...]
 
-_VALUE_IS_TOLD: Final = (
-    "bool_", "int_", "float_", "greater_", "less_", "multiple_", "literal_", "enum", "finite_", "is_instance", "list_",
-)  # fmt: skip
-"""Kinds of mistake that a secret cannot make: only for these is the value that was found printed."""
+_VALUE_IS_SHOWN: Final = re.compile(
+    "bool_|int_|float_|greater_|less_|multiple_|literal_|enum|finite_|is_instance|list_"
+)
+"""Kinds of mistake that a secret cannot make: only for these is the value that was written printed."""
 
 
 @dataclass(frozen=True)
@@ -40,65 +42,44 @@ class RejectedError(ValueError):
         super().__init__("; ".join(f"{dotted(problem.path)}: {problem.message}" for problem in self.problems))
 
 
+def rejected(message: str, *hints: str) -> RejectedError:
+    """The error for a `type` that names nothing which can be chosen."""
+    return RejectedError([Problem(("type",), message, hints)])
+
+
 def dotted(path: Sequence[str | int]) -> str:
     """A path as it is written in overrides and errors."""
     return ".".join(str(part) for part in path)
 
 
-def from_validation(error: ValidationError, model: type[BaseModel] | None) -> list[Problem]:
-    """Every mistake that pydantic found while it validated `model`, in words; None stands for a single value."""
-    found: list[Problem] = []
+def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | None = None) -> list[Problem]:
+    """Every mistake that pydantic found, in words; `fields` are those of the model that it validated, if it was one."""
+    problems: list[Problem] = []
     for detail in error.errors(include_url=False):
         path, kind = tuple(detail["loc"]), detail["type"]
+        known = fields if fields and len(path) == 1 else {}
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, RejectedError):
-            found.extend(problem.below(path) for problem in cause.problems)
+            problems.extend(problem.below(path) for problem in cause.problems)
         elif kind == "extra_forbidden":
-            found.append(unknown_key(path, _fields_at(model, path[:-1])))
+            problems.append(unknown_key(path, known))
         elif kind == "missing":
-            found.append(Problem(path, "is required", _description(model, path)))
+            description = known[str(path[-1])].description if known else None
+            problems.append(Problem(path, "is required", (f"it is: {description}",) if description else ()))
         else:
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-            told = kind.startswith(_VALUE_IS_TOLD) and isinstance(detail["input"], str | int | float | None)
-            found.append(Problem(path, f"{message}, not {detail['input']!r}" if told else message))
-    return found
+            shown = _VALUE_IS_SHOWN.match(kind) and isinstance(detail["input"], str | int | float | None)
+            problems.append(Problem(path, f"{message}, not {detail['input']!r}" if shown else message))
+    return problems
 
 
-def unknown_key(path: Path, known: Iterable[str]) -> Problem:
-    """The mistake of a key that nothing reads, with the nearest ones that exist."""
+def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
+    """The mistake of a key that nothing reads, with the nearest ones that exist; `owner` is what may know none."""
     names = sorted(known)
     near = difflib.get_close_matches(str(path[-1]), names, n=1)
     hints = [f"did you mean '{near[0]}'?"] if near else []
     if names and (not near or len(names) <= 12):
         hints.append(f"keys here: {', '.join(names)}")
+    if owner and not names:
+        hints.append(f"{owner} takes no settings")
     return Problem(path, "unknown key", tuple(hints))
-
-
-def _fields_at(model: type[BaseModel] | None, path: Path) -> list[str]:
-    found = _model_at(model, path)
-    return list(found.model_fields) if found else []
-
-
-def _description(model: type[BaseModel] | None, path: Path) -> tuple[str, ...]:
-    owner = _model_at(model, path[:-1])
-    field = owner.model_fields.get(str(path[-1])) if owner else None
-    return (f"it is: {field.description}",) if field and field.description else ()
-
-
-def _model_at(model: type[BaseModel] | None, path: Path) -> type[BaseModel] | None:
-    """The model that a path of field names leads to, through optional and list fields."""
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if model else None
-        nested = _models_in(field.annotation) if field else []
-        if len(nested) != 1:
-            return None
-        model = nested[0]
-    return model
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for argument in get_args(annotation) for found in _models_in(argument)]

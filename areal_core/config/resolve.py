@@ -12,15 +12,15 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 import areal_core
-from areal_core.config.presets import default_preset, find_preset, read_file
+from areal_core.config.context import ResolutionContext
+from areal_core.config.presets import Source, default_preset, find_preset, read_file
 from areal_core.config.problems import Problem, dotted, from_validation
 from areal_core.config.run_config import RunConfig
-from areal_core.config.scope import Scope
 from areal_core.config.tree import Override, Tree, leaves, parse_override
 from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
@@ -29,10 +29,12 @@ from areal_core.plugins.manager import separate
 from areal_core.plugins.records import normalise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 CONFIG_FILE = "config.yaml"
 """The complete config in a run folder."""
+
+_PRESET: Final = re.compile(r"[\w-]+(/[\w-]+)?")
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Resolved:
         """The plugins, and every file of the user's own that was loaded by path, as `compare` compares them."""
         records = self.plugins.provenance()
         for path, digest in sorted(self.files.items()):
-            records.append(Provenance(_file_title(Path(path), self.base_dir), "", "", path, digest))
+            file, base = Path(path), self.base_dir
+            title = file.relative_to(base).as_posix() if file.is_relative_to(base) else file.name
+            records.append(Provenance(title, "", "", path, digest))
         return records
 
 
@@ -83,32 +87,27 @@ def resolve(
     environment = os.environ if environment is None else environment
     listed = environment.get("AREAL_PLUGINS")
     core_only = listed is not None and not _words(listed)
-    assignments = _overrides(environment.get("AREAL_SET", ""), overrides)
+    overrides_read = _overrides(environment.get("AREAL_SET", ""), overrides)
     source = read_file(config_path) if config_path is not None and _is_file(config_path) else None
-    own = Tree()
-    if source:
-        own.lay(source.document, source.name, source.folder)
-    _assign(own, assignments)
-    requested = [*plugins, *_words(listed or ""), *_plugin_list(own.values.get("plugins"))]
-    wanted, blocked = separate(requested)
+    written = dict(source.document.values) if source else {}
+    written.update({override.path[0]: override.value for override in overrides_read if len(override.path) == 1})
+    wanted, blocked = separate([*plugins, *_words(listed or ""), *_plugin_list(written.get("plugins"))])
     manager = PluginManager(blocked=blocked, core_only=core_only)
     errors = _add(manager, wanted)
-    preset_name = own.values.get("preset") or (str(config_path) if config_path is not None and not source else None)
     preset = None
-    if preset_name is not None:
-        preset = find_preset(manager, str(preset_name), is_config=own.values.get("preset") is None)
+    if written.get("preset") is not None:
+        preset = find_preset(manager, str(written["preset"]), is_config=False)
     elif source is None:
-        preset = default_preset(manager, wanted, errors)
-    tree = Tree()
-    for layer in (preset, source):
-        if layer:
-            tree.lay(layer.document, layer.name, layer.folder)
-    _assign(tree, assignments)
+        preset = (
+            default_preset(manager, wanted, errors)
+            if config_path is None
+            else find_preset(manager, str(config_path), is_config=True)
+        )
     if preset:
         errors += _add(manager, [*preset.plugins, *_plugin_list(preset.document.values.get("plugins"))])
-    main = source or preset
+    layers = [layer for layer in (preset, source) if layer]
     folder = source.folder if source else Path.cwd()
-    return _finish(tree, manager, errors, folder, main.stem if main else "run")
+    return _finish(_tree(layers, overrides_read), manager, errors, folder, layers[-1].stem)
 
 
 def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Resolved:
@@ -123,9 +122,7 @@ def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str
             hints=("name the folder that `areal run` printed first",),
         )
     source = read_file(path)
-    tree = Tree()
-    tree.lay(source.document, source.name, source.folder)
-    _assign(tree, _overrides("", overrides))
+    tree = _tree([source], _overrides("", overrides))
     manager = PluginManager()
     errors = _add(manager, separate([*_plugin_list(tree.values.get("plugins")), *plugins])[0])
     return _finish(tree, manager, errors, source.folder, Path(run_dir).name)
@@ -139,30 +136,26 @@ def _finish(tree: Tree, manager: PluginManager, errors: list[PluginError], folde
     folder = Path(str(values.pop("base_dir", folder)))
     values["plugins"] = []
     while True:
-        known, scope = manager.names, Scope(manager, folder)
-        config, problems = _validate(values, scope)
-        errors += scope.plugin_errors
+        known, context = manager.names, ResolutionContext(manager, folder)
+        config, problems = None, []
+        try:
+            config = RunConfig.model_validate(values, context=context)
+            problems = list(config.cross_checks())
+        except ValidationError as error:
+            problems = from_validation(error)
+        errors += context.plugin_errors
         if manager.names == known:
             break
     if run_dir is not None and not isinstance(run_dir, str):
         problems.append(Problem(("run_dir",), "must be the path of a folder"))
     if config is None or problems or errors:
-        raise _told(tree, manager, errors, problems, name)
+        raise _joined(tree, manager, errors, problems, name)
     config = config.model_copy(update={"plugins": manager.names})
     origins = {path: _origin(tree, path) for path in leaves(config.model_dump(mode="json"))}
-    return Resolved(config, origins, manager, folder, scope.files, name, Path(run_dir) if run_dir else None)
+    return Resolved(config, origins, manager, folder, context.files, name, Path(run_dir) if run_dir else None)
 
 
-def _validate(values: Mapping[str, Any], scope: Scope) -> tuple[RunConfig | None, list[Problem]]:
-    with scope.active():
-        try:
-            config = RunConfig.model_validate(values)
-        except ValidationError as error:
-            return None, from_validation(error, RunConfig)
-        return config, list(config.cross_checks())
-
-
-def _told(
+def _joined(
     tree: Tree, manager: PluginManager, errors: Sequence[PluginError], problems: Sequence[Problem], name: str
 ) -> ConfigError | PluginError:
     """One error that tells everything: missing plugins first and together, then the mistakes in the order of keys."""
@@ -173,12 +166,13 @@ def _told(
         plugin_errors.insert(0, alone or manager.catalog.missing(missing))
     if len(plugin_errors) == 1 and not problems:
         return plugin_errors[0]
-    told = [(error.message, error.hints) for error in plugin_errors]
-    told += [(_placed(tree, problem), problem.hints) for problem in problems]
-    if len(told) == 1:
-        return ConfigError(told[0][0], hints=told[0][1], problems=[told[0][0]])
-    lines = [line for message, hints in told for line in (message, *(f"  {hint}" for hint in hints))]
-    return ConfigError(f"{len(told)} problems in {name}", hints=lines, problems=[message for message, _ in told])
+    mistakes = [(error.message, error.hints) for error in plugin_errors]
+    mistakes += [(_placed(tree, problem), problem.hints) for problem in problems]
+    messages = [message for message, _ in mistakes]
+    if len(mistakes) == 1:
+        return ConfigError(messages[0], hints=mistakes[0][1], problems=messages)
+    lines = [line for message, hints in mistakes for line in (message, *(f"  {hint}" for hint in hints))]
+    return ConfigError(f"{len(mistakes)} problems in {name}", hints=lines, problems=messages)
 
 
 def _placed(tree: Tree, problem: Problem) -> str:
@@ -195,14 +189,13 @@ def _origin(tree: Tree, path: str) -> str:
     return exact or "default"
 
 
-def _assign(tree: Tree, overrides: Sequence[Override]) -> None:
-    faults = []
-    for override in sorted(overrides, key=lambda found: found.rank):
-        try:
-            tree.assign(override.path, override.value, override.origin)
-        except ValueError as error:
-            faults.append(f"{override.origin}: {dotted(override.path)}: {error}")
-    _raise_faults(faults)
+def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:
+    """The layers over one another, the lowest first, and the overrides over them."""
+    tree = Tree()
+    for layer in layers:
+        tree.lay(layer)
+    _each(tree.assign, sorted(overrides, key=lambda override: override.rank))
+    return tree
 
 
 def _overrides(environment: str, words: Sequence[str]) -> list[Override]:
@@ -212,21 +205,22 @@ def _overrides(environment: str, words: Sequence[str]) -> list[Override]:
     except ValueError as error:
         raise ConfigError(f"AREAL_SET cannot be split into words: {error}", hints=("check its quotes",)) from None
     layers += [(word, "command line") for word in words]
-    found, faults = [], []
-    for word, origin in layers:
+    return _each(lambda layer: parse_override(layer[0], layer[1], Path.cwd()), layers)
+
+
+def _each(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """The results for all items; one `ConfigError` tells every `ValueError`."""
+    results, faults = [], []
+    for item in items:
         try:
-            found.append(parse_override(word, origin, Path.cwd()))
+            results.append(function(item))
         except ValueError as error:
             faults.append(str(error))
-    _raise_faults(faults)
-    return found
-
-
-def _raise_faults(faults: Sequence[str]) -> None:
     if len(faults) == 1:
         raise ConfigError(faults[0], problems=faults)
     if faults:
         raise ConfigError(f"{len(faults)} overrides are wrong", hints=faults, problems=faults)
+    return results
 
 
 def _add(manager: PluginManager, names: Sequence[str]) -> list[PluginError]:
@@ -252,11 +246,4 @@ def _words(text: str) -> list[str]:
 
 def _is_file(config_path: str | Path) -> bool:
     """Whether CONFIG is a file; what neither exists nor looks like one may be the name of a preset."""
-    path = Path(config_path)
-    return (
-        path.exists() or path.suffix in {".yaml", ".yml", ".json"} or path.is_absolute() or str(config_path)[:1] == "."
-    )
-
-
-def _file_title(path: Path, base: Path) -> str:
-    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.name
+    return Path(config_path).exists() or not _PRESET.fullmatch(str(config_path))

@@ -6,55 +6,63 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from areal_core.config import sections
+from areal_core.config.place import component
 from areal_core.config.problems import Problem
-from areal_core.config.sections import (
-    CheckpointSection,
-    EvaluationSection,
-    ModelSection,
-    PlacementSection,
-    PublicationSection,
-    ReferenceModelSection,
-    RewardTerm,
-    RolloutSection,
-    SamplingSection,
-    TrainingSection,
-)
-from areal_core.config.selection import Selection, component, selections
-from areal_core.config.settings import Settings
+from areal_core.config.selection import Selection, selections
+from areal_core.config.settings import Section, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class RunConfig(Settings):
+class RunConfig(Section):
     """One run, complete: the same in every process of it."""
 
-    plugins: list[str] = Field(default_factory=list, description="plugins that are loaded, beside those named below")
-    seed: int = Field(default=0, ge=0, description="every random choice follows from this number")
-    shuffle: bool = Field(default=True, description="permute the data set anew in every epoch")
-    steps: int = Field(ge=1, description="training steps: batches that are trained on")
-    deterministic: bool = Field(default=False, description="bit for bit the same parameters for the same config")
-    model: ModelSection = Field(description="the language model that is trained")
-    dataset: Selection = component("datasets", description="where prompts (or examples, in fine-tuning) come from")
-    workflow: Selection | None = component("workflows", description="how an episode is played; null in fine-tuning")
-    rewards: list[Selection] = component(
-        "reward_functions", default=[], common=RewardTerm, description="what an answer is worth: a weighted sum"
-    )
-    sampling: SamplingSection = Field(default_factory=SamplingSection, description="how tokens are sampled")
-    rollout: RolloutSection = Field(default_factory=RolloutSection, description="how data is generated")
-    training: TrainingSection = Field(default_factory=TrainingSection, description="what is done with a batch")
-    inference_engine: Selection | None = component("inference_engines", description="generates; null in fine-tuning")
-    publication: PublicationSection = Field(
-        default_factory=PublicationSection, description="how new weights reach the inference engine"
-    )
-    placement: PlacementSection = Field(default_factory=PlacementSection, description="which GPUs do what")
-    train_engine: Selection = component("train_engines", description="holds the parameters and takes the steps")
-    algorithm: Selection = component("algorithms", description="how a batch becomes a loss")
-    reference_model: ReferenceModelSection | None = Field(default=None, description="the frozen model of a KL term")
-    evaluation: EvaluationSection | None = Field(default=None, description="evaluation on held-out data")
-    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="what a resume starts from")
-    trackers: list[Selection] = component("trackers", default=[], description="where metrics go beside the run folder")
-    launcher: Selection = component("launchers", default="core/local", description="starts the processes of the run")
+    plugins: list[str] = Field(default=[])
+    """plugins that are loaded, beside those named below"""
+    seed: int = Field(default=0, ge=0)
+    """every random choice follows from this number"""
+    shuffle: bool = True
+    """permute the data set anew in every epoch"""
+    steps: int = Field(ge=1)
+    """training steps: batches that are trained on"""
+    deterministic: bool = False
+    """bit for bit the same parameters for the same config"""
+    model: sections.ModelSection
+    """the language model that is trained"""
+    dataset: Selection = component("datasets")
+    """where prompts (or examples, in fine-tuning) come from"""
+    workflow: Selection | None = component("workflows")
+    """how an episode is played; null in fine-tuning"""
+    rewards: list[Selection] = component("reward_functions", default=[], common=sections.RewardTerm)
+    """what an answer is worth: a weighted sum"""
+    sampling: sections.SamplingSection = sections.SamplingSection()
+    """how tokens are sampled"""
+    rollout: sections.RolloutSection = sections.RolloutSection()
+    """how data is generated"""
+    training: sections.TrainingSection = sections.TrainingSection()
+    """what is done with a batch"""
+    inference_engine: Selection | None = component("inference_engines")
+    """generates; null in fine-tuning"""
+    publication: sections.PublicationSection = sections.PublicationSection()
+    """how new weights reach the inference engine"""
+    placement: sections.PlacementSection = sections.PlacementSection()
+    """which GPUs do what"""
+    train_engine: Selection = component("train_engines")
+    """holds the parameters and takes the steps"""
+    algorithm: Selection = component("algorithms")
+    """how a batch becomes a loss"""
+    reference_model: sections.ReferenceModelSection | None = None
+    """the frozen model of a KL term"""
+    evaluation: sections.EvaluationSection | None = None
+    """evaluation on held-out data"""
+    checkpoint: sections.CheckpointSection = sections.CheckpointSection()
+    """what a resume starts from"""
+    trackers: list[Selection] = component("trackers", default=[])
+    """where metrics go beside the run folder"""
+    launcher: Selection = component("launchers", default="core/local")
+    """starts the processes of the run"""
 
     def cross_checks(self) -> Iterator[Problem]:
         """Mistakes that show only when several values are seen together, those that plugins find included."""
@@ -103,6 +111,5 @@ class RunConfig(Settings):
 
 def _needs_group(advantage: Selection) -> bool:
     """What the settings of an advantage say, or, where it is named by import, the function or class itself."""
-    told = advantage.settings if isinstance(advantage.settings, Settings) else None
-    source = told if told is not None or advantage.record is not None else advantage.load()
-    return bool(getattr(source, "needs_group", False))
+    by_import = advantage.record is None and not isinstance(advantage.settings, Settings)
+    return bool(getattr(advantage.load() if by_import else advantage.settings, "needs_group", False))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import PydanticUndefined
-
 import areal_core
 from areal_core.config.run_config import RunConfig
 from areal_core.config.settings import Settings
@@ -35,9 +33,7 @@ _EXAMPLES: dict[str, Any] = {
 
 def json_schema(manager: PluginManager) -> dict[str, Any]:
     """The schema of a config file; a place for a component carries its kind, and each kind its loaded components."""
-    schema = RunConfig.model_json_schema()
-    for part in (schema, *schema.get("$defs", {}).values()):
-        _require_choices(part)
+    schema = _model_schema(RunConfig)
     for key, meaning in _LOADING_KEYS.items():
         schema["properties"][key] = {"type": "string", "description": meaning}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -59,38 +55,32 @@ def starter() -> str:
     """A config to begin with: what is required filled in, everything else as a comment with its default."""
     lines = [f"# a run of areal-core {areal_core.__version__}; every commented line shows a default", ""]
     for name, field in RunConfig.model_fields.items():
-        if name in _EXAMPLES:
-            lines += [f"# {field.description}", *dump({name: _EXAMPLES[name]}).splitlines()]
-            continue
-        default = field.get_default(call_default_factory=True)
         lines.append(f"# {field.description}")
-        if isinstance(default, Settings):
-            lines += [f"# {name}:", *(f"#   {line}" for line in _described(type(default)))]
+        default = field.get_default()
+        if name in _EXAMPLES:
+            lines += dump({name: _EXAMPLES[name]}).splitlines()
+        elif isinstance(default, Settings):
+            keys = type(default).model_fields
+            lines.append(f"# {name}:")
+            lines += [f"#   {dump({key: value}).rstrip()}  # {keys[key].description}" for key, value in default]
         else:
             lines += [f"# {line}" for line in dump({name: default}).splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def _described(model: type[BaseModel]) -> list[str]:
-    """Each field of a model with its default, its description behind it."""
-    lines = []
-    for name, field in model.model_fields.items():
-        default = field.get_default(call_default_factory=True)
-        value = dump({name: None if default is PydanticUndefined else default}).rstrip()
-        lines.append(f"{value}  # {field.description}")
-    return lines
-
-
-def _require_choices(schema: dict[str, Any]) -> None:
-    """Name the components without a default as required: their absence is told by areal's own words, not pydantic's."""
-    for name, part in schema.get("properties", {}).items():
-        optional = {"type": "null"} in part.get("anyOf", [])
-        if "x-areal-kind" in part and part.get("default", "") is None and not optional:
-            del part["default"]
-            schema.setdefault("required", []).append(name)
+def _model_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a model, with the components that have no default as required: areal itself tells their absence."""
+    schema = model.model_json_schema()
+    for part in (schema, *schema.get("$defs", {}).values()):
+        for name, field in part.get("properties", {}).items():
+            optional = {"type": "null"} in field.get("anyOf", [])
+            if "x-areal-kind" in field and field.get("default", "") is None and not optional:
+                del field["default"]
+                part.setdefault("required", []).append(name)
+    return schema
 
 
 def _component_schema(manager: PluginManager, record: Component) -> dict[str, Any]:
     model = settings_model(manager, record)
-    settings = model.model_json_schema() if model else {"type": "object", "additionalProperties": False}
+    settings = _model_schema(model) if model else {"type": "object", "additionalProperties": False}
     return {"description": record.summary, "settings": settings}

@@ -6,19 +6,22 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from areal_core.config.selection import Selection, component
-from areal_core.config.settings import Settings
+from areal_core.config.place import component
+from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
+from areal_core.config.settings import Section
 
 
-class ModelSection(Settings):
+class ModelSection(Section):
     """The language model that is trained."""
 
-    path: str | None = Field(default=None, description="a Hugging Face model: a folder, or a name on the hub")
-    source: Selection | None = component("models", description="a component that makes or fetches the model's folder")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the forward pass")
-    trust_remote_code: bool = Field(
-        default=False, description="run Python code that ships with the model; only if you read it"
-    )
+    path: str | None = None
+    """a Hugging Face model: a folder, or a name on the hub"""
+    source: Selection | None = component("models")
+    """a component that makes or fetches the model's folder"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """number format of the forward pass"""
+    trust_remote_code: bool = False
+    """run Python code that ships with the model; only if you read it"""
 
     @model_validator(mode="after")
     def _one_origin(self) -> ModelSection:
@@ -29,120 +32,119 @@ class ModelSection(Settings):
         return self
 
 
-class ReferenceModelSection(Settings):
+class ReferenceModelSection(Section):
     """The frozen model that a KL term compares with."""
 
-    path: str = Field(description="a Hugging Face model: a folder, or a name on the hub")
+    path: str
+    """a Hugging Face model: a folder, or a name on the hub"""
 
 
-class RewardTerm(Settings):
+class RewardTerm(Section):
     """What stands beside `type:` in an item of `rewards`, whichever reward it is."""
 
-    name: str | None = Field(default=None, description="its name in metrics; by default the component's")
-    weight: float = Field(default=1.0, description="its factor in the sum")
+    name: str | None = None
+    """its name in metrics; by default the component's"""
+    weight: float = 1.0
+    """its factor in the sum"""
 
 
-class SamplingSection(Settings):
+class SamplingSection(Section):
     """How tokens are sampled; engine and trainer share these values."""
 
-    temperature: float = Field(default=1.0, gt=0, description="divides the logits, in the engine and in the trainer")
-    max_new_tokens: int = Field(
-        default=256, ge=1, description="the longest answer; a longer one is cut and known to be cut"
-    )
-    min_new_tokens: int = Field(default=0, ge=0, description="tokens before which an answer may not end")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="sample from the most probable tokens with this total")
-    top_k: int = Field(default=0, ge=0, description="sample from this many tokens; 0 is all of them")
-    min_p: float = Field(default=0.0, ge=0, le=1, description="drop tokens below this share of the most probable one")
-    repetition_penalty: float = Field(default=1.0, gt=0, description="above 1 makes tokens that occurred less likely")
-    frequency_penalty: float = Field(
-        default=0.0, description="subtracted from a logit for each time its token occurred"
-    )
-    presence_penalty: float = Field(default=0.0, description="subtracted from a logit once its token occurred")
-    stop_token_ids: list[int] = Field(
-        default_factory=list, description="tokens that end an answer, beside the model's own"
-    )
-    stop: list[str] = Field(default_factory=list, description="texts that end an answer")
-    allow_mismatched_sampling: bool = Field(
-        default=False, description="train although the trainer cannot reproduce the sampling's probabilities"
-    )
+    temperature: float = Field(default=1.0, gt=0)
+    """divides the logits, in the engine and in the trainer"""
+    max_new_tokens: int = Field(default=256, ge=1)
+    """the longest answer; a longer one is cut and known to be cut"""
+    min_new_tokens: int = Field(default=0, ge=0)
+    """tokens before which an answer may not end"""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """sample from the most probable tokens with this total"""
+    top_k: int = Field(default=0, ge=0)
+    """sample from this many tokens; 0 is all of them"""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """drop tokens below this share of the most probable one"""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """above 1 makes tokens that occurred less likely"""
+    frequency_penalty: float = 0.0
+    """subtracted from a logit for each time its token occurred"""
+    presence_penalty: float = 0.0
+    """subtracted from a logit once its token occurred"""
+    stop_token_ids: list[int] = Field(default=[])
+    """tokens that end an answer, beside the model's own"""
+    stop: list[str] = Field(default=[])
+    """texts that end an answer"""
+    allow_mismatched_sampling: bool = False
+    """train although the trainer cannot reproduce the sampling's probabilities"""
 
     def irreproducible(self) -> list[str]:
         """The settings whose effect on probabilities the trainer does not know, as `name=value`."""
-        neutral = {
-            "min_new_tokens": 0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-        }
-        return [f"{name}={getattr(self, name)}" for name, value in neutral.items() if getattr(self, name) != value]
+        neutral = SamplingSection(temperature=self.temperature, max_new_tokens=self.max_new_tokens)
+        harmless = {"stop", "stop_token_ids", "allow_mismatched_sampling"}
+        return [f"{name}={value}" for name, value in self if name not in harmless and value != getattr(neutral, name)]
 
 
-class RolloutSection(Settings):
+class RolloutSection(Section):
     """The asynchronous half: how much is generated ahead, how stale it may become, what failures lead to."""
 
-    batch_size: int = Field(default=16, ge=1, description="prompt groups in a training batch")
-    group_size: int = Field(default=8, ge=1, description="answers to one prompt")
-    max_staleness: int = Field(
-        default=1, ge=0, description="bound on how many batches old a sampled token may be; 0 is synchronous"
-    )
-    pipeline_depth: int = Field(default=2, ge=1, description="batches that may be in generation or waiting at a time")
-    stale: Literal["drop", "mask", "keep"] = Field(default="drop", description="what happens to data over the bound")
-    incomplete_groups: Literal["replace", "drop", "use"] = Field(
-        default="replace", description="what happens to a group in which an episode failed"
-    )
-    max_retries: int = Field(default=2, ge=0, description="times an episode is tried again after an exception")
-    max_consecutive_failures: int = Field(default=16, ge=1, description="failures in a row that end the run")
-    episode_timeout_s: float = Field(default=600.0, gt=0, description="seconds that one episode may take")
-    stall_timeout_s: float = Field(default=1800.0, gt=0, description="seconds without any progress that end the run")
-    reward_processes: int = Field(default=1, ge=1, description="processes that compute rewards")
-    reward_timeout_s: float = Field(default=15.0, gt=0, description="seconds that one reward may take")
+    batch_size: int = Field(default=16, ge=1)
+    """prompt groups in a training batch"""
+    group_size: int = Field(default=8, ge=1)
+    """answers to one prompt"""
+    max_staleness: int = Field(default=1, ge=0)
+    """bound on how many batches old a sampled token may be; 0 is synchronous"""
+    pipeline_depth: int = Field(default=2, ge=1)
+    """batches that may be in generation or waiting at a time"""
+    stale: Literal["drop", "mask", "keep"] = "drop"
+    """what happens to data over the bound"""
+    incomplete_groups: Literal["replace", "drop", "use"] = "replace"
+    """what happens to a group in which an episode failed"""
+    max_retries: int = Field(default=2, ge=0)
+    """times an episode is tried again after an exception"""
+    max_consecutive_failures: int = Field(default=16, ge=1)
+    """failures in a row that end the run"""
+    episode_timeout_s: float = Field(default=600.0, gt=0)
+    """seconds that one episode may take"""
+    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    """seconds without any progress that end the run"""
+    reward_processes: int = Field(default=1, ge=1)
+    """processes that compute rewards"""
+    reward_timeout_s: float = Field(default=15.0, gt=0)
+    """seconds that one reward may take"""
 
 
-class TrainingSection(Settings):
+class TrainingSection(Section):
     """The synchronous half: what is done with a batch."""
 
-    updates_per_batch: int = Field(
-        default=1, ge=1, description="optimizer updates that a batch is split into, by groups"
-    )
-    epochs_per_batch: int = Field(default=1, ge=1, description="times that a batch is gone through")
-    max_skipped_updates: int = Field(
-        default=3, ge=1, description="updates with a non-finite gradient, in a row, that end the run"
-    )
+    updates_per_batch: int = Field(default=1, ge=1)
+    """optimizer updates that a batch is split into, by groups"""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """times that a batch is gone through"""
+    max_skipped_updates: int = Field(default=3, ge=1)
+    """updates with a non-finite gradient, in a row, that end the run"""
 
 
-class PublicationSection(Settings):
+class PublicationSection(Section):
     """How new weights reach the inference engines."""
 
-    transport: Literal["memory", "disk", "broadcast"] = Field(
-        default="memory",
-        description="a folder in this machine's memory, one in the run folder that all machines see, or a collective "
-        "broadcast (NCCL between GPUs, gloo between CPUs)",
-    )
-    address: str = Field(
-        default="127.0.0.1", description="of the trainer's machine, as servers reach it, in broadcasts"
-    )
-    timeout_s: float = Field(
-        default=300.0, gt=0, description="seconds that a broadcast may take before a folder is used"
-    )
-    verify_every: int = Field(
-        default=0, ge=0, description="publications between comparisons of engine and trainer; 0 compares the first only"
-    )
-    tolerance: float | None = Field(
-        default=None,
-        gt=0,
-        description="mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in "
-        "bfloat16",
-    )
+    transport: Literal["memory", "disk", "broadcast"] = "memory"
+    """a folder in this machine's memory, one in the run folder that all machines see, or a broadcast (NCCL or gloo)"""
+    address: str = "127.0.0.1"
+    """of the trainer's machine, as servers reach it, in broadcasts"""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """seconds that a broadcast may take before a folder is used"""
+    verify_every: int = Field(default=0, ge=0)
+    """publications between comparisons of engine and trainer; 0 compares the first only"""
+    tolerance: float | None = Field(default=None, gt=0)
+    """mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in bfloat16"""
 
 
-class PlacementSection(Settings):
+class PlacementSection(Section):
     """Which GPUs of this machine generate and which train; the same for both means in turns."""
 
-    generation: list[int] | None = Field(default=None, description="GPUs for the inference servers; null is all")
-    training: list[int] | None = Field(default=None, description="GPUs for the trainer's ranks; null is all")
+    generation: list[int] | None = None
+    """GPUs for the inference servers; null is all"""
+    training: list[int] | None = None
+    """GPUs for the trainer's ranks; null is all"""
 
     @model_validator(mode="after")
     def _whole(self) -> PlacementSection:
@@ -158,25 +160,31 @@ class PlacementSection(Settings):
         return bool(self.generation) and set(self.generation or ()) == set(self.training or ())
 
 
-class EvaluationSection(Settings):
+class EvaluationSection(Section):
     """Evaluation on held-out data while the run goes on."""
 
-    dataset: Selection = component("datasets", description="the held-out data")
-    every: int = Field(default=10, ge=1, description="training steps between evaluations")
-    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each prompt")
-    limit: int | None = Field(default=None, ge=1, description="prompts that are used; null is all")
-    temperature: float | None = Field(
-        default=None, ge=0, description="null is the temperature of training; 0 is greedy"
-    )
-    at_start: bool = Field(default=True, description="evaluate before the first step as well")
-    keep_best: bool = Field(default=True, description="keep the checkpoint with the best score")
+    dataset: Selection = component("datasets")
+    """the held-out data"""
+    every: int = Field(default=10, ge=1)
+    """training steps between evaluations"""
+    samples_per_prompt: int = Field(default=1, ge=1)
+    """answers to each prompt"""
+    limit: int | None = Field(default=None, ge=1)
+    """prompts that are used; null is all"""
+    temperature: float | None = Field(default=None, ge=0)
+    """null is the temperature of training; 0 is greedy"""
+    at_start: bool = True
+    """evaluate before the first step as well"""
+    keep_best: bool = True
+    """keep the checkpoint with the best score"""
 
 
-class CheckpointSection(Settings):
+class CheckpointSection(Section):
     """What is written to the run folder to go on from."""
 
-    every: int = Field(
-        default=0, ge=0, description="training steps between checkpoints; 0 is at the end and on interruption"
-    )
-    keep: int = Field(default=2, ge=1, description="checkpoints that are kept, the newest ones")
-    export: bool = Field(default=True, description="write a Hugging Face folder at the end")
+    every: int = Field(default=0, ge=0)
+    """training steps between checkpoints; 0 is at the end and on interruption"""
+    keep: int = Field(default=2, ge=1)
+    """checkpoints that are kept, the newest ones"""
+    export: bool = True
+    """write a Hugging Face folder at the end"""

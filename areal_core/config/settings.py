@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import core_schema
 
+from areal_core.config.problems import RejectedError, from_validation
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config.run_config import RunConfig
+
+_SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Settings(BaseModel):
@@ -37,26 +50,43 @@ class Settings(BaseModel):
     needs_group: ClassVar[bool] = False
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """While a config is read, tell mistakes with the keys that this model has; a script gets pydantic's own."""
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if info.context is None:
+                raise
+            raise RejectedError(from_validation(error, cls.model_fields)) from error
+
     def check(self, config: RunConfig) -> Iterable[str]:
         """Mistakes that show only beside the rest of the config, one line each; asked once every field is valid."""
         del config
         return ()
 
 
+class Section(Settings):
+    """A section of a run's config. Every key is described by the text below it, which the documentation shows."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True, repr=False)
 class Secret:
     """A password or key, named and never written down: only `env:NAME` is accepted, stored and shown.
 
     `get()` reads the environment variable at the moment of use, in the process that needs it.
     """
 
-    _FORM: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
+    reference: str
 
-    def __init__(self, reference: str) -> None:
-        if not self._FORM.fullmatch(reference):
+    def __post_init__(self) -> None:
+        if not _SECRET.fullmatch(self.reference):
             raise ValueError(
                 "a secret is named by an environment variable, written env:NAME; its value never stands in a config"
             )
-        self.reference = reference
 
     def get(self) -> str:
         """The value; `ConfigError` if the variable is not set."""
@@ -69,21 +99,13 @@ class Secret:
             )
         return value
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other.reference == self.reference
-
-    def __hash__(self) -> int:
-        return hash(self.reference)
-
     def __repr__(self) -> str:
         return f"Secret({self.reference!r})"
-
-    __str__ = __repr__
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls._validate,
+            lambda value: value if isinstance(value, cls) else cls(value if isinstance(value, str) else ""),
             serialization=core_schema.plain_serializer_function_ser_schema(lambda secret: secret.reference),
         )
 
@@ -91,13 +113,4 @@ class Secret:
     def __get_pydantic_json_schema__(
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{cls._FORM.pattern}$"}
-
-    @classmethod
-    def _validate(cls, value: object) -> Secret:
-        if isinstance(value, Secret):
-            return value
-        try:
-            return cls(value if isinstance(value, str) else "")
-        except ValueError as error:
-            raise PydanticCustomError("secret", "{cause}", {"cause": str(error)}) from None
+        return {"type": "string", "pattern": f"^{_SECRET.pattern}$"}

@@ -7,19 +7,23 @@ that errors can name file and line and `areal config show` the origin of each va
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config.imports import Located
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import dotted
-from areal_core.config.yaml_text import Document, parse_value
+from areal_core.config.yaml_text import parse_value
+from areal_core.plugins.records import normalise
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from areal_core.config.presets import Source
+
 _FILE_REFERENCE: Final = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*")
+_BARE_NAME: Final = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_-]+)*")
 
 
@@ -30,44 +34,39 @@ class Tree:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
-    def lay(self, document: Document, name: str, folder: Path) -> None:
-        """Lay a whole document over the tree; `folder` is what its file references are relative to."""
+    def lay(self, source: Source) -> None:
+        """Lay a whole file or preset over the tree."""
+        lines = source.document.lines
 
         def origin(path: KeyPath) -> str:
-            line = next(
-                (document.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in document.lines), 0
-            )
-            return f"{name}:{line}" if line else name
+            line = _nearest(lines, path)
+            return f"{source.name}:{line}" if line else source.name
 
-        self.values = self._overlay(self.values, locate(document.values or {}, folder), (), origin)
+        located = locate(source.document.values, source.folder, source.plugin)
+        self.values = self._overlay(self.values, located, (), origin)
 
-    def assign(self, path: KeyPath, value: Any, origin: str) -> None:
-        """Lay one value over the tree; `ValueError` says which part of the path leads nowhere."""
-        container: Any = self.values
-        walked: KeyPath = ()
-        for part in path[:-1]:
-            key = _key(container, part, walked)
-            walked = (*walked, key)
-            if isinstance(container, dict) and container.get(key) is None:
-                container[key] = {}
-                self.origins[walked] = origin
-            if isinstance(container[key], str):
-                self.origins[*walked, "type"] = self.origins.get(walked, "")
-                container[key] = {"type": container[key]}
-            container = container[key]
-        last = _key(container, path[-1], walked)
-        if last == "type" and not _same_choice(container.get("type"), value):
-            container.clear()
-            self._forget(walked, itself=False)
-        before = container[last] if isinstance(last, int) else container.get(last)
-        container[last] = self._overlay(before, value, (*walked, last), lambda _: origin)
+    def assign(self, override: Override) -> None:
+        """Lay one value over the tree; `ValueError` says which part of its path leads nowhere."""
+        layer = override.value
+        for part in reversed(override.path):
+            layer = _Reach({part: layer})
+        try:
+            self.values = self._overlay(self.values, layer, (), lambda _: override.origin)
+        except ValueError as error:
+            raise ValueError(f"{override.origin}: {dotted(override.path)}: {error}") from None
 
     def origin(self, path: KeyPath) -> str:
         """Where the value at a path came from, or the nearest key above it; "" if nobody set it."""
-        return next((self.origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.origins), "")
+        return _nearest(self.origins, path) or ""
 
     def _overlay(self, lower: Any, upper: Any, path: KeyPath, origin: Callable[[KeyPath], str]) -> Any:
         """Merge mappings key by key; a section whose `type` changes starts afresh; anything else is replaced."""
+        if isinstance(upper, _Reach) and isinstance(lower, list):
+            index = _index(lower, next(iter(upper)), path)
+            item = self._overlay(lower[index], next(iter(upper.values())), (*path, index), origin)
+            return [*lower[:index], item, *lower[index + 1 :]]
+        if isinstance(upper, _Reach) and not isinstance(lower, Mapping | str | None):
+            raise ValueError(f"{dotted(path)} is a single value, it has no part '{next(iter(upper))}'")
         if isinstance(lower, str) and isinstance(upper, Mapping):
             self.origins[*path, "type"] = self.origins.get(path, "")
             lower = {"type": lower}
@@ -93,16 +92,19 @@ class Tree:
         for key, part in parts:
             self._note(part, (*path, key), origin)
 
-    def _forget(self, path: KeyPath, itself: bool = True) -> None:
-        for known in [known for known in self.origins if known[: len(path)] == path and (itself or known != path)]:
-            del self.origins[known]
+    def _forget(self, path: KeyPath) -> None:
+        self.origins = {known: origin for known, origin in self.origins.items() if known[: len(path)] != path}
+
+
+class _Reach(dict[str, Any]):
+    """A mapping of one key that an override's path is made of: unlike others it reaches into lists, by number."""
 
 
 @dataclass(frozen=True)
 class Override:
     """One `section.key=value`, and whether it came from the command line or the environment."""
 
-    path: KeyPath
+    path: tuple[str, ...]
     value: Any
     origin: str
 
@@ -126,45 +128,41 @@ def parse_override(word: str, origin: str, folder: Path) -> Override:
     return Override(tuple(key.split(".")), value, origin)
 
 
-def locate(value: Any, folder: Path) -> Any:
-    """Give every file reference in a layer the folder that it is relative to."""
-    if isinstance(value, str) and _FILE_REFERENCE.fullmatch(value):
-        return Located(value, folder)
+def locate(value: Any, folder: Path, plugin: str = "") -> Any:
+    """Give what may name a component its place: a file its folder, a bare name in a preset the preset's plugin."""
+    if isinstance(value, str):
+        is_name = _FILE_REFERENCE.fullmatch(value) or (plugin and _BARE_NAME.fullmatch(value))
+        return Located(value, folder, plugin) if is_name else value
     if isinstance(value, Mapping):
-        return {key: locate(part, folder) for key, part in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [locate(part, folder) for part in value]
-    return value
+        return {key: locate(part, folder, plugin) for key, part in value.items()}
+    return [locate(part, folder, plugin) for part in value] if isinstance(value, list) else value
 
 
 def leaves(value: Any, path: KeyPath = ()) -> dict[str, Any]:
     """Every single value of a tree by its dotted path; empty lists and sections count as values."""
     parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    found = {name: leaf for key, part in parts for name, leaf in leaves(part, (*path, key)).items()}
-    return found or {dotted(path): value}
+    below = {name: leaf for key, part in parts for name, leaf in leaves(part, (*path, key)).items()}
+    return below or {dotted(path): value}
+
+
+def _nearest(marks: Mapping[KeyPath, Any], path: KeyPath) -> Any:
+    """The mark of a path, or of the nearest key above it; None if there is none."""
+    return next((marks[path[:end]] for end in range(len(path), -1, -1) if path[:end] in marks), None)
 
 
 def _same_choice(one: Any, other: Any) -> bool:
     """Whether two names choose one component: `grpo/rloo` and `rloo` do, `grpo/rloo` and `mine/rloo` do not."""
-    if not isinstance(one, str) or not isinstance(other, str):
-        return one == other
-    one, other = one.replace("-", "_"), other.replace("-", "_")
-    return one == other or (
-        one.rpartition("/")[2] == other.rpartition("/")[2]
-        and ("/" not in one or "/" not in other)
-        and ":" not in one + other
-    )
+    if not isinstance(one, str) or not isinstance(other, str) or ":" in one + other:
+        return bool(one == other)
+    short, long = sorted((normalise(one), normalise(other)), key=len)
+    return short == long or long.endswith(f"/{short}")
 
 
-def _key(container: Any, part: str | int, walked: KeyPath) -> str | int:
-    """One part of an override's path as the container there knows it: a number in a list, a name in a section."""
-    if isinstance(container, dict):
-        return str(part)
-    if not isinstance(container, list):
-        raise ValueError(f"{dotted(walked)} is a single value, it has no part '{part}'")
-    count = f"{dotted(walked)} is a list with {len(container)} item{'' if len(container) == 1 else 's'}"
-    if not str(part).isdigit():
+def _index(items: list[Any], part: str, path: KeyPath) -> int:
+    """The item of a list that one part of an override's path names; `ValueError` if it names none."""
+    count = f"{dotted(path)} is a list with {len(items)} item{'' if len(items) == 1 else 's'}"
+    if not part.isdigit():
         raise ValueError(f"{count}: name one by its number, from 0")
-    if int(part) >= len(container):
+    if int(part) >= len(items):
         raise ValueError(f"{count}, none with number {part}; they are counted from 0")
     return int(part)

@@ -15,26 +15,27 @@ import yaml
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from areal_core.config.problems import Path
 
-_NULL: Final = "tag:yaml.org,2002:null"
-_BOOL: Final = "tag:yaml.org,2002:bool"
-_INT: Final = "tag:yaml.org,2002:int"
-_FLOAT: Final = "tag:yaml.org,2002:float"
-_STR: Final = "tag:yaml.org,2002:str"
+_TAG: Final = "tag:yaml.org,2002:"
 
 _LINE_BREAKS: Final = re.compile("[\x85\u2028\u2029]")
 
-_RESOLVERS: Final = (
-    (_NULL, re.compile(r"null|Null|NULL|~|"), ["n", "N", "~", ""]),
-    (_BOOL, re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
-    (_INT, re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), list("-+0123456789")),
-    (
-        _FLOAT,
-        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
-        list("-+.0123456789"),
+_FLOAT: Final = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+
+_WORDS: Final[dict[str, tuple[str, list[str], Callable[[str], Any]]]] = {
+    "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""], lambda _: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF"), lambda text: text.lower() == "true"),
+    "int": (
+        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+        list("-+0123456789"),
+        lambda text: int(text, 0 if text[:2] in {"0o", "0x"} else 10),
     ),
-)
+    "float": (_FLOAT, list("-+.0123456789"), lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text))),
+}
+"""The words that are no text: for each type how they look, what they may begin with, and what they mean."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,14 +54,14 @@ class _Dumper(yaml.SafeDumper):
 def _write_text(dumper: _Dumper, text: str) -> yaml.Node:
     """Text as it is; with characters that PyYAML takes for line breaks, escaped in double quotes."""
     style = '"' if _LINE_BREAKS.search(text) else None
-    return dumper.represent_scalar(_STR, text, style=style)
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 
 _Dumper.add_representer(str, _write_text)
-for _tag, _pattern, _first in _RESOLVERS:
-    _anchored = re.compile(rf"(?:{_pattern.pattern})\Z")
-    _Loader.add_implicit_resolver(_tag, _anchored, _first)
-    _Dumper.add_implicit_resolver(_tag, _anchored, _first)
+for _name, (_pattern, _first, _) in _WORDS.items():
+    _anchored = re.compile(rf"(?:{_pattern})\Z")
+    _Loader.add_implicit_resolver(_TAG + _name, _anchored, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _anchored, _first)
 
 
 @dataclass
@@ -74,11 +75,7 @@ class Document:
 def parse(text: str, name: str) -> Document:
     """Read one YAML document; `name` stands for it in errors."""
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
@@ -95,11 +92,7 @@ def parse_value(text: str) -> Any:
     if not text.strip():
         raise ValueError("has no value; write null to clear it, '' for an empty text")
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, _Loader)
     except yaml.YAMLError as error:
         raise ValueError("is not a YAML scalar or flow list; quote a text that has special characters") from error
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
@@ -122,37 +115,28 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: 
     line = node.start_mark.line + 1
     if id(node) in above:
         raise ConfigError(f"{name}:{line}: an alias contains itself")
-    if isinstance(node, yaml.ScalarNode):
-        lines.setdefault(path, line)
-        return _scalar(node, name)
     lines.setdefault(path, line)
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, name)
     above |= {id(node)}
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, (*path, index), lines, name, above) for index, item in enumerate(node.value)]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key, key_line = getattr(key_node, "value", None), key_node.start_mark.line + 1
         if not isinstance(key, str):
             raise ConfigError(f"{name}:{key_line}: a key must be a plain word")
-        if key in found:
+        if key in values:
             raise ConfigError(f"{name}:{key_line}: the key '{key}' is given twice")
         lines[*path, key] = key_line
-        found[key] = _construct(value_node, (*path, key), lines, name, above)
-    return found
+        values[key] = _construct(value_node, (*path, key), lines, name, above)
+    return values
 
 
 def _scalar(node: yaml.ScalarNode, name: str) -> Any:
-    text, tag = node.value, node.tag
-    if tag == _NULL:
-        return None
-    if tag == _BOOL:
-        return text.lower() == "true"
-    if tag == _INT:
-        return int(text, 0) if text[:2] in {"0o", "0x"} else int(text)
-    if tag == _FLOAT:
-        return float(
-            text.replace(".inf", "inf").replace(".Inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")
-        )
-    if tag == _STR:
-        return text
-    raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {tag} is not allowed in a config")
+    kind = node.tag.removeprefix(_TAG)
+    if kind == "str":
+        return node.value
+    if kind not in _WORDS:
+        raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {node.tag} is not allowed in a config")
+    return _WORDS[kind][2](node.value)

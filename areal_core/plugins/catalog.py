@@ -6,12 +6,15 @@ nothing but the metadata.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.metadata
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -27,79 +30,70 @@ CORE: Final = "core"
 """The name under which the core's own components are registered; always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
-FIRST_PARTY: Final = (
-    "hf",
-    "fsdp",
-    "deepspeed",
-    "grpo",
-    "preferences",
-    "rewards",
-    "agents",
-    "environments",
-    "trackers",
-    "servers",
-    "sglang",
-    "vllm",
-    "ray",
-    "slurm",
-    "view",
-)
+_ENGINES: Final = ("hf", "fsdp", "deepspeed", "servers", "sglang", "vllm", "ray", "slurm")
+_IDEAS: Final = ("grpo", "preferences", "rewards", "agents", "environments", "trackers", "view")
+FIRST_PARTY: Final = (*_ENGINES, *_IDEAS)
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """One entry point, with what its distribution's metadata says."""
+    """One entry point, with what its distribution's metadata says (nothing, where the core runs from a bare folder)."""
 
     name: str
     distribution: str
     version: str
     entry_point: importlib.metadata.EntryPoint = field(compare=False, repr=False)
-    metadata: importlib.metadata.Distribution = field(compare=False, repr=False)
+    metadata: importlib.metadata.Distribution | None = field(compare=False, repr=False)
+
+    @classmethod
+    def core(cls) -> Installed:
+        """The core itself, whose own components come through the same path as everybody else's."""
+        metadata = next(iter(importlib.metadata.distributions(name=CORE_DISTRIBUTION)), None)
+        point = importlib.metadata.EntryPoint(CORE, "areal_core.plugins.builtin", GROUP)
+        return cls(CORE, CORE_DISTRIBUTION, areal_core.__version__, point, metadata)
 
     @property
     def title(self) -> str:
         """Who this is, in the words of every error."""
         return f"plugin '{self.name}' ({self.distribution} {self.version})"
 
-    def requirements(self) -> list[Requirement]:
-        """What the distribution requires; lines that do not follow the standard are left out."""
-        found = []
-        for line in self.metadata.requires or ():
-            try:
-                found.append(Requirement(line))
-            except InvalidRequirement:
-                continue
-        return found
+    def required(self, extra: str = "") -> dict[str, SpecifierSet]:
+        """The distributions, and their versions, that this one requires, with an extra or without; a line that does
+        not follow the standard is left out."""
+        required: dict[str, SpecifierSet] = {}
+        for line in (self.metadata and self.metadata.requires) or ():
+            with contextlib.suppress(InvalidRequirement):
+                requirement = Requirement(line)
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    name = canonicalize_name(requirement.name)
+                    required[name] = required.get(name, SpecifierSet()) & requirement.specifier
+        return required
 
     def repair(self, missing_module: str) -> str:
         """The pip line that brings `missing_module`: with the extra that declares it, where there is one."""
-        wanted = canonicalize_name(missing_module)
-        for requirement in self.requirements():
-            if canonicalize_name(requirement.name) != wanted or requirement.marker is None:
-                continue
-            for extra in self.metadata.metadata.get_all("Provides-Extra") or ():
-                if requirement.marker.evaluate({"extra": extra}) and not requirement.marker.evaluate({"extra": ""}):
-                    return f"pip install '{self.distribution}[{extra}]'"
+        wanted, always = canonicalize_name(missing_module), self.required()
+        for extra in self._fields("Provides-Extra"):
+            if wanted in self.required(extra) and wanted not in always:
+                return f"pip install '{self.distribution}[{extra}]'"
         return f"pip install --upgrade {self.distribution}"
 
     def report_address(self) -> str:
         """Where a mistake in the plugin is reported: the first project address in its metadata."""
-        for line in self.metadata.metadata.get_all("Project-URL") or ():
-            return line.partition(",")[2].strip() or line
-        return f"the authors of {self.distribution}"
+        address = next(iter(self._fields("Project-URL")), f"the authors of {self.distribution}")
+        return address.partition(",")[2].strip() or address
+
+    def is_editable(self) -> bool:
+        """Whether pip installed the distribution as a pointer to a source folder (PEP 610)."""
+        text = self.metadata.read_text("direct_url.json") if self.metadata else None
+        return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
 
     def check_range(self) -> None:
         """Raise `PluginIncompatibleError` unless the declared range on areal-core contains the running core."""
-        ranges = [
-            requirement.specifier
-            for requirement in self.requirements()
-            if canonicalize_name(requirement.name) == CORE_DISTRIBUTION
-            and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
-        ]
+        versions = self.required().get(CORE_DISTRIBUTION)
         core = Version(Version(areal_core.__version__).base_version)
-        if not any(ranges):
+        if not versions:
             raise PluginIncompatibleError(
                 f"{self.title} does not declare which versions of areal-core it works with",
                 hints=(
@@ -108,62 +102,60 @@ class Installed:
                     f"areal-core {areal_core.__version__} is installed",
                 ),
             )
-        refused = [specifier for specifier in ranges if not specifier.contains(core, prereleases=True)]
-        if refused:
+        if not versions.contains(core, prereleases=True):
             raise PluginIncompatibleError(
-                f"{self.title} needs areal-core{refused[0]} but {areal_core.__version__} is installed",
+                f"{self.title} needs areal-core{versions} but {areal_core.__version__} is installed",
                 hints=(
                     f"upgrade it with: pip install --upgrade {self.distribution}",
                     f"or leave it out with: --plugins no:{self.name}",
                 ),
             )
 
+    def _fields(self, key: str) -> list[str]:
+        """Every value of a key that the metadata may hold several times."""
+        return (self.metadata.metadata.get_all(key) if self.metadata else None) or []
+
 
 class Catalog:
     """The plugins that are installed, by name. Reading it imports none of them."""
 
     def __init__(self, installed: Iterable[Installed]) -> None:
-        self._by_name: dict[str, list[Installed]] = {}
-        for entry in installed:
-            self._by_name.setdefault(entry.name, []).append(entry)
+        self.entries = sorted(installed, key=lambda entry: (entry.name, entry.distribution))
+        """Every entry point, those that claim the same name included."""
 
     @classmethod
     def scan(cls) -> Catalog:
         """Read the metadata of every distribution on the path."""
-        found = []
-        for point in importlib.metadata.entry_points(group=GROUP):
-            if point.dist is not None:
-                name, version = point.dist.metadata["Name"], point.dist.version
-                found.append(Installed(normalise(point.name), name, version, point, point.dist))
-        return cls(sorted(found, key=lambda entry: (entry.name, entry.distribution)))
+        return cls(
+            Installed(normalise(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
+            for point in importlib.metadata.entry_points(group=GROUP)
+            if point.dist is not None
+        )
 
     def names(self) -> list[str]:
         """Every installed plugin's name, sorted."""
-        return sorted(self._by_name)
-
-    def entries(self) -> list[Installed]:
-        """Every entry point, those that claim the same name included."""
-        return [entry for name in self.names() for entry in self._by_name[name]]
+        return sorted({entry.name for entry in self.entries})
 
     def get(self, name: str) -> Installed | None:
         """The plugin of this name, or None; `PluginConflictError` if two distributions claim it."""
-        entries = self._by_name.get(name, [])
-        if len(entries) > 1 or (entries and name == CORE):
-            owners = [f"{entry.distribution} {entry.version}" for entry in entries]
-            if name == CORE:
-                owners.append("areal-core itself")
+        entries = [entry for entry in self.entries if entry.name == name]
+        owners = [f"{entry.distribution} {entry.version}" for entry in entries]
+        if name == CORE:
+            entries, owners = [Installed.core(), *entries], [*owners, "areal-core itself"]
+        if len(entries) > 1:
             raise PluginConflictError(
                 f"the plugin name '{name}' is claimed by {' and by '.join(owners)}",
                 hints=(f"remove one of them, for example: pip uninstall {entries[-1].distribution}",),
             )
-        return entries[0] if entries else None
+        return next(iter(entries), None)
 
     def missing(self, names: Sequence[str], asked_by: str = "") -> PluginMissingError:
         """The error for plugins that are not installed: all of them at once, with one pip line."""
         known = [name for name in names if name in FIRST_PARTY]
         hints = []
         if known:
-            hints.append(f"install {'it' if len(names) == 1 else 'them'} with: pip install {_distributions(known)}")
+            distributions = " ".join(f"areal-{name}" for name in known)
+            hints.append(f"install {'it' if len(names) == 1 else 'them'} with: pip install {distributions}")
         for name in names:
             if name not in FIRST_PARTY:
                 near = difflib.get_close_matches(name, {*self.names(), *FIRST_PARTY}, n=1)
@@ -173,7 +165,3 @@ class Catalog:
         quoted = ", ".join(f"'{name}'" for name in names)
         subject = f"no plugin named {quoted} is" if len(names) == 1 else f"no plugins named {quoted} are"
         return PluginMissingError(f"{subject} installed{asked_by}", hints=hints, names=names)
-
-
-def _distributions(names: Iterable[str]) -> str:
-    return " ".join(f"areal-{name}" for name in names)

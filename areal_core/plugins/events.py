@@ -71,7 +71,7 @@ class Events:
         """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""
         failures = []
         implementations = getattr(self._relay.hook, hook).get_hookimpls()
-        for implementation in sorted(implementations, key=lambda found: found.plugin_name):
+        for implementation in sorted(implementations, key=lambda each: each.plugin_name):
             if implementation.plugin_name in self._silenced:
                 continue
             try:

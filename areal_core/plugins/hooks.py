@@ -5,6 +5,8 @@ Nothing that happens for every token or every sample is a hook: that is a method
 `areal_core.interfaces`. No parameter has a default value, because pluggy would hand plugins the default instead of
 the value; wrappers are refused, because then the error of one plugin would look like another's.
 """
+# A specification is its signature and its documentation; pluggy never calls it, so it has no body.
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
@@ -32,7 +34,6 @@ def areal_train_engines() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -45,7 +46,6 @@ def areal_inference_engines() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -58,7 +58,6 @@ def areal_workflows() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -71,7 +70,6 @@ def areal_environments() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -84,7 +82,6 @@ def areal_reward_functions() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -97,7 +94,6 @@ def areal_datasets() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -110,7 +106,6 @@ def areal_algorithms() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -123,7 +118,6 @@ def areal_advantages() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -136,7 +130,6 @@ def areal_policy_losses() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -149,7 +142,6 @@ def areal_corrections() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -162,7 +154,6 @@ def areal_aggregations() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -175,7 +166,6 @@ def areal_filters() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -188,7 +178,6 @@ def areal_models() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -201,7 +190,6 @@ def areal_launchers() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -214,7 +202,6 @@ def areal_trackers() -> Iterable[Component]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -227,7 +214,6 @@ def areal_presets() -> Iterable[Preset]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -240,7 +226,6 @@ def areal_commands() -> Iterable[Command]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 @hookspec
@@ -253,7 +238,6 @@ def areal_health_checks() -> Iterable[HealthCheck]:
     How often: once for every loaded plugin.
     Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
     """
-    raise NotImplementedError
 
 
 # --- events: what happens in a run ----------------------------------------------------------------------------

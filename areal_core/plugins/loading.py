@@ -22,23 +22,28 @@ def load_entry_point(installed: Installed) -> object:
         raise _import_failure(installed.title, installed.entry_point.module, error, installed) from error
 
 
-def load_attribute(location: str, title: str, installed: Installed | None = None) -> object:
+def load_attribute(location: str, title: str, installed: Installed) -> object:
     """Import "module:attribute" for the one that `title` names, for example a component with its plugin."""
     module_name, _, path = location.partition(":")
     try:
-        found: object = importlib.import_module(module_name)
+        value: object = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise _import_failure(title, module_name, error, installed) from error
     for attribute in path.split("."):
         try:
-            found = getattr(found, attribute)
+            value = getattr(value, attribute)
         except AttributeError:
-            names = [name for name in vars(found) if not name.startswith("_")] if isinstance(found, ModuleType) else []
+            names = [name for name in vars(value) if not name.startswith("_")] if isinstance(value, ModuleType) else []
             raise PluginBrokenError(
                 f"{title} names {location}, but {module_name} has no '{path}'",
                 hints=(_report(installed), f"{module_name} has: {', '.join(sorted(names)) or 'nothing public'}"),
             ) from None
-    return found
+    return value
+
+
+def describe_error(error: BaseException) -> str:
+    """The kind of an error and its message, where it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def refuse_unmarked(plugin: object, title: str) -> None:
@@ -54,22 +59,20 @@ def refuse_unmarked(plugin: object, title: str) -> None:
             )
 
 
-def _import_failure(title: str, module: str, error: BaseException, installed: Installed | None) -> PluginBrokenError:
+def _import_failure(title: str, module: str, error: BaseException, installed: Installed) -> PluginBrokenError:
     """Tell a missing library, which the user can install, from a mistake in the plugin, which its authors mend."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing and missing.partition(".")[0] != module.partition(".")[0]:
         library = missing.partition(".")[0]
-        repair = installed.repair(library) if installed else f"install the library that provides '{library}'"
         return PluginBrokenError(
             f"{title} is installed but cannot be imported: module '{missing}' is missing",
-            hints=(f"repair it with: {repair}",),
+            hints=(f"repair it with: {installed.repair(library)}",),
         )
-    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return PluginBrokenError(
-        f"{title} is installed but cannot be imported: importing {module} raises {cause}",
+        f"{title} is installed but cannot be imported: importing {module} raises {describe_error(error)}",
         hints=(_report(installed), "--debug shows where it happens"),
     )
 
 
-def _report(installed: Installed | None) -> str:
-    return f"this is a mistake in the plugin; report it to {installed.report_address()}" if installed else "correct it"
+def _report(installed: Installed) -> str:
+    return f"this is a mistake in the plugin; report it to {installed.report_address()}"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import areal_core
-from areal_core.plugins.catalog import CORE_DISTRIBUTION, Installed
+from areal_core.plugins.catalog import CORE, Installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -35,34 +33,23 @@ class Provenance:
         return asdict(self)
 
 
-def describe(name: str, installed: Installed | None) -> Provenance:
-    """The provenance of a loaded plugin; None stands for the core itself."""
-    if installed is None:
-        folder = Path(areal_core.__file__).parent
-        is_source = folder.parent.joinpath("pyproject.toml").is_file()
-        source_hash = hash_folder(folder) if is_source else None
-        return Provenance(name, CORE_DISTRIBUTION, areal_core.__version__, str(folder), source_hash)
+def describe(installed: Installed) -> Provenance:
+    """The provenance of a loaded plugin, or of the core itself."""
     specification = importlib.util.find_spec(installed.entry_point.module.partition(".")[0])
-    origin = specification.origin if specification else None
-    folder = Path(origin).parent if origin else Path()
-    if specification and origin and not specification.submodule_search_locations:
-        source_hash = hash_files([Path(origin)], folder)
-    else:
-        source_hash = hash_folder(folder)
-    editable = _is_editable(installed)
-    return Provenance(name, installed.distribution, installed.version, str(folder), source_hash if editable else None)
+    origin = Path(specification.origin) if specification and specification.origin else Path("nowhere")
+    folder = origin.parent
+    is_editable = installed.is_editable() or (installed.name == CORE and (folder.parent / "pyproject.toml").is_file())
+    source_hash = None
+    if is_editable:
+        is_package = specification is None or specification.submodule_search_locations
+        source_hash = _hash(folder.rglob("*") if is_package else [origin], folder)
+    return Provenance(installed.name, installed.distribution, installed.version, str(folder), source_hash)
 
 
-def hash_folder(folder: Path) -> str:
-    """One hash over the Python and YAML files of a package, names and contents."""
-    files = [path for path in folder.rglob("*") if path.suffix in {".py", ".yaml", ".yml"} and path.is_file()]
-    return hash_files(files, folder)
-
-
-def hash_files(files: Sequence[Path], base: Path) -> str:
-    """One hash over files, by their place below `base` and their content."""
+def _hash(paths: Iterable[Path], base: Path) -> str:
+    """One hash over the Python and YAML files among `paths`, by their place below `base` and their content."""
     digest = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted(path for path in paths if path.suffix in {".py", ".yaml", ".yml"} and path.is_file()):
         digest.update(path.relative_to(base).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
@@ -86,20 +73,9 @@ def compare(
 
 
 def _by_name(records: Sequence[Provenance | Mapping[str, str | None]]) -> dict[str, Provenance]:
-    found = {}
-    for record in records:
-        if not isinstance(record, Provenance):
-            texts = {key: record.get(key) or "" for key in ("name", "distribution", "version", "location")}
-            record = Provenance(**texts, source_hash=record.get("source_hash"))  # noqa: PLW2901
-        found[record.name] = record
-    return found
+    complete = (each if isinstance(each, Provenance) else Provenance(**each) for each in records)  # type: ignore[arg-type]
+    return {record.name: record for record in complete}
 
 
 def _title(record: Provenance) -> str:
     return f"{record.distribution} {record.version}".strip() or "the file"
-
-
-def _is_editable(installed: Installed) -> bool:
-    """Whether pip installed the distribution as a pointer to a source folder (PEP 610)."""
-    text = installed.metadata.read_text("direct_url.json")
-    return bool(text and json.loads(text).get("dir_info", {}).get("editable"))

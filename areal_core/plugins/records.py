@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
-_LOCATION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_RESOURCE = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+\.ya?ml")
+NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_CODE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"), "package.module:attribute"
+_RESOURCE: Final = re.compile(r"[A-Za-z_][\w.]*:[\w./-]+\.ya?ml"), "package.module:file.yaml"
 
 KINDS: Final[Mapping[str, str]] = {
     "train_engines": "training engine",
@@ -45,6 +45,9 @@ KINDS: Final[Mapping[str, str]] = {
 class Record:
     """What every record has; `plugin`, `distribution` and `version` are stamped on by the manager."""
 
+    LOCATIONS: ClassVar[Mapping[str, tuple[re.Pattern[str], str]]] = {}
+    """The fields that name code or files, each with the pattern that it follows and that pattern in words."""
+
     name: str
     summary: str
     plugin: str = field(default="", kw_only=True)
@@ -63,12 +66,16 @@ class Record:
 
     def faults(self) -> list[str]:
         """What is wrong with the record itself; the manager refuses the plugin and prints all of it."""
-        found = []
+        faults = []
         if not NAME.fullmatch(self.name):
-            found.append(f"the name {self.name!r} is not of the form [a-z][a-z0-9_]*")
+            faults.append(f"the name {self.name!r} is not of the form [a-z][a-z0-9_]*")
         if not self.summary.strip():
-            found.append(f"{self.name!r} has no summary; one line tells a reader what it is for")
-        return found
+            faults.append(f"{self.name!r} has no summary; one line tells a reader what it is for")
+        for key, (pattern, form) in self.LOCATIONS.items():
+            location = getattr(self, key)
+            if location is not None and not pattern.fullmatch(location):
+                faults.append(f'{key} of {self.name!r} is {location!r}; write it "{form}"')
+        return faults
 
 
 @dataclass(frozen=True)
@@ -79,16 +86,10 @@ class Component(Record):
     Importing the module of `config` must not import torch: configs are checked on machines that have none.
     """
 
+    LOCATIONS: ClassVar = {"target": _CODE, "config": _CODE}
+
     target: str
     config: str | None = None
-
-    def faults(self) -> list[str]:
-        """Faults of the name, and locations that are not written "module:attribute"."""
-        found = super().faults()
-        for key, location in (("target", self.target), ("config", self.config)):
-            if location is not None and not _LOCATION.fullmatch(location):
-                found.append(f'{key} of {self.name!r} is {location!r}; write it "package.module:attribute"')
-        return found
 
 
 @dataclass(frozen=True)
@@ -99,30 +100,20 @@ class Preset(Record):
     preset that `areal run --plugins NAME` runs when no config is named; a plugin has at most one.
     """
 
+    LOCATIONS: ClassVar = {"path": _RESOURCE}
+
     path: str
     plugins: tuple[str, ...] = ()
     default: bool = False
-
-    def faults(self) -> list[str]:
-        """Faults of the name, and a path that does not lead to a YAML file."""
-        found = super().faults()
-        if not _RESOURCE.fullmatch(self.path):
-            found.append(f'path of {self.name!r} is {self.path!r}; write it "package.module:file.yaml"')
-        return found
 
 
 @dataclass(frozen=True)
 class Command(Record):
     """`areal PLUGIN COMMAND ...`: `target` is called with the remaining words and returns the exit code."""
 
-    target: str
+    LOCATIONS: ClassVar = {"target": _CODE}
 
-    def faults(self) -> list[str]:
-        """Faults of the name, and a target that is not written "module:attribute"."""
-        found = super().faults()
-        if not _LOCATION.fullmatch(self.target):
-            found.append(f'target of {self.name!r} is {self.target!r}; write it "package.module:attribute"')
-        return found
+    target: str
 
 
 @dataclass(frozen=True)

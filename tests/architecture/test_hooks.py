@@ -57,12 +57,12 @@ def test_every_hook_is_a_heading_of_the_documentation_with_its_arguments():
 
 
 def _models(model: type[Settings]) -> list[type[Settings]]:
-    found = [model]
+    models = [model]
     for field in model.model_fields.values():
         for candidate in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if inspect.isclass(candidate) and issubclass(candidate, Settings):
-                found += _models(candidate)
-    return found
+                models += _models(candidate)
+    return models
 
 
 @pytest.mark.parametrize("model", _models(RunConfig), ids=lambda model: model.__name__)
@@ -70,6 +70,7 @@ def test_every_key_of_a_config_is_described_and_documented(model):
     page = (ROOT / "docs" / "config.md").read_text()
     for name, field in model.model_fields.items():
         assert field.description, f"{model.__name__}.{name}"
+        assert "\n" not in field.description, f"{model.__name__}.{name} is described in one line"
         row = rf"^\| `{name}` \|.*\| {re.escape(field.description)} \|$"
         assert re.search(row, page, re.MULTILINE), f"docs/config.md does not have {model.__name__}.{name}"
 

@@ -76,8 +76,10 @@ def test_a_word_with_an_equals_sign_is_an_override_wherever_it_stands(kit):
 
 
 def saved(kit):
-    kit.python("from areal_core.config import resolve; import pathlib; p = pathlib.Path('old'); p.mkdir();"
-               "(p / 'config.yaml').write_text(resolve('run.yaml').to_yaml())")  # fmt: skip
+    kit.python(
+        "from areal_core.config import resolve; import pathlib; p = pathlib.Path('old'); p.mkdir();"
+        "(p / 'config.yaml').write_text(resolve('run.yaml').to_yaml())"
+    )
 
 
 def test_a_resume_takes_the_saved_config_and_tells_what_changes(kit):
@@ -229,3 +231,49 @@ def test_a_command_of_a_plugin_gets_its_words_and_gives_its_code(kit):
     outcome = kit.areal("kit", "greet", "a", "--b")
     assert (outcome.code, outcome.out) == (4, "hello a --b\n")
     assert "greet                says hello" in kit.areal("kit", "--help").out
+
+
+def command(name, says):
+    """A plugin's record of a command, and the module with its function."""
+    records = f"@hookimpl\ndef areal_commands():\n    return [Command('{name}', '{says}', target='%s:run')]\n"
+    return records, f"def run(words):\n    print({says!r}, *words)\n    return 3\n"
+
+
+def add_command(box, plugin, name, says):
+    records, code = command(name, says)
+    box.plugin(plugin, records.replace("%s", f"{plugin}_package.code"), modules={"code.py": code})
+
+
+def test_a_command_that_only_one_plugin_has_needs_no_plugin(box):
+    add_command(box, "servers", "serve_all", "serving")
+    box.plugin("broken", "raise RuntimeError('boom')")
+    for words in (["servers", "serve_all"], ["servers", "serve-all"], ["serve_all"], ["serve-all"]):
+        outcome = box.areal(*words, "a", "--port", "3")
+        assert (outcome.code, outcome.out, outcome.err) == (3, "serving a --port 3\n", "")
+    outcome = box.areal("serve_al")
+    assert outcome.code == 2
+    assert "areal has no command 'serve_al', and no plugin named" in outcome.err
+    assert "did you mean 'areal serve_all'?" in outcome.err
+
+
+def test_a_command_of_two_plugins_is_written_in_full(box):
+    add_command(box, "one", "look", "one looks")
+    add_command(box, "two", "look", "two looks")
+    outcome = box.areal("look", "here")
+    assert outcome.code == 2
+    assert outcome.err == (
+        "areal: error: the command 'look' is supplied by plugin one (areal-one 1.2.3) and by plugin two "
+        "(areal-two 1.2.3)\n  write areal one look or areal two look\n"
+    )
+    assert box.areal("two", "look", "here").out == "two looks here\n"
+    listing = box.areal("plugins").out
+    assert "commands: look has several suppliers; write one/look or two/look\n" in listing
+
+
+def test_commands_of_the_core_and_names_of_plugins_come_before_commands_of_plugins(box):
+    add_command(box, "one", "config", "never by itself")
+    add_command(box, "two", "three", "never by itself")
+    add_command(box, "three", "two", "of three")
+    assert "--version" not in box.areal("config").out
+    assert box.areal("one", "config").out == "never by itself\n"
+    assert box.areal("three", "--help").out == "commands of the plugin three:\n  two                  of three\n"

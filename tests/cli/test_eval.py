@@ -105,7 +105,7 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(kit):
         (["nix.yaml"], "there is no config file nix.yaml"),
         ([], "nothing says what to run"),
     ],
-)  # fmt: skip
+)
 def test_wrong_requests_end_with_2_and_leave_nothing_behind(folders, words, told):
     before = sorted(folders.work.rglob("*"))
     outcome = folders.areal("eval", *words, *(["model.path=./tiny"] if words == ["run.yaml"] else []))

@@ -181,14 +181,67 @@ def test_nobody_may_call_a_plugin_core(box):
     assert "is claimed by pirate 1.2.3 and by areal-core itself" in load(box, then="manager.catalog.get('core')")
 
 
-def test_one_component_name_from_two_plugins_names_both(box):
+AMBIGUOUS = (
+    "PluginConflictError 2\n"
+    "the advantage 'rloo' is supplied by plugin grpo (areal-grpo 1.2.3) and by plugin mine (areal-mine 1.2.3)\n"
+    "  write its full name: grpo/rloo or mine/rloo\n"
+)
+
+
+@pytest.fixture
+def two_of_a_name(box):
+    """Two plugins that know nothing of each other and call something of theirs `rloo`."""
     box.plugin("grpo", RLOO.format(package="grpo_package"))
     box.plugin("mine", RLOO.format(package="mine_package"))
-    assert load(box, "grpo", "mine") == (
-        "PluginConflictError 2\n"
-        "the advantage 'rloo' is supplied by plugin grpo (areal-grpo 1.2.3) and by plugin mine (areal-mine 1.2.3)\n"
-        "  leave one of them out, for example with: --plugins no:mine\n"
+    return box
+
+
+def test_two_plugins_may_use_one_name_and_only_the_bare_name_is_an_error(two_of_a_name):
+    assert load(two_of_a_name, "grpo", "mine") == "loaded ['grpo', 'mine']\n"
+    assert find(two_of_a_name, "advantages", "mine/rloo", "grpo", "mine") == "mine/rloo\n"
+    assert find(two_of_a_name, "advantages", "rloo", "mine") == "mine/rloo\n"
+    assert find(two_of_a_name, "advantages", "rloo", "grpo", "mine") == AMBIGUOUS
+
+
+@pytest.mark.parametrize(
+    ("home", "outcome"),
+    [("'mine'", "mine/rloo\n"), ("'grpo'", "grpo/rloo\n"), ("'core'", AMBIGUOUS), ("'other'", AMBIGUOUS)],
+)
+def test_a_bare_name_at_home_means_the_component_of_that_plugin(two_of_a_name, home, outcome):
+    then = f"print(manager.find('advantages', 'rloo', home={home}).reference)"
+    assert load(two_of_a_name, "grpo", "mine", then=then) == outcome
+
+
+def test_at_home_the_core_comes_second_and_an_entry_point_of_that_name_last(box):
+    local = '@hookimpl\ndef areal_launchers():\n    return [Component("local", "a", target="a:b")]\n'
+    box.plugin("other", local)
+    box.plugin("local", local)
+    box.plugin("mine")
+    assert (
+        load(box, "other", "mine", then="print(manager.find('launchers', 'local', home='mine').reference)")
+        == "core/local\n"
     )
+    assert not box.imported("local")
+    out = find(box, "launchers", "local", "other")
+    assert "supplied by plugin core (areal-core 0.1.0) and by plugin local (areal-local 1.2.3) and by plugin o" in out
+    assert "  write its full name: core/local or local/local or other/local\n" in out
+
+
+def test_two_presets_of_one_name(box):
+    box.plugin("one", '@hookimpl\ndef areal_presets():\n    return [Preset("small", "a", path="one_package:a.yaml")]\n')
+    box.plugin("two", '@hookimpl\ndef areal_presets():\n    return [Preset("small", "b", path="two_package:b.yaml")]\n')
+    assert load(box, "one", "two", then="print(manager.find_preset('two/small').path)") == "two_package:b.yaml\n"
+    out = load(box, "one", "two", then="manager.find_preset('small')")
+    assert "the preset 'small' is supplied by plugin one (areal-one 1.2.3) and by plugin two (areal-two 1.2.3)" in out
+    assert "  write its full name: one/small or two/small\n" in out
+
+
+def test_two_health_checks_of_one_name(box):
+    check = '@hookimpl\ndef areal_health_checks():\n    return [HealthCheck("disk", "is there room", target="a:b")]\n'
+    box.plugin("one", check)
+    box.plugin("two", check)
+    then = "print([record.reference for kind, record in manager.records() if kind == 'health_checks'])"
+    assert load(box, "one", "two", then=then) == "['one/disk', 'two/disk']\n"
 
 
 @pytest.mark.parametrize(
@@ -259,6 +312,14 @@ def test_an_unnamed_plugin_that_supplies_it_is_proposed(box):
     )
 
 
+def test_several_unnamed_plugins_that_supply_it_are_all_named(two_of_a_name):
+    out = find(two_of_a_name, "advantages", "rloo")
+    assert (
+        "  'rloo' is supplied by the installed plugin grpo: write 'grpo/rloo' or add --plugins grpo; "
+        "also by the installed plugin mine: write 'mine/rloo' or add --plugins mine\n"
+    ) in out
+
+
 def test_a_misspelt_component_a_wrong_kind_and_a_plugin_that_is_not_installed_are_told_apart(box):
     box.plugin("grpo", RLOO.format(package="grpo_package"))
     assert "plugin grpo (areal-grpo 1.2.3) supplies no advantage named 'rlo'\n  did you mean 'grpo/rloo'?" in find(
@@ -298,5 +359,8 @@ def test_a_target_without_the_attribute_is_a_mistake_of_the_plugin(box):
 
 
 def test_core_records_come_through_the_same_path(box):
-    then = "print('areal_workflows' in manager.hooks('core'), manager.find('launchers', 'core/local').supplier)"
+    then = (
+        "from areal_core.plugins.survey import survey; core = survey(manager.catalog)[0];"
+        "print('areal_workflows' in core.hooks, manager.find('launchers', 'core/local').supplier)"
+    )
     assert load(box, then=then) == "True plugin core (areal-core 0.1.0)\n"

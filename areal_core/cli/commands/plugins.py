@@ -9,9 +9,10 @@ from areal_core.cli.output import say
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from areal_core.plugins.catalog import Catalog
-    from areal_core.plugins.survey import Report
+    from areal_core.plugins.registration import Plugin
 
 SUMMARY = "list the installed plugins and what they supply"
 
@@ -24,61 +25,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """List all plugins, or describe one; 1 if the one that was named is broken."""
-    from areal_core.plugins.catalog import Catalog
+    from areal_core.plugins.catalog import CORE, Catalog
     from areal_core.plugins.records import normalise
-    from areal_core.plugins.survey import core_report, survey
+    from areal_core.plugins.survey import survey
 
     catalog = Catalog.scan()
     name = normalise(arguments.name) if arguments.name else None
-    if name and name != "core" and name not in catalog.names():
+    known = {CORE, *catalog.names()}
+    if name and name not in known:
         raise catalog.missing([name])
-    skipped = [] if name is None else [other for other in catalog.names() if other != name]
-    reports = [core_report(catalog)] if name in (None, "core") else []
-    reports += survey(catalog, skip=skipped)
+    plugins = survey(catalog, skip=known - {name} if name else ())
     if arguments.json:
-        say(json.dumps([_as_json(report) for report in reports], indent=2))
+        say(json.dumps([_as_json(plugin) for plugin in plugins], indent=2))
     elif name is None:
-        for report in reports:
-            _list(report)
+        for plugin in plugins:
+            _list(plugin)
+        for line in _shared_names(plugins):
+            say(line)
     else:
-        for report in reports:
-            _describe(report, catalog)
-    return 1 if name and any(report.cause for report in reports) else 0
+        for plugin in plugins:
+            _describe(plugin, catalog)
+    return 1 if name and any(plugin.cause for plugin in plugins) else 0
 
 
-def _list(report: Report) -> None:
+def _list(plugin: Plugin) -> None:
     """One plugin in a few lines."""
-    say(f"{report.name}  {report.distribution} {report.version}")
-    if report.cause:
-        say("  BROKEN: " + str(report.cause).replace("\n", "\n  "))
+    say(f"{plugin.installed.name}  {plugin.installed.distribution} {plugin.installed.version}")
+    if plugin.cause:
+        say("  BROKEN: " + str(plugin.cause).replace("\n", "\n  "))
     kinds: dict[str, list[str]] = {}
-    for kind, record in report.records:
+    for kind, record in plugin.records:
         kinds.setdefault(kind, []).append(record.name)
     for kind, names in kinds.items():
         say(f"  {kind}: {', '.join(sorted(names))}")
-    events = _events(report)
+    events = _events(plugin)
     if events:
         say(f"  hears: {', '.join(events)}")
 
 
-def _describe(report: Report, catalog: Catalog) -> None:
+def _shared_names(plugins: Sequence[Plugin]) -> list[str]:
+    """The names that several plugins supply, one line each: they must be written in full where both are loaded."""
+    suppliers: dict[tuple[str, str], list[str]] = {}
+    for plugin in plugins:
+        for kind, record in plugin.records:
+            suppliers.setdefault((kind, record.name), []).append(record.reference)
+    return [
+        f"{kind}: {name} has several suppliers; write {' or '.join(references)}"
+        for (kind, name), references in suppliers.items()
+        if len(references) > 1
+    ]
+
+
+def _describe(plugin: Plugin, catalog: Catalog) -> None:
     """Everything about one plugin, the settings of its components included."""
-    say(f"plugin {report.name}, distribution {report.distribution} {report.version}")
-    if report.cause:
-        say("BROKEN: " + str(report.cause))
+    say(f"plugin {plugin.installed.name}, distribution {plugin.installed.distribution} {plugin.installed.version}")
+    if plugin.cause:
+        say("BROKEN: " + str(plugin.cause))
         return
-    say(f"hooks: {', '.join(report.hooks) or 'none'}")
-    for kind, record in report.records:
+    say(f"hooks: {', '.join(plugin.hooks) or 'none'}")
+    for kind, record in plugin.records:
         say(f"\n{kind}: {record.reference}\n  {record.summary}")
-        for key in ("target", "config", "path"):
-            location = getattr(record, key, None)
+        for key in record.LOCATIONS:
+            location = getattr(record, key)
             if location:
                 say(f"  {key}: {location}")
-        for line in _settings(report, record, catalog):
+        for line in _settings(plugin, record, catalog):
             say(f"    {line}")
 
 
-def _settings(report: Report, record: Any, catalog: Catalog) -> list[str]:
+def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     """The fields of a component's settings, one line each, or why they cannot be shown."""
     from areal_core.config.schema import settings_model
     from areal_core.errors import PluginError
@@ -87,7 +102,7 @@ def _settings(report: Report, record: Any, catalog: Catalog) -> list[str]:
     if not getattr(record, "config", None):
         return []
     manager = PluginManager(catalog=catalog)
-    manager.add([report.name] if report.name != "core" else [])
+    manager.add([plugin.installed.name])
     try:
         model = settings_model(manager, record)
     except PluginError as error:
@@ -100,21 +115,21 @@ def _settings(report: Report, record: Any, catalog: Catalog) -> list[str]:
     return lines
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(plugin: Plugin) -> dict[str, Any]:
     import dataclasses
 
     return {
-        "name": report.name,
-        "distribution": report.distribution,
-        "version": report.version,
-        "hooks": list(report.hooks),
-        "components": [{"kind": kind, **dataclasses.asdict(record)} for kind, record in report.records],
-        "broken": str(report.cause) if report.cause else None,
+        "name": plugin.installed.name,
+        "distribution": plugin.installed.distribution,
+        "version": plugin.installed.version,
+        "hooks": list(plugin.hooks),
+        "components": [{"kind": kind, **dataclasses.asdict(record)} for kind, record in plugin.records],
+        "broken": str(plugin.cause) if plugin.cause else None,
     }
 
 
-def _events(report: Report) -> list[str]:
+def _events(plugin: Plugin) -> list[str]:
     from areal_core.plugins.records import KINDS
 
     registration = {f"areal_{kind}" for kind in KINDS}
-    return [hook.removeprefix("areal_") for hook in report.hooks if hook not in registration]
+    return [hook.removeprefix("areal_") for hook in plugin.hooks if hook not in registration]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from areal_core.config.context import ResolutionContext
+from areal_core.config.place import Place
 from areal_core.config.problems import RejectedError
-from areal_core.config.scope import Scope
-from areal_core.config.selection import Choice, Place
 from areal_core.plugins import PluginManager
 
 if TYPE_CHECKING:
@@ -33,10 +32,9 @@ class ComponentSuite:
             raise NotImplementedError(f"{type(self).__name__} must set `component` or override make")
         plugin, slash, _ = self.component.partition("/")
         is_plugin = slash and ":" not in self.component and plugin != "core"
-        with Scope(PluginManager.load([plugin] if is_plugin else []), Path.cwd()).active() as scope:
-            choice = Choice(Place(self.kind, None, None), {"type": self.component, **self.settings})
-            try:
-                return scope.select(choice).build()
-            except RejectedError as error:
-                words = "; ".join("\n  ".join((problem.message, *problem.hints)) for problem in error.problems)
-                raise AssertionError(f"a config cannot choose {self.component}: {words}") from error
+        context = ResolutionContext(PluginManager.load([plugin] if is_plugin else []))
+        try:
+            return Place(self.kind).select({"type": self.component, **self.settings}, context).build()
+        except RejectedError as error:
+            words = "; ".join("\n  ".join((problem.message, *problem.hints)) for problem in error.problems)
+            raise AssertionError(f"a config cannot choose {self.component}: {words}") from error

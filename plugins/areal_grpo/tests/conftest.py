@@ -1,9 +1,6 @@
-from pathlib import Path
-
 import pytest
 import torch
 
-from areal_core.config.scope import Scope
 from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces.algorithm import PolicyTerms
 from areal_core.plugins import PluginManager
@@ -16,13 +13,6 @@ def pytest_configure():
 @pytest.fixture(scope="session")
 def manager():
     return PluginManager.load(["grpo"])
-
-
-@pytest.fixture(autouse=True)
-def loaded_plugin(manager):
-    """Settings are read as in a run that loads this plugin."""
-    with Scope(manager, Path.cwd()).active():
-        yield
 
 
 def _make_batch(rewards, groups, episodes=None, lengths=None, seed=0):

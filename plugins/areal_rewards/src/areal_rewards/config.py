@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from areal_core.config import Settings
-from areal_core.config.scope import Scope
+from areal_core.config import LocalPath, Settings
 from areal_rewards.libraries import missing_library
 from areal_rewards.templates import columns_of
 
@@ -17,11 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-
-
-def _beside_config(path: Path) -> Path:
-    """An absolute path: what a config names is relative to the folder of the config."""
-    return Scope.current().folder.absolute() / path.expanduser()
 
 
 def _readable_template(template: str) -> str:
@@ -37,7 +30,6 @@ def _readable_pattern(pattern: str) -> str:
     return pattern
 
 
-LocalPath = Annotated[Path, AfterValidator(_beside_config)]
 Template = Annotated[str, AfterValidator(_readable_template)]
 Pattern = Annotated[str, AfterValidator(_readable_pattern)]
 

@@ -1,0 +1,181 @@
+"""A place in a settings model where the reader of a config chooses a component: declared, read and checked here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, ValidationInfo
+from pydantic_core import core_schema
+
+from areal_core.config.context import ResolutionContext
+from areal_core.config.imports import check_keywords, import_reference, is_import
+from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.config.selection import Selection
+from areal_core.config.settings import Settings
+from areal_core.errors import ComponentNotFoundError, PluginError
+from areal_core.plugins.records import KINDS, Component, normalise, with_article
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+
+@dataclass(frozen=True)
+class Place:
+    """What `component()` declares: which kind is chosen here, what applies if nothing is, and the keys beside it."""
+
+    kind: str
+    default: object = None
+    common: type[Settings] | None = None
+
+    def select(self, written: object, context: ResolutionContext) -> Selection:
+        """Turn a section as written into a checked `Selection`; `RejectedError` carries everything wrong with it."""
+        reference, keys = self._reference(written, context)
+        shared = {name: keys.pop(name) for name in (self.common.model_fields if self.common else ()) if name in keys}
+        problems: list[Problem] = []
+        common = chosen = None
+        try:
+            common = _validated(self.common, shared, context) if self.common else None
+        except RejectedError as error:
+            problems += error.problems
+        try:
+            read = self._imported if is_import(reference) else self._named
+            chosen = read(reference, keys, context)
+        except RejectedError as error:
+            problems += error.problems
+        if chosen is None or problems:
+            raise RejectedError(problems)
+        return replace(chosen, common=common)
+
+    def _reference(self, written: object, context: ResolutionContext) -> tuple[str, dict[str, Any]]:
+        """The name in a section and the keys beside it; a bare string is a section without keys."""
+        keys = {"type": written} if isinstance(written, str) else written
+        if not isinstance(keys, Mapping):
+            message = f"write the name of {with_article(KINDS[self.kind])}, or a section with `type:`"
+            raise RejectedError([Problem((), message)])
+        keys = dict(keys)
+        reference = keys.pop("type", None)
+        if reference is None and len(self._default_types()) == 1:
+            reference = self._default_types()[0]
+        if not isinstance(reference, str) or not reference.strip():
+            raise rejected(f"must name {with_article(KINDS[self.kind])}", self._available(context))
+        return reference, keys
+
+    def _imported(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
+        imported = import_reference(reference, context.folder)
+        model = getattr(imported.value, "Config", None) if inspect.isclass(imported.value) else None
+        settings: Settings | dict[str, Any]
+        if model is None:
+            settings = check_keywords(imported.value, keys, f"'{imported.target}'", context)
+        else:
+            wrong = f"the Config of '{imported.target}' is no Settings model"
+            settings = _validated(_checked(model, wrong), keys, replace(context, home=""))
+        if imported.file:
+            context.files[str(imported.file)] = imported.sha256
+        return Selection(self.kind, imported.target, settings, reference=str(reference))
+
+    def _named(self, reference: str, keys: dict[str, Any], context: ResolutionContext) -> Selection:
+        record = self._find(reference, context)
+        settings: Settings | dict[str, Any] = {}
+        if record.config is not None:
+            try:
+                model = context.manager.import_from(record, record.config)
+            except PluginError as error:
+                raise rejected(error.message, *error.hints) from error
+            wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
+            settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
+        elif keys:
+            raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
+        return Selection(self.kind, record.reference, settings, reference=str(reference), record=record)
+
+    def _find(self, reference: str, context: ResolutionContext) -> Component:
+        """The component of a name. Why a plugin cannot be loaded is said once, with the plugins, and not here again."""
+        manager, plugin = context.manager, normalise(reference.rpartition("/")[0])
+        if plugin in manager.failed:
+            raise RejectedError([])
+        home = getattr(reference, "plugin", "") or (context.home if reference in self._default_types() else "")
+        failed_before = set(manager.failed)
+        try:
+            return manager.find(self.kind, reference, home)
+        except PluginError as error:
+            if manager.failed != failed_before:
+                context.plugin_errors.extend(error.parts)
+                raise RejectedError([]) from error
+            if manager.failed and not plugin and isinstance(error, ComponentNotFoundError):
+                raise RejectedError([]) from error  # it may well be supplied by a plugin that cannot be loaded
+            raise rejected(error.message, *error.hints) from error
+
+    def _default_types(self) -> list[object]:
+        """The names in the default: what a section chooses that names nothing, and what is read as at home."""
+        defaults = self.default if isinstance(self.default, list) else [self.default]
+        return [each.get("type") if isinstance(each, Mapping) else each for each in defaults]
+
+    def _available(self, context: ResolutionContext) -> str:
+        references = [record.reference for record in context.manager.components(self.kind)]
+        return f"available for {self.kind}: {', '.join(references) or 'nothing in the loaded plugins'}"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.with_info_wrap_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        common = {"x-areal-common": self.common.model_json_schema()} if self.common else {}
+        return {**handler(schema), "x-areal-kind": self.kind, **common}
+
+    def _validate(
+        self, value: object, handler: core_schema.ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> object:
+        """Put selections where choices were written; `handler` then checks that one, none or a list may stand here."""
+        if value is None:
+            try:
+                return handler(None)
+            except ValidationError:
+                if self.default is None:
+                    message = f"is required: choose {with_article(KINDS[self.kind])} with `type:`"
+                    hint = self._available(ResolutionContext.of(info))
+                    raise RejectedError([Problem((), message, (hint,))]) from None
+                value = self.default
+        items = value if isinstance(value, list | tuple) else [value]
+        chosen: list[Selection] = []
+        problems: list[Problem] = []
+        for index, item in enumerate(items):
+            try:
+                chosen.append(item if isinstance(item, Selection) else self.select(item, ResolutionContext.of(info)))
+            except RejectedError as error:
+                problems += [problem.below((index,) if items is value else ()) for problem in error.problems]
+        if len(chosen) < len(items):
+            raise RejectedError(problems)
+        return handler(chosen if items is value else chosen[0])
+
+
+def component(
+    kind: str, default: Any = None, common: type[Settings] | None = None, description: str | None = None
+) -> Any:
+    """Declare a field of a `Settings` model as a place where a component of `kind` is chosen.
+
+    The field is annotated `Selection`, `Selection | None` or `list[Selection]` (give the last a list as `default`).
+    `default` is a reference, or a mapping with `type`; a bare name in it means a component of the plugin whose settings
+    these are, where it has one of that name. `common` is a model of keys that stand beside `type:` in this place
+    whichever component is chosen. `ValueError` if there is no such kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"no kind of component is called {kind!r}; kinds: {', '.join(KINDS)}")
+    declared: FieldInfo = Field(default=default, validate_default=True, description=description)
+    declared.metadata.append(Place(kind, default, common))
+    return declared
+
+
+def _checked(model: object, wrong: str) -> type[Settings]:
+    if not (inspect.isclass(model) and issubclass(model, Settings)):
+        raise rejected(wrong, "derive it from areal_core.config.Settings")
+    return model
+
+
+def _validated(model: type[Settings], written: dict[str, Any], context: ResolutionContext) -> Settings:
+    try:
+        return model.model_validate(written, context=context)
+    except ValidationError as error:
+        raise RejectedError(from_validation(error)) from error
