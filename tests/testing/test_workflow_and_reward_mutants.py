@@ -11,8 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from areal_core.data import Episode, FinishReason, Trajectory, TrajectoryBuilder
-from areal_core.interfaces import Generation
+from areal_core.data import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
 from areal_core.rewards.scoring import RewardError
 from areal_core.testing.conformance import RewardSuite, WorkflowSuite
 
