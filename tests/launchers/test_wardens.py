@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.interfaces.launcher import EndMeans, ProcessEnd, ProcessSpecification
+from areal_core.interfaces.launcher import LOST, EndMeans, ProcessEnd, ProcessSpecification
 from areal_core.launchers import keeper as keeper_module
 from areal_core.launchers.identity import has_ended, identify
 from areal_core.launchers.keepers import Keepers
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
-from areal_core.launchers.wardens import LOST_CODE, Wardens
+from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials
 
 HANG_S = 60
@@ -161,7 +161,7 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, tag: str, victim: str
                 assert (await process.wait()).last_words == "its keeper was killed"
             elif victim == "warden":
                 os.kill(running.warden_pid, signal.SIGKILL)
-                assert (await process.wait()).code == LOST_CODE
+                assert (await process.wait()).code == LOST
             elif victim == "warden asked":  # a scheduler gives notice: the supervisor decides, and here goes on
                 os.kill(running.warden_pid, signal.SIGTERM)
                 await until(lambda: running.notices == [signal.SIGTERM], "the notice has come")

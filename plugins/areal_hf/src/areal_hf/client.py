@@ -108,14 +108,14 @@ class HFEngine:
             exited.cancel()
         if not connected.done():
             end = (await self._process.wait()).describe()
-            raise RunError(f"the embedded engine could not start with {model.path}: {end}")
+            raise RunError(f"the embedded engine could not start with {model.path}: it {end}")
         self._channel = connected.result()
         try:
             self._channel.post(Load(self._settings.model_dump_json(), model))
             self._limits = await self._channel.receive()
         except ChannelClosed:
             end = (await self._process.end()).describe()
-            raise RunError(f"the embedded engine could not load {model.path}: {end}") from None
+            raise RunError(f"the embedded engine could not load {model.path}: it {end}") from None
         self._ended = None
         self._receiving = start_task(self._receive(self._channel), "answers of the embedded engine")
 
@@ -279,7 +279,7 @@ class HFEngine:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
         end = await self._process.end()
-        self._ended = RunError(f"the embedded engine {reason}: {end.describe()}")
+        self._ended = RunError(f"the embedded engine {reason}: it {end.describe()}")
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         self._generations.clear()
         for future in pending:
