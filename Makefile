@@ -30,8 +30,8 @@ lint: $(VENV)/test
 
 # True vLLM and SGLang for the tests, each in an environment of its own below ~/.cache/areal; made once.
 servers:
-	$(PYTHON) examples/servers_on_cpu/make_environment.py vllm
-	$(PYTHON) examples/servers_on_cpu/make_environment.py sglang
+	$(PYTHON) tests/servers_on_cpu/make_environment.py vllm
+	$(PYTHON) tests/servers_on_cpu/make_environment.py sglang
 
 $(VENV)/python: constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from areal_servers.interface import ServerAdapter
 
 HERE = Path(__file__).parent
-SERVERS_ON_CPU = HERE / "examples" / "servers_on_cpu"
+SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"
 SWITCH = "AREAL_WITHOUT_SERVERS"
-START_S = 600
-END_S = 15
+START_S = 900
+"""For a server that is alive and not yet healthy, however slow the machine is."""
+END_S = 150
 
 
 def _environment(name: str) -> str:
@@ -89,24 +90,25 @@ def server_environment() -> dict[str, str]:
 @contextmanager
 def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
-    from areal_servers.process import free_port
+    from areal_core.launchers import keeper
+    from areal_servers.launching import free_port
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port)
-    words = [sys.executable, "-m", "areal_servers.keeper", *command.arguments]
+    words = [sys.executable, "-I", "-S", keeper.__file__, str(log), str(1 << 30), "--", *command.arguments]
     environment = {**os.environ, **command.environment}
-    with log.open("wb") as output:
-        process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
     def address() -> str:
         deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and process.poll() is None:
+        while process.poll() is None and time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=15):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{adapter.health_path}", timeout=60):
                     return f"http://127.0.0.1:{port}"
             except OSError:
                 time.sleep(0.5)
-        pytest.fail(f"the server did not become healthy; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
+        how = "ended" if process.poll() is not None else f"was not healthy after {START_S} s"
+        pytest.fail(f"the server {how}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
 
     try:
         yield address

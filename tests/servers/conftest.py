@@ -8,7 +8,6 @@ import json
 import os
 from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_core.launchers.keepers import Keepers
 from areal_core.testing.conformance.models import FIRST_FORCED, make_constant_model
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
@@ -26,14 +26,18 @@ AT_ONCE = 12
 PROMPTS = ([5, 17, 33, 8], [5, 17, 33, 8, 40, 41, 42, 43, 44], [60], [12, 7] * 11)
 
 
-async def until(condition, what, seconds=60.0):
-    """Wait until something is so; a test fails, and does not hang, where it takes too long."""
+HANG_S = 900
+"""A wait that is longer has no end; everything here takes seconds."""
+
+
+async def until(condition, what):
+    """Wait until something is so; a test fails, and does not hang, where it never is."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(HANG_S):
             while not condition():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"waited {seconds:g} s in vain for: {what}") from None
+        raise AssertionError(f"waited {HANG_S} s in vain for: {what}") from None
 
 
 class Load:
@@ -60,7 +64,7 @@ class Load:
         if kind is not None:
             for worker in self._workers:
                 worker.cancel()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(HANG_S):
             await asyncio.gather(*self._workers, return_exceptions=kind is not None)
 
     async def _work(self, place):
@@ -78,10 +82,10 @@ class Load:
     def answered(self):
         return sum(map(len, self.answers.values()))
 
-    async def more(self, count=AT_ONCE, seconds=60.0):
+    async def more(self, count=AT_ONCE):
         """Wait until so many further requests are answered."""
         goal = self.answered + count
-        await until(lambda: self.answered >= goal or self.errors, f"{count} further answers", seconds)
+        await until(lambda: self.answered >= goal or self.errors, f"{count} further answers")
 
     def check(self, logs=()):
         """Every request is answered once and in full, every label is right, and the servers' logs agree."""
@@ -102,10 +106,15 @@ class Load:
             check_logs(self.answers, logs)
 
 
+def request_events(logs):
+    """What SGLang servers wrote about requests, of the lines that are whole."""
+    lines = [line for log in logs for line in log.read_text().splitlines() if '"event": "request.' in line]
+    return [json.loads(line[line.index("{") :]) for line in lines if line.endswith("}")]
+
+
 def check_logs(names, logs):
     """Over all servers each piece ended once at most, and the last piece of each request ended, in full, once."""
-    events = [json.loads(line[line.index("{") :]) for log in logs for line in log.read_text().splitlines()
-              if '"event": "request.' in line and line.endswith("}")]  # fmt: skip
+    events = request_events(logs)
     asked, ended = defaultdict(set), Counter()
     last_words = {}
     for event in events:
@@ -220,28 +229,31 @@ class Place:
         self.models = [make_constant_model(folder / f"model{version}", version) for version in range(VERSIONS)]
         self.loop = asyncio.new_event_loop()
         self.logs = folder / "logs"
-        self.fleet = SGLangEngine(settings, self.logs)
+        self.keepers = Keepers(self.logs)
+        self.fleet = SGLangEngine(settings, self.logs, self.keepers)
         self.version = 0
 
-    def run(self, work, seconds=200):
+    def run(self, work):
         async def limited():
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(2 * HANG_S):
                 return await work
 
         return self.loop.run_until_complete(limited())
 
     @property
     def log_files(self):
-        return sorted(self.logs.glob("sglang-*.log"))
+        return sorted(self.logs.glob("server-*.log"))
 
     def member(self, number):
-        return self.fleet._members[f"server-{number}"]
+        return self.fleet.roster.members[f"server-{number}"]
 
     def signal(self, number, kind):
         """To the server's process and everything that it started, but not to its keeper."""
-        keeper = self.member(number).process._process.pid
-        server = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
-        os.killpg(server, kind)
+        os.killpg(self.keepers.processes[f"server-{number}"].started.result(), kind)
+
+    def events(self):
+        """What the servers wrote about requests."""
+        return request_events(self.log_files)
 
     def next_update(self):
         self.version += 1
@@ -263,9 +275,9 @@ def settings(sglang_program, sglang_options, server_environment):
         min_servers=2,
         stream_interval=8,
         health_interval_s=0.5,
-        health_timeout_s=2.0,
-        update_timeout_s=60.0,
-        start_timeout_s=240.0,
+        health_timeout_s=10.0,
+        update_timeout_s=180.0,
+        start_timeout_s=900.0,
         restarts=9,
     )
 
@@ -274,7 +286,7 @@ def settings(sglang_program, sglang_options, server_environment):
 def place(settings, tmp_path_factory):
     found = Place(tmp_path_factory.mktemp("faults"), settings)
     try:
-        found.run(found.fleet.start(ModelReference(str(found.models[0]), "float32")), 300)
+        found.run(found.fleet.start(ModelReference(str(found.models[0]), "float32")))
         yield found
     finally:
         found.run(found.fleet.close())

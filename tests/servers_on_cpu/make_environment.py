@@ -1,6 +1,6 @@
 """Make the virtual environment of an inference server that runs without a GPU, and print the path of its Python.
 
-    python examples/servers_on_cpu/make_environment.py vllm|sglang [--folder DIR]
+    python tests/servers_on_cpu/make_environment.py vllm|sglang [--folder DIR]
 
 An environment that is there and complete is left as it is, so this may be called before every use.
 """

@@ -6,13 +6,15 @@ import pytest
 
 from areal_core.data.trajectory import FinishReason
 from areal_core.interfaces import GenerationRequest, SamplingParameters
-from areal_servers.answer import Answer, PieceTokens
-from areal_servers.interface import Chunk, ServerLostError
+from areal_servers.answer import Answer, Conversations, PieceTokens
+from areal_servers.errors import ServerLostError
+from areal_servers.interface import Chunk
 
 
-def answer(seed=7, **sampling):
+def answer(seed=7, name="r1", conversation="", conversations=None, **sampling):
     settings = SamplingParameters(**{"max_new_tokens": 10, **sampling})
-    return Answer(GenerationRequest("r1", [1, 2, 3], settings, seed))
+    request = GenerationRequest(name, [1, 2, 3], settings, seed, conversation=conversation)
+    return Answer(request, conversations or Conversations("recompute"))
 
 
 def tokens(*ids, version=4, finish=None, spans=None, certain=None):
@@ -26,15 +28,15 @@ def tokens(*ids, version=4, finish=None, spans=None, certain=None):
 
 def test_the_next_piece_asks_for_what_is_missing():
     asked = answer(min_new_tokens=6)
-    first = asked.next_piece(4, keeps_cache=False)
+    first = asked.next_piece(4)
     assert (first.name, first.input_ids, first.sampling.max_new_tokens) == ("r1.1", [1, 2, 3], 10)
     asked.keep(tokens(11, 12, 13, 14), 4, [4] * 4)
     assert asked.finish is None
-    second = asked.next_piece(5, keeps_cache=False)
+    second = asked.next_piece(5)
     assert (second.name, second.input_ids) == ("r1.2", [1, 2, 3, 11, 12, 13, 14])
     assert (second.sampling.max_new_tokens, second.sampling.min_new_tokens) == (6, 2)
     asked.keep(tokens(15, 16, 17), 3, [5] * 3)
-    assert asked.next_piece(5, keeps_cache=False).sampling.min_new_tokens == 0
+    assert asked.next_piece(5).sampling.min_new_tokens == 0
     asked.keep(tokens(18, 19, 20, finish="length"), 3, [5] * 3)
     found = asked.generation()
     assert found.output_ids == list(range(11, 21))
@@ -47,7 +49,7 @@ def test_seeds_of_later_pieces_differ_and_are_repeatable():
     def seeds(seed):
         asked, found = answer(seed), []
         for _ in range(5):
-            found.append(asked.next_piece(0, keeps_cache=False).seed)
+            found.append(asked.next_piece(0).seed)
             asked.keep(tokens(11, 12), 2, [0, 0])
         return found
 
@@ -59,9 +61,9 @@ def test_seeds_of_later_pieces_differ_and_are_repeatable():
 
 def test_a_piece_that_brought_nothing_is_asked_for_again_with_the_same_seed():
     asked = answer()
-    first = asked.next_piece(0, keeps_cache=False)
+    first = asked.next_piece(0)
     asked.keep(tokens(), 0, [])
-    second = asked.next_piece(0, keeps_cache=False)
+    second = asked.next_piece(0)
     assert (first.seed, first.input_ids) == (second.seed, second.input_ids)
     assert first.name != second.name, "no name is used twice"
 
@@ -72,9 +74,9 @@ def test_a_piece_that_brought_nothing_is_asked_for_again_with_the_same_seed():
 def test_what_looks_at_its_own_output_begins_anew(sampling):
     """A server knows only the tokens that it is sent: half a stop text, or what was penalised, would be forgotten."""
     asked = answer(**sampling)
-    asked.next_piece(4, keeps_cache=False)
+    asked.next_piece(4)
     asked.keep(tokens(11, 12), 2, [4, 4])
-    second = asked.next_piece(5, keeps_cache=False)
+    second = asked.next_piece(5)
     assert (second.input_ids, second.sampling.max_new_tokens, second.name) == ([1, 2, 3], 10, "r1.2")
     assert (asked.output_ids, asked.logprobs, asked.versions) == ([], [], [])
 
@@ -145,10 +147,40 @@ def test_tokens_without_logprobs_are_a_fault_of_the_server():
     assert found.output_ids == []
 
 
-def test_prefixes_are_shared_only_between_requests_of_one_version():
-    asked = answer()
-    assert asked.next_piece(4, keeps_cache=False).cache_key == "4"
-    assert asked.next_piece(5, keeps_cache=False).cache_key == "5"
-    keeping = answer()
-    assert keeping.next_piece(4, keeps_cache=True).cache_key == "4"
-    assert keeping.next_piece(5, keeps_cache=True).cache_key == "4", "its own keys and values stay its own"
+def test_in_recompute_prefixes_are_shared_only_between_requests_of_one_version():
+    conversations = Conversations("recompute")
+    asked = answer(conversation="a", conversations=conversations)
+    assert asked.next_piece(4).cache_key == "4"
+    assert asked.next_piece(5).cache_key == "5", "the same request, continued"
+    later = answer(name="r2", conversation="a", conversations=conversations)
+    assert later.next_piece(6).cache_key == "6", "its next turn"
+
+
+def test_in_keep_cache_a_conversation_keeps_its_prefix_and_a_new_one_begins_with_current_weights():
+    conversations = Conversations("keep_cache")
+    first = answer(conversation="a", conversations=conversations)
+    assert first.next_piece(4).cache_key == "4"
+    assert first.next_piece(5).cache_key == "4", "the same request, continued"
+    later = answer(name="r2", conversation="a", conversations=conversations)
+    assert later.next_piece(6).cache_key == "4", "its next turn"
+    other = answer(name="r3", conversation="b", conversations=conversations)
+    assert other.next_piece(6).cache_key == "6", "no older keys and values for who begins now"
+
+
+def test_a_request_without_a_conversation_is_one_by_itself():
+    conversations = Conversations("keep_cache")
+    asked = answer(conversations=conversations)
+    assert [asked.next_piece(version).cache_key for version in (4, 5)] == ["4", "4"]
+    assert answer(name="r2", conversations=conversations).next_piece(5).cache_key == "5"
+    named = answer(name="r3", conversation="r1", conversations=conversations)
+    assert named.next_piece(6).cache_key == "6", "a conversation of the same name as a request is another one"
+
+
+def test_conversations_that_were_silent_longest_are_forgotten():
+    conversations = Conversations("keep_cache", remembered=2)
+    for name in "ab":
+        conversations.key(name, 1)
+    assert conversations.key("a", 2) == "1"
+    conversations.key("c", 2)
+    assert [conversations.key(name, 3) for name in "ac"] == ["1", "2"]
+    assert conversations.key("b", 3) == "3", "it begins anew, and finds no older keys and values"

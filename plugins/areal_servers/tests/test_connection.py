@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from areal_servers.connection import ServerConnection, raise_told
-from areal_servers.interface import RequestRefusedError, ServerLostError
-from areal_servers.process import free_port
+from areal_servers.errors import RequestRefusedError, ServerLostError
+from areal_servers.launching import free_port
 
 SECRET = [31337, 31338, 31339]
 

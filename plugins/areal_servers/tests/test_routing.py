@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from areal_core.errors import RunError
+from areal_servers.answer import Conversations
 from areal_servers.interface import ServerIdentity
-from areal_servers.member import Member, State
+from areal_servers.roster import Member, Roster, State
 from areal_servers.routing import Router
 
 
@@ -20,8 +22,10 @@ def member(name, slots=4, state=State.READY):
 
 
 def router(*members, limit=None):
-    made = Router(limit)
-    made.set_members(members)
+    roster = Roster(Path("/dev/null"))
+    roster.members = {one.name: one for one in members}
+    made = Router(roster, limit, Conversations("recompute"))
+    made.roster = roster
     return made
 
 
@@ -30,15 +34,15 @@ async def turns(count=5):
         await asyncio.sleep(0)
 
 
-def asked(of, *affinities, **settings):
-    return [asyncio.create_task(of.take(affinity, **settings)) for affinity in affinities]
+def asked(of, count=1, **settings):
+    return [asyncio.create_task(of.take(**settings)) for _ in range(count)]
 
 
 def test_a_request_goes_where_least_is_to_do():
     async def check():
         small, large = member("small", slots=2), member("large", slots=8)
         of = router(small, large)
-        found = [(await of.take("")).name for _ in range(10)]
+        found = [(await of.take()).name for _ in range(10)]
         assert found.count("small") == 2
         assert found.count("large") == 8
         assert found[:3].count("large") >= 1
@@ -50,17 +54,34 @@ def test_requests_of_one_prefix_stay_together_until_that_is_a_queue():
     async def check():
         a, b = member("a", slots=8), member("b", slots=8)
         of = router(a, b)
-        first = await of.take("prefix")
+        first = await of.take(["prefix"])
         other = b if first is a else a
-        assert [(await of.take("prefix")) for _ in range(2)] == [first, first], "two more are a detour that is worth it"
+        assert [(await of.take(["prefix"])) for _ in range(2)] == [first, first], (
+            "two more are a detour that is worth it"
+        )
         for _ in range(4):
-            await of.take("prefix")
+            await of.take(["prefix"])
         assert other.requests >= 1, "its server may have a quarter more to do than the idlest one, and no more"
         for taken in (a, b):
             while taken.requests:
                 of.release(taken)
         last = of._places["prefix"]
-        assert await of.take("prefix") is last, "it is remembered where the prefix lies now"
+        assert await of.take(["prefix"]) is last, "it is remembered where the prefix lies now"
+
+    asyncio.run(check())
+
+
+def test_a_conversation_goes_where_it_was_although_its_siblings_went_elsewhere():
+    async def check():
+        a, b = member("a", slots=8), member("b", slots=8)
+        of = router(a, b)
+        first = await of.take(["conversation 1", "affinity g"])
+        other = b if first is a else a
+        first.state = State.UPDATING
+        assert await of.take(["conversation 2", "affinity g"]) is other
+        first.state = State.READY
+        assert await of.take(["conversation 1", "affinity g"]) is first
+        assert await of.take(["conversation 3", "affinity g"]) is first, "a new one follows the last of its siblings"
 
     asyncio.run(check())
 
@@ -69,14 +90,14 @@ def test_a_prefix_whose_server_is_gone_moves_and_stays_where_it_moved():
     async def check():
         a, b = member("a"), member("b")
         of = router(a, b)
-        first = await of.take("prefix")
+        first = await of.take(["prefix"])
         of.release(first)
         first.state = State.LOST
-        second = await of.take("prefix")
+        second = await of.take(["prefix"])
         assert second is not first
         of.release(second)
         first.state = State.READY
-        assert await of.take("prefix") is second
+        assert await of.take(["prefix"]) is second
 
     asyncio.run(check())
 
@@ -86,7 +107,7 @@ def test_only_ready_servers_are_given_requests(state):
     async def check():
         a = member("a", state=state)
         of = router(a)
-        (waiting,) = asked(of, "")
+        (waiting,) = asked(of)
         await turns()
         assert not waiting.done()
         a.state = State.READY
@@ -101,7 +122,7 @@ def test_a_server_is_given_no_more_than_its_slots_and_the_limit():
         for limit, wanted in ((None, 4), (3, 3), (9, 4)):
             a = member("a", slots=4)
             of = router(a, limit=limit)
-            waiting = asked(of, *[""] * 10)
+            waiting = asked(of, 10)
             await turns()
             assert sum(task.done() for task in waiting) == a.requests == wanted
             for task in waiting:
@@ -117,11 +138,11 @@ def test_places_are_given_in_the_order_of_arrival():
     async def check():
         a = member("a", slots=1)
         of = router(a)
-        await of.take("")
+        await of.take()
         order = []
 
         async def one(number):
-            await of.take("")
+            await of.take()
             order.append(number)
             await asyncio.sleep(0)
             of.release(a)
@@ -140,10 +161,10 @@ def test_what_is_continued_came_before_all_who_wait():
     async def check():
         a = member("a", slots=1)
         of = router(a)
-        await of.take("")
-        (waiting,) = asked(of, "")
+        await of.take()
+        (waiting,) = asked(of)
         await turns()
-        (continued,) = asked(of, "", is_continued=True)
+        (continued,) = asked(of, is_continued=True)
         await turns()
         of.release(a)
         assert await continued is a
@@ -158,8 +179,8 @@ def test_a_cancelled_request_hands_its_place_on():
     async def check():
         a = member("a", slots=1)
         of = router(a)
-        await of.take("")
-        first, second, third = asked(of, "", "", "")
+        await of.take()
+        first, second, third = asked(of, 3)
         await turns()
         first.cancel()  # while it waits
         await turns()
@@ -179,8 +200,8 @@ def test_a_place_on_a_server_that_is_stopped_before_it_is_taken_is_given_back():
     async def check():
         a, b = member("a", slots=1), member("b", slots=1, state=State.LOST)
         of = router(a, b)
-        await of.take("")
-        first, second = asked(of, "", "")
+        await of.take()
+        first, second = asked(of, 2)
         await turns()
         of.release(a)
         a.state = State.UPDATING
@@ -200,17 +221,17 @@ def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
     async def check():
         a, b = member("a", slots=1), member("b", slots=1)
         of = router(a, b)
-        assert await of.take("", [a]) is b
-        (waiting,) = asked(of, "", avoided=[a])
+        assert await of.take(avoided=[a]) is b
+        (waiting,) = asked(of, avoided=[a])
         await turns()
         assert not waiting.done(), "it waits for b"
-        (other,) = asked(of, "")
+        (other,) = asked(of)
         assert await other is a, "those who avoid nothing do not wait with it"
         of.release(b)
         assert await waiting is b
         b.state = State.LOST
         of.release(a)
-        assert await of.take("", [a]) is a, "with nobody else left"
+        assert await of.take(avoided=[a]) is a, "with nobody else left"
 
     asyncio.run(check())
 
@@ -218,14 +239,14 @@ def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
 def test_a_failure_ends_every_wait():
     async def check():
         of = router(member("a", slots=1))
-        await of.take("")
-        waiting = asked(of, "", "")
+        await of.take()
+        waiting = asked(of, 2)
         await turns()
-        of.fail(RunError("no server is left"))
+        of.roster.fail(RunError("no server is left"))
         for task in waiting:
             with pytest.raises(RunError, match="no server is left"):
                 await task
         with pytest.raises(RunError, match="no server is left"):
-            await of.take("")
+            await of.take()
 
     asyncio.run(check())

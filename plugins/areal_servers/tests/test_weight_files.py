@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from areal_core.errors import RunError
-from areal_core.interfaces import TensorDescription
-from areal_servers.weight_files import check_fit, describe_folder
+from areal_servers.checks import check_fit, describe_folder
 
 MODEL = {"embed.weight": (7, 4), "layer.weight": (4, 4), "lm_head.weight": (7, 4)}
 
@@ -38,7 +36,7 @@ def test_a_file_that_is_half_written_at_any_place(folder):
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(RunError, match=r"cut off|not complete"):
+        with pytest.raises(RunError, match="not complete"):
             describe_folder(folder)
     path.write_bytes(data + b"\0")
     with pytest.raises(RunError, match="not complete"):
@@ -96,17 +94,3 @@ def test_a_tied_head_may_be_missing_on_either_side():
     check_fit(MODEL, tied)
     with pytest.raises(RunError, match="of another shape"):
         check_fit({**MODEL, "lm_head.weight": (8, 4)}, MODEL)
-
-
-def test_what_is_broadcast_is_checked_alike():
-    tensors = tuple(TensorDescription(name, "bfloat16", shape) for name, shape in MODEL.items())
-    check_fit(tensors, MODEL)
-    with pytest.raises(RunError, match="missing"):
-        check_fit(tensors[1:], MODEL)
-
-
-def test_the_header_is_what_safetensors_writes(folder):
-    """The check reads the header itself; this is what it relies on."""
-    data = (folder / "model.safetensors").read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    assert json.loads(data[8 : 8 + length])["__metadata__"] == {"format": "pt"}

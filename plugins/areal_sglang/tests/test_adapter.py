@@ -6,7 +6,8 @@ import pytest
 
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_servers.connection import ServerConnection
-from areal_servers.interface import Piece, RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
+from areal_servers.errors import RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
+from areal_servers.interface import Piece
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 

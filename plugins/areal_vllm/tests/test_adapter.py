@@ -8,7 +8,8 @@ import pytest
 
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_servers.connection import ServerConnection
-from areal_servers.interface import Piece, RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
+from areal_servers.errors import RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
+from areal_servers.interface import Piece
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 

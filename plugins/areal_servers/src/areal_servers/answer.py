@@ -7,22 +7,65 @@ the next piece goes on behind the tokens that are kept. Each token keeps the ver
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
-from areal_core.interfaces.inference import Generation
-from areal_servers.interface import Piece, ServerLostError
+from areal_servers.errors import ServerLostError
+from areal_servers.interface import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.interfaces.inference import GenerationRequest
+    from areal_core.interfaces import GenerationRequest, UpdateMode
     from areal_servers.interface import Chunk
+
+
+REMEMBERED = 1 << 16
+"""Conversations whose key is remembered."""
+
+
+class Conversations:
+    """The cache key of each conversation; servers share a prefix only between requests of one key.
+
+    In `keep_cache` a conversation has the key of the version under which it began, over every update, so that its
+    later turns find their prefix; one that begins now has the key of the current version, and so meets no older keys
+    and values. In `recompute` the key is always that of the current version.
+
+    Args:
+        mode: of weight updates.
+        remembered: conversations; the one that was silent longest is forgotten first, and begins anew when it goes on.
+    """
+
+    def __init__(self, mode: UpdateMode, remembered: int = REMEMBERED) -> None:
+        self._keeps_cache = mode == "keep_cache"
+        self._remembered = remembered
+        self._keys: OrderedDict[str, str] = OrderedDict()
+
+    def key(self, conversation: str, version: int) -> str:
+        """The key of the next request of a conversation.
+
+        Args:
+            conversation: its name.
+            version: of the weights under which the request begins.
+        """
+        if not self._keeps_cache:
+            return str(version)
+        key = self._keys.setdefault(conversation, str(version))
+        self._keys.move_to_end(conversation)
+        if len(self._keys) > self._remembered:
+            self._keys.popitem(last=False)
+        return key
 
 
 class Answer:
     """What has been generated for a request.
+
+    Args:
+        request: whose answer it is; without a conversation it is one by itself.
+        conversations: know the cache key.
 
     Attributes:
         pieces: how often something was asked for.
@@ -30,35 +73,28 @@ class Answer:
         finish: why it ended, None while it has not.
     """
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, conversations: Conversations) -> None:
         self.request = request
         self.pieces = 0
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.finish: FinishReason | None = None
-        self._cache_key: str | None = None
+        self._conversations = conversations
+        self._conversation = request.conversation or f"request {request.request_id}"
 
     @property
     def is_resumable(self) -> bool:
         """Whether a server that knows only the tokens can go on: stop texts and penalties look at what is its own."""
-        sampling = self.request.sampling
-        neutral = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (
-            1.0,
-            0.0,
-            0.0,
-        )
-        return neutral and not sampling.stop
+        neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "stop": ()}
+        return all(getattr(self.request.sampling, name) == value for name, value in neutral.items())
 
-    def next_piece(self, version: int, *, keeps_cache: bool) -> Piece:
+    def next_piece(self, version: int) -> Piece:
         """What is still missing, as a question of its own.
 
         Args:
             version: of the weights of the server that is asked.
-            keeps_cache: whether keys and values of older weights may be used for tokens that they belong to.
         """
-        if self._cache_key is None or not keeps_cache:
-            self._cache_key = str(version)
         if not self.is_resumable:
             self.output_ids, self.logprobs, self.versions = [], [], []
         self.pieces += 1
@@ -72,7 +108,8 @@ class Answer:
         name = f"{self.request.request_id}.{self.pieces}"
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
-        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, self._cache_key)
+        key = self._conversations.key(self._conversation, version)
+        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, key)
 
     def keep(self, tokens: PieceTokens, count: int, versions: Sequence[int]) -> None:
         """Take over the first tokens of a piece."""

@@ -1,20 +1,25 @@
-"""What is refused before a server sees it: requests that servers do not survive or do not honour, and wrong servers."""
+"""What is refused before a server is bothered with it: requests that it would not survive, weights that do not fit.
+
+And servers that are not the run's.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from areal_core.interfaces.inference import SamplingParameters
-from areal_servers.interface import ServerRefusedError
+from safetensors import SafetensorError, safe_open
+
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters
+from areal_servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.inference import GenerationRequest
-    from areal_core.interfaces.model import ModelReference
+    from areal_core.interfaces import GenerationRequest, ModelReference
     from areal_servers.interface import ServerIdentity
 
 _ALWAYS = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
@@ -57,11 +62,11 @@ def check_request(request: GenerationRequest, vocabulary: int, context: int, hon
         )
 
 
-def check_identity(identity: ServerIdentity, model: ModelReference, description: Mapping[str, Any]) -> None:
+def check_identity(identity: ServerIdentity, model: ModelReference) -> None:
     """Whether a server serves the run's model.
 
     Raises:
-        ServerRefusedError: it serves another one, or in another dtype.
+        ServerRefusedError: it serves another one, or in another dtype, or a folder that cannot be read.
     """
     if identity.dtype and identity.dtype != model.dtype:
         raise ServerRefusedError(
@@ -70,11 +75,54 @@ def check_identity(identity: ServerIdentity, model: ModelReference, description:
     path = Path(identity.model) / "config.json"
     if not path.is_file():
         return  # on another machine; what it generates is compared with the trainer's model after the first update
-    served = json.loads(path.read_text())
+    try:
+        served, wanted = json.loads(path.read_text()), json.loads((Path(model.path) / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ServerRefusedError(f"serves {identity.model}, which cannot be compared: {error}") from None
     different = [
-        f"{key} {served.get(key)} instead of {description.get(key)}"
-        for key in _SHAPE
-        if served.get(key) != description.get(key)
+        f"{key} {served.get(key)} instead of {wanted.get(key)}" for key in _SHAPE if served.get(key) != wanted.get(key)
     ]
     if different:
         raise ServerRefusedError(f"serves another model, {identity.model}: {', '.join(different)}")
+
+
+def describe_folder(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in the safetensors files of a folder.
+
+    Raises:
+        RunError: there are none, or one of them is not complete.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        raise RunError(f"there are no weights in {folder}: it holds no *.safetensors")
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:
+                found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise RunError(f"the weights in {path} are not complete, or are none: {error}") from None
+    return found
+
+
+def check_fit(shapes: Mapping[str, Sequence[int]], model: Mapping[str, Sequence[int]]) -> None:
+    """Whether weights are those of a model, by the names and shapes of their tensors.
+
+    Tied tensors are in a file once: a head that is missing on one side only is no fault.
+
+    Raises:
+        RunError: tensors are missing, of another shape, or of another model.
+    """
+    tied = {name for name in shapes.keys() ^ model.keys() if name.endswith("lm_head.weight")}
+    faults = {
+        "missing": sorted(model.keys() - shapes.keys() - tied),
+        "unexpected": sorted(shapes.keys() - model.keys() - tied),
+        "of another shape": sorted(n for n in shapes.keys() & model.keys() if tuple(shapes[n]) != tuple(model[n])),
+    }
+    told = [
+        f"{fault}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+        for fault, names in faults.items()
+        if names
+    ]
+    if told:
+        raise RunError(f"the weights do not fit the model that is served; {'; '.join(told)}")

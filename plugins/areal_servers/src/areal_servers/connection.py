@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
 
-from areal_servers.interface import RequestRefusedError, ServerLostError
+from areal_servers.errors import RequestRefusedError, ServerLostError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -19,9 +19,6 @@ _INPUT = re.compile(r"""['"]input['"]:""")
 """Behind this a server repeats what it was sent."""
 _FAULTS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError)
 """RuntimeError: the library tries a call again by itself, and may find its session closed by then."""
-
-_LONGEST_LINE = 1 << 22
-"""Bytes of one event; thousands of tokens may arrive in one."""
 
 
 class ServerConnection:
@@ -42,7 +39,7 @@ class ServerConnection:
 
     async def get(self, path: str, timeout_s: float | None = None) -> Any:
         """The JSON value at `path`; None for an empty answer."""
-        return await self._call("GET", path, None, {}, timeout_s)
+        return await self._call("GET", path, timeout_s)
 
     async def post(
         self,
@@ -54,7 +51,7 @@ class ServerConnection:
         is_json: bool = True,
     ) -> Any:
         """The JSON value that answers `body`; None for an empty answer, and for one that is not meant to be JSON."""
-        return await self._call("POST", path, body or {}, query or {}, timeout_s, is_json=is_json)
+        return await self._call("POST", path, timeout_s, is_json=is_json, json=body or {}, params=query)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
         """The JSON values of an event stream (`data: ...` lines), until `[DONE]`."""
@@ -76,21 +73,10 @@ class ServerConnection:
             raise self._translated(error, path) from None
         raise ServerLostError(f"{path} ended before the answer did")
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        query: Mapping[str, str],
-        timeout_s: float | None,
-        *,
-        is_json: bool = True,
-    ) -> Any:
+    async def _call(self, method: str, path: str, timeout_s: float | None, is_json: bool = True, **sent: Any) -> Any:
         timeout = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s)
         try:
-            async with self._open().request(
-                method, self.address + path, json=body, params=query, timeout=timeout
-            ) as response:
+            async with self._open().request(method, self.address + path, timeout=timeout, **sent) as response:
                 await self._check(response, path)
                 data = await response.read()
                 return json.loads(data) if is_json and data.strip() else None
@@ -122,9 +108,7 @@ class ServerConnection:
         if self._session is None or self._session.closed:
             # Limits are the fleet's; a line of a stream may hold thousands of tokens.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-            self._session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, read_bufsize=_LONGEST_LINE
-            )
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, read_bufsize=1 << 22)
         return self._session
 
     async def close(self) -> None:

@@ -14,22 +14,6 @@ if TYPE_CHECKING:
     from areal_servers.connection import ServerConnection
 
 
-class ServerLostError(Exception):
-    """The server could not be reached, broke off, was too slow or answered nonsense: ask another one."""
-
-
-class RequestRefusedError(ValueError):
-    """The server says that the request is wrong (4xx); no other server would say anything else."""
-
-
-class ServerRefusedError(Exception):
-    """This is not a server that the run can use; it is not asked again."""
-
-
-class UpdateRefusedError(Exception):
-    """The server says that it did not take over the weights."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
     """How a server process is started.
@@ -123,7 +107,8 @@ class WeightGroup:
 class ServerAdapter(Protocol):
     """Speaks the language of one kind of server. Holds no state of any server; everything goes through a connection.
 
-    Errors are those of `ServerConnection`, which every method may raise: `ServerLostError` and `RequestRefusedError`.
+    Errors are those of `ServerConnection`, which every method may raise: `ServerLostError` and `RequestRefusedError`;
+    see `areal_servers.errors`.
     """
 
     name: str
@@ -139,11 +124,9 @@ class ServerAdapter(Protocol):
 
     def capabilities(self) -> InferenceCapabilities:
         """What servers of this kind can do."""
-        ...
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
         """How a server of `model` is started on this machine, listening on `host`."""
-        ...
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
         """Who answers.
@@ -151,23 +134,18 @@ class ServerAdapter(Protocol):
         Raises:
             ServerRefusedError: it is no server of this kind, or of a version that is not known.
         """
-        ...
 
     def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
         """Ask for a piece and yield what arrives; the last chunk has a `finish`."""
-        ...
 
     async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
         """Halt generation. On return no token is sampled until `resume`; requests stay in the server."""
-        ...
 
     async def resume(self, connection: ServerConnection) -> None:
         """Go on after `stop`; requests that came meanwhile are served."""
-        ...
 
     async def abort(self, connection: ServerConnection) -> None:
         """End all requests now; each is answered with the tokens that it has and `finish` abort."""
-        ...
 
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
         """Take over the weights in `folder` while stopped; further tokens carry `label`.
@@ -177,15 +155,12 @@ class ServerAdapter(Protocol):
         Raises:
             UpdateRefusedError: the server says that it did not.
         """
-        ...
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
         """Name the weights that the server holds."""
-        ...
 
     async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
         """Become the ranks from `first_rank` on of a group; returns when the group stands."""
-        ...
 
     async def receive(
         self,
@@ -196,16 +171,12 @@ class ServerAdapter(Protocol):
         mode: UpdateMode,
     ) -> None:
         """Take over tensors that rank 0 broadcasts, one by one in this order, while stopped. As `load` otherwise."""
-        ...
 
     async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
         """Forget a group."""
-        ...
 
     async def release_memory(self, connection: ServerConnection) -> None:
         """Give the GPU's memory back while stopped and without requests: weights and cache."""
-        ...
 
     async def restore_memory(self, connection: ServerConnection) -> None:
         """Take the memory again; contents are undefined until weights are loaded."""
-        ...

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from areal_servers.member import State
+from areal_servers.answer import Answer, Conversations
+from areal_servers.errors import RequestRefusedError, ServerLostError
+from areal_servers.roster import State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
-    from areal_core.errors import RunError
-    from areal_servers.member import Member
+    from areal_core.data import Generation
+    from areal_core.interfaces.inference import GenerationRequest
+    from areal_servers.roster import Member, Roster
 
+MOST_LOSSES = 4
+"""A request that so many servers in a row were lost under is not given to another one: it may be what kills them."""
+MOST_EMPTY_PIECES = 20
 REMEMBERED = 1 << 16
 """Prefixes whose server is remembered."""
 
@@ -22,50 +29,97 @@ class Router:
     """Gives each request a place on a server: where its prefix lies, else where least is to do; in order of arrival.
 
     Args:
+        roster: the servers.
         limit: requests that one server is given at once; None for what it says itself.
+        conversations: know the cache keys.
+
+    Attributes:
+        counts: pieces, those that continued a request, and those that failed, since somebody cleared it.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, roster: Roster, limit: int | None, conversations: Conversations) -> None:
+        self._roster = roster
         self._limit = limit
-        self._members: dict[str, Member] = {}
+        self._conversations = conversations
         self._places: OrderedDict[str, Member] = OrderedDict()
-        self._waiting: deque[tuple[asyncio.Future[Member], str, Collection[Member]]] = deque()
-        self._failure: RunError | None = None
+        self._waiting: deque[tuple[asyncio.Future[Member], Sequence[str], Collection[Member]]] = deque()
+        self.counts: Counter[str] = Counter()
+        roster.on_change = self.wake
 
-    def set_members(self, members: Iterable[Member]) -> None:
-        """These are the servers from now on."""
-        self._members = {member.name: member for member in members}
+    async def answer(self, request: GenerationRequest) -> Generation:
+        """Have a request worked on until it is answered in full, by one server after another where need be.
 
-    def slots(self, member: Member) -> int:
-        """Requests that a server is given at once."""
-        own = member.identity.slots if member.identity else 1
-        return min(own, self._limit) if self._limit else own
+        Raises:
+            ValueError: a server refuses it, or too many were lost under it.
+            RunError: no server is left.
+        """
+        answer = Answer(request, self._conversations)
+        common = {"conversation": request.conversation, "affinity": request.affinity}
+        prefixes = [f"{kind} {name}" for kind, name in common.items() if name]
+        losses: list[Member] = []
+        empty = 0
+        while answer.finish is None:
+            member = await self.take(prefixes, losses, is_continued=answer.pieces > 0)
+            before = len(answer.output_ids)
+            try:
+                await member.work(answer)
+                member.failures = 0
+                losses.clear()
+                empty = empty + 1 if len(answer.output_ids) == before else 0
+                if empty > MOST_EMPTY_PIECES:
+                    raise ServerLostError("ends a request again and again without a token")
+            except ServerLostError as error:
+                losses.append(member)
+                self.counts["servers/failed"] += 1
+                self._roster.doubt(member, str(error))
+                if len(losses) == MOST_LOSSES:
+                    raise ValueError(
+                        f"{MOST_LOSSES} servers failed under this request; the last one: {error}"
+                    ) from None
+            except RequestRefusedError as error:
+                raise ValueError(f"{member.name} {error}") from None
+            finally:
+                self.release(member)
+            self.counts["servers/pieces"] += 1
+        self.counts["servers/continued"] += answer.pieces - 1
+        return answer.generation()
 
-    @property
-    def ready(self) -> list[Member]:
-        """The servers that may be given requests."""
-        return [member for member in self._members.values() if member.state is State.READY]
+    async def answer_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """The same request, answered by each server that is ready; those that fail are left out."""
+        answers = [
+            (member, Answer(replace(request, request_id=f"{request.request_id}-{member.name}"), self._conversations))
+            for member in self._roster.ready
+        ]
+        for member, answer in answers:
+            member.take()
+            try:
+                await member.work(answer)
+            except ServerLostError as error:
+                self._roster.doubt(member, str(error))
+            finally:
+                self.release(member)
+        return [answer.generation() for _, answer in answers if answer.finish is not None]
 
-    async def take(self, affinity: str, avoided: Collection[Member] = (), *, is_continued: bool = False) -> Member:
+    async def take(
+        self, prefixes: Sequence[str] = (), avoided: Collection[Member] = (), *, is_continued: bool = False
+    ) -> Member:
         """A place on a server; `release` gives it back.
 
         Args:
-            affinity: requests of the same one go to the same server where that is no detour.
+            prefixes: names of what may lie on a server already, the longest first; it goes there where that is no
+                detour.
             avoided: servers that are given this request only where no other is ready.
             is_continued: the request had a place before, and so came before all who wait.
 
         Raises:
-            RunError: what `fail` said.
+            RunError: no server will be ready again.
         """
         while True:
-            if self._failure is not None:
-                raise self._failure
+            if self._roster.failure is not None:
+                raise self._roster.failure
             place: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
-            waiting = (place, affinity, avoided)
-            if is_continued:
-                self._waiting.appendleft(waiting)
-            else:
-                self._waiting.append(waiting)
+            line_up = self._waiting.appendleft if is_continued else self._waiting.append
+            line_up((place, prefixes, avoided))
             self.wake()
             try:
                 member = await place
@@ -86,43 +140,44 @@ class Router:
 
     def wake(self) -> None:
         """Give the free places to those who wait, in the order in which they came."""
+        failure = self._roster.failure
         passed = []  # they wait on for a server that they do not avoid
-        while self._waiting and (self._failure is not None or self._free(self.ready)):
-            place, affinity, avoided = self._waiting.popleft()
+        while self._waiting and (failure is not None or self._free(self._roster.ready)):
+            place, prefixes, avoided = self._waiting.popleft()
             if place.done():
                 continue
-            if self._failure is not None:
-                place.set_exception(self._failure)
+            if failure is not None:
+                place.set_exception(failure)
                 continue
-            member = self._choose(affinity, avoided)
+            member = self._choose(prefixes, avoided)
             if member is None:
-                passed.append((place, affinity, avoided))
+                passed.append((place, prefixes, avoided))
             else:
                 member.take()
                 place.set_result(member)
         self._waiting.extendleft(reversed(passed))
 
-    def fail(self, failure: RunError) -> None:
-        """End every wait, now and in future."""
-        self._failure = failure
-        self.wake()
+    def _slots(self, member: Member) -> int:
+        """Requests that a server is given at once."""
+        own = member.identity.slots if member.identity else 1
+        return min(own, self._limit) if self._limit else own
 
     def _free(self, members: Iterable[Member]) -> list[Member]:
-        return [member for member in members if member.requests < self.slots(member)]
+        return [member for member in members if member.requests < self._slots(member)]
 
-    def _choose(self, affinity: str, avoided: Collection[Member]) -> Member | None:
-        ready = self.ready
+    def _choose(self, prefixes: Sequence[str], avoided: Collection[Member]) -> Member | None:
+        ready = self._roster.ready
         free = self._free([member for member in ready if member not in avoided] or ready)
         if not free:
             return None
-        least = min(free, key=lambda member: member.requests / self.slots(member))
-        chosen = self._places.get(affinity) if affinity else None
+        least = min(free, key=lambda member: member.requests / self._slots(member))
+        chosen = next((self._places[prefix] for prefix in prefixes if prefix in self._places), None)
         # A prefix is worth a detour, but not a queue: its server may have a quarter more to do than the idlest one.
-        if chosen is None or chosen not in free or chosen.requests > least.requests + 1 + self.slots(chosen) // 4:
+        if chosen is None or chosen not in free or chosen.requests > least.requests + 1 + self._slots(chosen) // 4:
             chosen = least
-        if affinity:
-            self._places[affinity] = chosen
-            self._places.move_to_end(affinity)
-            if len(self._places) > REMEMBERED:
-                self._places.popitem(last=False)
+        for prefix in prefixes:
+            self._places[prefix] = chosen
+            self._places.move_to_end(prefix)
+        while len(self._places) > REMEMBERED:
+            self._places.popitem(last=False)
         return chosen

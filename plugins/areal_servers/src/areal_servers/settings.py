@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from areal_core.config import Secret, Settings
 
@@ -20,44 +20,50 @@ OptionValue = bool | int | float | str | list[int | str]
 class FleetSettings(Settings):
     """Settings of a fleet of inference servers."""
 
-    servers: int = Field(1, ge=0, description="servers that the run starts on this machine")
-    addresses: list[str] = Field(
-        default_factory=list, description="servers that run already, each `http://host:port`; all hold the same model"
-    )
-    min_servers: int = Field(1, ge=1, description="servers that must be ready before the run begins; others may follow")
-    tensor_parallel: int = Field(1, ge=1, description="GPUs that share the weights of one server")
-    data_parallel: int = Field(1, ge=1, description="copies of the weights within one server")
-    program: list[str] = Field(
-        default_factory=list,
-        description="words that start the server, where it is not installed beside areal; options are appended",
-    )
-    options: dict[str, OptionValue] = Field(
-        default_factory=dict, description="further options of the server by name, such as `mem_fraction_static: 0.8`"
-    )
-    environment: dict[str, str] = Field(default_factory=dict, description="environment variables of the servers")
-    api_key: Secret | None = Field(None, description="key that the servers ask for, as env:NAME")
-    allow_unknown_version: bool = Field(
-        False, description="use servers of a version that this plugin was not tested with"
-    )
-    update_mode: Literal["keep_cache", "recompute"] = Field(
-        "recompute", description="on new weights the keys and values of live requests are kept, or rebuilt under them"
-    )
-    detokenize: bool = Field(False, description="servers follow the text beside the tokens: needed for sampling.stop")
-    max_concurrent_requests: int | None = Field(
-        None, ge=1, description="requests that one server is given at once; by default as many as it works on"
-    )
-    stream_interval: int = Field(
-        32, ge=1, description="tokens that a server sends at a time: so many are lost at most when it dies"
-    )
-    start_timeout_s: float = Field(900.0, gt=0, description="seconds until a server must be healthy")
-    silence_timeout_s: float = Field(300.0, gt=0, description="seconds without a token that end a request to a server")
-    update_timeout_s: float = Field(300.0, gt=0, description="seconds that taking over new weights may take")
-    health_interval_s: float = Field(2.0, gt=0, description="seconds between looks at a server's health")
-    health_timeout_s: float = Field(15.0, gt=0, description="seconds that such a look may take; twice means lost")
-    drain_timeout_s: float = Field(
-        60.0, ge=0, description="seconds that a leaving server may finish its requests; the rest go on elsewhere"
-    )
-    restarts: int = Field(3, ge=0, description="times that a server of the run is started again after it died")
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    servers: int = Field(1, ge=0)
+    """servers that the run starts on this machine"""
+    addresses: list[str] = Field(default_factory=list)
+    """servers that run already, each `http://host:port`; all hold the same model"""
+    min_servers: int = Field(1, ge=1)
+    """servers that must be ready before the run begins; others may follow"""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share the weights of one server"""
+    data_parallel: int = Field(1, ge=1)
+    """copies of the weights within one server"""
+    program: list[str] = Field(default_factory=list)
+    """words that start the server, where it is not installed beside areal; options are appended"""
+    options: dict[str, OptionValue] = Field(default_factory=dict)
+    """further options of the server by name, such as `mem_fraction_static: 0.8`"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """environment variables of the servers"""
+    api_key: Secret | None = None
+    """key that the servers ask for, as env:NAME"""
+    allow_unknown_version: bool = False
+    """use servers of a version that this plugin was not tested with"""
+    update_mode: Literal["keep_cache", "recompute"] = "recompute"
+    """on new weights the keys and values of live requests are kept, or rebuilt under them"""
+    detokenize: bool = False
+    """servers follow the text beside the tokens: needed for sampling.stop"""
+    max_concurrent_requests: int | None = Field(None, ge=1)
+    """requests that one server is given at once; by default as many as it works on"""
+    stream_interval: int = Field(32, ge=1)
+    """tokens that a server sends at a time: so many are lost at most when it dies"""
+    start_timeout_s: float = Field(900.0, gt=0)
+    """seconds until a server must be healthy"""
+    silence_timeout_s: float = Field(300.0, gt=0)
+    """seconds without a token that end a request to a server"""
+    update_timeout_s: float = Field(300.0, gt=0)
+    """seconds that taking over new weights may take"""
+    health_interval_s: float = Field(2.0, gt=0)
+    """seconds between looks at a server's health"""
+    health_timeout_s: float = Field(15.0, gt=0)
+    """seconds that such a look may take; twice means lost"""
+    drain_timeout_s: float = Field(60.0, ge=0)
+    """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
+    restarts: int = Field(3, ge=0)
+    """times that a server of the run is started again after it died"""
 
     @field_validator("addresses")
     @classmethod

@@ -1,4 +1,4 @@
-"""What is done for each server as long as the run lasts: bring it up, watch it, begin again when it was lost."""
+"""What is done for each server as long as the run lasts: start it, bring it up, watch it, begin again, let it go."""
 
 from __future__ import annotations
 
@@ -6,139 +6,94 @@ import asyncio
 import math
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from areal_core.interfaces.inference import SamplingParameters
+from areal_core.background import start_task
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters
 from areal_servers.checks import check_identity
-from areal_servers.interface import (
-    Piece,
-    RequestRefusedError,
-    ServerLostError,
-    ServerRefusedError,
-    UpdateRefusedError,
-)
-from areal_servers.member import State, known_form
-from areal_servers.process import free_port
+from areal_servers.connection import ServerConnection
+from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
+from areal_servers.interface import Piece
+from areal_servers.launching import LOOPBACK, LaunchedServer
+from areal_servers.roster import Member, State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from areal_core.interfaces.model import ModelReference
-    from areal_servers.fleet import ServerFleet
-    from areal_servers.member import Member
+    from areal_core.interfaces import ModelReference, Processes
+    from areal_servers.interface import ServerAdapter, ServerCommand
+    from areal_servers.roster import Roster
     from areal_servers.settings import FleetSettings
+    from areal_servers.updating import Updater
 
 HEALTH_INTERVAL_S = 0.5
+WATCH_INTERVAL_S = 0.25
 LONGEST_PAUSE_S = 10.0
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
-_FAULTS = (ServerLostError, UpdateRefusedError, RequestRefusedError, OSError)
 
 
-class Tending:
-    """Tends the servers of a fleet, each in a task of its own.
+@dataclass
+class Admission:
+    """Brings servers up.
 
-    Args:
-        fleet: told of what becomes of a server.
+    Attributes:
         settings: of the fleet.
-        model: that the servers serve.
-        description: the model's `config.json`.
+        roster: the servers.
+        updater: gives them the current weights.
+        model: that they must serve.
     """
 
-    def __init__(
-        self, fleet: ServerFleet, settings: FleetSettings, model: ModelReference, description: Mapping[str, Any]
-    ) -> None:
-        self._fleet = fleet
-        self._settings = settings
-        self._model = model
-        self._description = description
+    settings: FleetSettings
+    roster: Roster
+    updater: Updater
+    model: ModelReference
 
-    async def tend(self, member: Member) -> None:
-        """Until the server is gone for good."""
-        starts = losses = 0
-        while member.state not in (State.GONE, State.REFUSED):
-            was_up = False
-            try:
-                if member.process is not None and not member.process.is_running:
-                    starts += 1
-                    if starts > 1 + self._settings.restarts:
-                        raise ServerRefusedError(f"ended {starts - 1} times; {member.process.last_words()}")
-                    await self._start_process(member)
-                await self._bring_up(member)
-                losses, was_up = 0, True
-                await self._watch(member)
-            except ServerRefusedError as error:
-                self._fleet.move(member, State.REFUSED, str(error))
-                if member.process is not None:
-                    await member.process.end()
-            except _FAULTS as error:
-                self._fleet.lose(member, str(error))
-                if member.process is not None and not was_up:
-                    await member.process.end()  # it could not be brought up again; a new start may help
-            if member.state is State.LOST:
-                losses += 1
-                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**losses))
+    async def bring_up(self, member: Member) -> None:
+        """From nothing known to ready.
 
-    async def _start_process(self, member: Member) -> None:
-        assert member.process is not None
-        port = free_port()
-        member.connection.address = f"http://127.0.0.1:{port}"
-        member.was_ready, member.has_memory = False, True
-        await member.process.start(member.adapter.command(self._model, "127.0.0.1", port))
-
-    async def _bring_up(self, member: Member) -> None:
-        """From nothing known to ready: healthy, the right model, the current weights, and a first request answered."""
+        Raises:
+            ServerRefusedError: the run cannot use it.
+            ServerLostError, UpdateRefusedError, RequestRefusedError: it failed on the way.
+        """
         is_new = member.process is not None and not member.was_ready
-        if member.state is not State.STARTING:
-            self._fleet.move(member, State.STARTING)
+        self.roster.move(member, State.STARTING)
         await self._wait_until_healthy(member)
-        member.identity = await member.adapter.identify(member.connection)
-        check_identity(member.identity, self._model, self._description)
-        self._fleet.move(member, State.CATCHING_UP)
+        with known_form():
+            member.identity = await member.adapter.identify(member.connection)
+        check_identity(member.identity, self.model)
+        self.roster.move(member, State.CATCHING_UP)
         if is_new:
             await member.adapter.set_label(member.connection, "0")
             member.version = 0
         while True:
-            current = self._fleet.current
-            assert current is not None
-            if member.version != current.version:
-                if current.path is None:
-                    self._fleet.miss()
-                    await asyncio.sleep(HEALTH_INTERVAL_S)
-                    continue
-                try:
-                    await member.catch_up(current, self._settings.update_timeout_s)
-                except UpdateRefusedError:
-                    if self._fleet.current is current:
-                        raise
-                    continue  # newer weights have taken the place of these
+            await self.updater.catch_up(member)
             await self._ask_first(member)
-            async with self._fleet.updating:
-                current = self._fleet.current
-                if current is not None and current.version == member.version:
-                    self._fleet.admit(member)
-                    return
+            if await self.updater.admit(member):
+                return
 
     async def _wait_until_healthy(self, member: Member) -> None:
-        patience = REVIVAL_S if member.was_ready and member.process else self._settings.start_timeout_s
+        patience = REVIVAL_S if member.was_ready and member.process else self.settings.start_timeout_s
         deadline = time.monotonic() + patience
         while True:
             if member.process is not None and not member.process.is_running:
+                words = member.process.last_words()
                 if member.has_served:
-                    raise ServerLostError(f"has ended: {member.process.last_words()}")
-                if "address already in use" in member.process.last_words().lower():
+                    raise ServerLostError(f"has ended: {words}")
+                if "address already in use" in words.lower():
                     raise ServerLostError("its port was taken meanwhile")
-                raise ServerRefusedError(f"ended before it was ready; {member.process.last_words()}")
+                raise ServerRefusedError(f"ended before it was ready; {words}")
             try:
-                await member.connection.get(member.adapter.health_path, self._settings.health_timeout_s)
+                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
+                return
             except RequestRefusedError as error:
                 raise ServerRefusedError(f"answers something else than a server would: {error}") from None
             except ServerLostError as error:
                 if time.monotonic() > deadline:
                     raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(HEALTH_INTERVAL_S)
-            else:
-                return
 
     async def _ask_first(self, member: Member) -> None:
         """A first request: a server may be healthy and yet unable to serve its model."""
@@ -146,7 +101,7 @@ class Tending:
         piece = Piece(f"first-{member.name}-{time.monotonic_ns()}", [1], sampling, 1, f"first-{member.version}")
         try:
             with known_form():
-                async with asyncio.timeout(self._settings.update_timeout_s):
+                async with asyncio.timeout(self.settings.update_timeout_s):
                     chunks = [chunk async for chunk in member.adapter.generate(member.connection, piece)]
         except (ServerLostError, TimeoutError) as error:
             words = str(error) or "no answer in time"
@@ -156,7 +111,7 @@ class Tending:
             if member.process is not None:
                 words = f"{words}; {member.process.last_words()}"
             else:  # one that went away just now may well be able to serve
-                await member.connection.get(member.adapter.health_path, self._settings.health_timeout_s)
+                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
             raise ServerRefusedError(f"is healthy but cannot serve this model: {words}") from None
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
@@ -165,11 +120,135 @@ class Tending:
         if labels - {str(member.version)}:
             raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.version}")
 
+
+@dataclass
+class Tending:
+    """Tends the servers of a fleet, each in a task of its own.
+
+    Attributes:
+        settings: of the fleet.
+        adapter: speaks the servers' language.
+        roster: where they are written down.
+        updater: of their weights.
+        model: that they serve.
+    """
+
+    settings: FleetSettings
+    adapter: ServerAdapter
+    roster: Roster
+    updater: Updater
+    model: ModelReference
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def start(self, processes: Processes, gpus: Sequence[int] | None) -> None:
+        """Begin to tend the servers that the settings name, and return when enough of them are ready.
+
+        Args:
+            processes: start those of the run itself.
+            gpus: for these, divided among them; None leaves the choice to the environment.
+
+        Raises:
+            RunError: too few became ready; says why.
+        """
+        ranks = self.settings.ranks
+        for number in range(self.settings.servers):
+            own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
+            name = f"server-{number}"
+            self._add(name, "", LaunchedServer(processes, name, own))
+        for address in self.settings.addresses:
+            self._add(address.split("//")[1], address)
+        self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
+        await self._wait_for_servers()
+
+    def join(self, name: str, address: str) -> None:
+        """A server that somebody else has started shall be used; nothing happens where it is already.
+
+        Raises:
+            RunError: the name or the address is another server's.
+        """
+        known = [member for member in self.roster.members.values() if member.state is not State.GONE]
+        for member in known:
+            if (member.name == name) != (member.connection.address == address):
+                raise RunError(
+                    f"the run has a server {member.name} at {member.connection.address} already",
+                    hints=["each needs a name and an address of its own; choose another --name"],
+                )
+        if name not in [member.name for member in known]:
+            self._add(name, address)
+
+    def leave(self, name: str, address: str) -> None:
+        """A server is to be taken out: nothing further is asked of it. Nothing happens where it is not known."""
+        member = self.roster.members.get(name)
+        if member is None or member.connection.address != address or member.state in (State.LEAVING, State.GONE):
+            return
+        if member.state in (State.READY, State.UPDATING):
+            self.roster.move(member, State.LEAVING)
+            member.doubted.set()
+        else:  # nothing is asked of it, whatever is being done to bring it up
+            self._tasks[name].cancel()
+            self.roster.move(member, State.GONE)
+            start_task(member.connection.close(), f"closing the connection to {name}")
+
+    async def close(self) -> None:
+        """Let go of all servers, and end those of the run itself; safe to call twice."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        members = self.roster.members.values()
+        await asyncio.gather(*(member.connection.close() for member in members))
+        await asyncio.gather(*(member.process.end() for member in members if member.process))
+
+    def _add(self, name: str, address: str, process: LaunchedServer | None = None) -> None:
+        key = self.settings.api_key.get() if self.settings.api_key is not None else ""
+        connection = ServerConnection(address, key, self.settings.silence_timeout_s)
+        member = Member(name, self.adapter, connection, self.settings.update_mode, process)
+        self.roster.members[name] = member
+        self._tasks[name] = start_task(self._tend(member), f"tending {name}")
+
+    async def _tend(self, member: Member) -> None:
+        """Until the server is gone for good."""
+        admission = Admission(self.settings, self.roster, self.updater, self.model)
+        starts = losses = 0
+        while member.state not in (State.GONE, State.REFUSED):
+            was_up = False
+            try:
+                if member.process is not None and not member.process.is_running:
+                    starts += 1
+                    if starts > 1 + self.settings.restarts:
+                        raise ServerRefusedError(f"ended {starts - 1} times; {member.process.last_words()}")
+                    await self._launch(member, member.process)
+                await admission.bring_up(member)
+                losses, was_up = 0, True
+                await self._watch(member)
+            except ServerRefusedError as error:
+                self.roster.move(member, State.REFUSED, str(error))
+                if member.process is not None:
+                    await member.process.end()
+            except (*FAULTS, OSError) as error:
+                self.roster.lose(member, str(error))
+                if member.process is not None and not was_up:
+                    await member.process.end()  # it could not be brought up again; a new start may help
+            if member.state is State.LOST:
+                losses += 1
+                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**losses))
+
+    async def _launch(self, member: Member, process: LaunchedServer) -> None:
+        def command(host: str, port: int) -> ServerCommand:
+            if host not in LOOPBACK and self.settings.api_key is None:
+                raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
+            return self.adapter.command(self.model, host, port)
+
+        member.was_ready, member.has_memory = False, True
+        try:
+            member.connection.address = await process.start(command)
+        except RunError as error:
+            raise ServerRefusedError(f"cannot be started: {error}") from None
+
     async def _watch(self, member: Member) -> None:
         misses = 0
         while True:
             with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
-                async with asyncio.timeout(self._settings.health_interval_s):
+                async with asyncio.timeout(self.settings.health_interval_s):
                     await member.doubted.wait()
             member.doubted.clear()
             if member.state is State.LOST:
@@ -180,25 +259,44 @@ class Tending:
             if member.process is not None and not member.process.is_running:
                 raise ServerLostError(member.process.last_words())
             try:
-                await member.connection.get(member.adapter.health_path, self._settings.health_timeout_s)
+                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 misses = 0
             except (ServerLostError, RequestRefusedError) as error:
                 misses += 1
                 if misses == 2 or "Connect" in str(error):
                     raise
 
-    def leave(self, member: Member) -> None:
-        """The server is to be taken out: nothing further is asked of it."""
-        if member.state in (State.READY, State.UPDATING):
-            self._fleet.move(member, State.LEAVING)
-            member.doubted.set()
-        elif member.state not in (State.LEAVING, State.GONE):
-            self._fleet.forget(member)
-
     async def _drain(self, member: Member) -> None:
-        if not await member.wait_idle(self._settings.drain_timeout_s):
-            with suppress(*_FAULTS):
+        if not await member.wait_idle(self.settings.drain_timeout_s):
+            with suppress(*FAULTS):
                 await member.adapter.abort(member.connection)
             await member.wait_idle(HEALTH_INTERVAL_S)
-        self._fleet.move(member, State.GONE)
+        self.roster.move(member, State.GONE)
         await member.connection.close()
+        if member.process is not None:
+            await member.process.end()
+
+    async def _watch_over_all(self) -> None:
+        """The fleet has failed where no server has been ready for too long, or none will be."""
+        last_ready = time.monotonic()
+        while self.roster.failure is None:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            # Those without memory wait for the trainer.
+            are_waiting = any(not member.has_memory for member in self.roster.members.values())
+            if self.roster.ready or self.updater.is_changing or are_waiting:
+                last_ready = time.monotonic()
+            lost_s = time.monotonic() - last_ready
+            if lost_s > self.settings.start_timeout_s or not self.roster.possible:
+                reasons = self.roster.reasons()
+                self.roster.fail(RunError(f"no server is left: none was ready for {lost_s:.0f} s; {reasons}"))
+
+    async def _wait_for_servers(self) -> None:
+        wanted = self.settings.min_servers
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        while (ready := len(self.roster.ready)) < wanted:
+            if self.roster.possible < wanted or time.monotonic() > deadline:
+                raise RunError(
+                    f"{ready} of {wanted} servers are ready; {self.roster.reasons()}",
+                    hints=["min_servers says how many the run needs; start_timeout_s how long it waits for them"],
+                )
+            await asyncio.sleep(WATCH_INTERVAL_S)

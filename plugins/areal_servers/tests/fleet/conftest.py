@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from areal_core.interfaces import InferenceCapabilities, ModelReference, TensorDescription
-from areal_servers import fleet as fleet_module
-from areal_servers import tending
+from areal_servers import tending, updating
+from areal_servers.errors import ServerLostError, UpdateRefusedError
 from areal_servers.fleet import ServerFleet
-from areal_servers.interface import Chunk, ServerIdentity, ServerLostError, UpdateRefusedError
+from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
 from areal_servers.settings import FleetSettings
 
 TOKENS = 16
@@ -34,6 +34,7 @@ class FakeServer:
         self.has_memory = True
         self.release_fault = None
         self.pieces = []
+        self.cache_keys = []
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.update_may_go_on = asyncio.Event()
@@ -48,7 +49,8 @@ class FakeConnection:
         self.servers = servers
 
     async def get(self, path, timeout_s=None):
-        if not self.servers[self.address].is_healthy:
+        server = self.servers.get(self.address)
+        if server is None or not server.is_healthy:
             raise ServerLostError("/health: ClientConnectorError")
 
     async def close(self):
@@ -66,10 +68,16 @@ class FakeAdapter:
         self.servers = servers
 
     def capabilities(self):
-        return InferenceCapabilities(frozenset({"recompute"}), broadcast=True)
+        return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), broadcast=True)
 
     def of(self, connection):
         return self.servers[connection.address]
+
+    def command(self, model, host, port):
+        return ServerCommand([host, str(port)])
+
+    async def set_label(self, connection, label):
+        self.of(connection).version = label
 
     async def identify(self, connection):
         return self.of(connection).identity
@@ -78,6 +86,7 @@ class FakeAdapter:
         server = self.of(connection)
         is_first = piece.name.startswith("first-")
         server.pieces.append(piece.name)
+        server.cache_keys.append(piece.cache_key)
         fault = server.first_fault if is_first else server.fault
         if fault is not None:
             await asyncio.sleep(0)
@@ -146,20 +155,22 @@ def running(tmp_path, monkeypatch):
     """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
     monkeypatch.setattr(tending, "HEALTH_INTERVAL_S", 0.02)
     monkeypatch.setattr(tending, "LONGEST_PAUSE_S", 0.05)
-    monkeypatch.setattr(fleet_module, "REGISTRY_INTERVAL_S", 0.02)
-    monkeypatch.setattr(fleet_module, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(tending, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(updating, "FOLDER_INTERVAL_S", 0.02)
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager
-    async def run(servers, **settings):
+    async def run(servers, processes=None, /, **settings):
         by_address = {f"http://{name}": server for name, server in servers.items()}
-        monkeypatch.setattr(fleet_module, "ServerConnection", lambda address, *_: FakeConnection(address, by_address))
+        if processes is not None:
+            processes.by_address = by_address
+        monkeypatch.setattr(tending, "ServerConnection", lambda address, *_: FakeConnection(address, by_address))
         defaults = {"servers": 0, "addresses": list(by_address), "min_servers": len(servers)}
-        defaults |= {"health_interval_s": 0.02, "start_timeout_s": 5.0, "drain_timeout_s": 1.0}
-        fleet = ServerFleet(
-            FleetSettings(**{**defaults, **settings}), FakeAdapter(by_address), tmp_path / "logs", tmp_path
-        )
+        defaults |= {"health_interval_s": 0.02, "start_timeout_s": 120.0, "drain_timeout_s": 1.0}
+        adapter = FakeAdapter(by_address)
+        fleet = ServerFleet(FleetSettings(**{**defaults, **settings}), adapter, tmp_path / "logs", processes)
         try:
+            fleet.first_weights = model
             await fleet.start(ModelReference(str(model), "float32"))
             yield fleet
         finally:

@@ -7,9 +7,11 @@ import json
 
 import pytest
 
+from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, SamplingParameters, TensorDescription, WeightUpdate
-from areal_servers.interface import RequestRefusedError, ServerIdentity, ServerLostError
-from areal_servers.registry import Registry
+from areal_servers.errors import RequestRefusedError, ServerLostError
+from areal_servers.interface import ServerIdentity
+from areal_servers.messages import ServerJoins, ServerLeaves
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
@@ -19,7 +21,7 @@ def request(name="r", most=TOKENS, affinity=""):
     return GenerationRequest(name, [1, 2], SamplingParameters(max_new_tokens=most), 0, affinity)
 
 
-async def until(condition, what, seconds=5.0):
+async def until(condition, what, seconds=60.0):
     try:
         async with asyncio.timeout(seconds):
             while not condition():
@@ -29,7 +31,7 @@ async def until(condition, what, seconds=5.0):
 
 
 def states(fleet):
-    return {name: str(member.state) for name, member in fleet._members.items()}
+    return {name: str(member.state) for name, member in fleet.roster.members.items()}
 
 
 def test_a_faulty_server_does_not_fail_requests(running):
@@ -129,7 +131,7 @@ def test_an_answer_of_a_form_that_is_not_known_counts_as_a_fault_of_the_server(r
             servers["b"].update_fault = AttributeError("'list' object has no attribute 'get'")
             servers["a"].fault = None
             await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both ready")
-            await fleet.update_weights(WeightUpdate(1, fleet.current.path))
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             assert states(fleet)["b"] != "ready"
             servers["b"].update_fault = None
             await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both ready after the update")
@@ -143,31 +145,80 @@ def test_a_refused_server_does_not_limit_requests(running):
         async with running({"a": running.server(), "b": small}, min_servers=1) as fleet:
             small.identity = ServerIdentity("1", "", 8, 4, "float16")  # of another dtype: refused
             await until(lambda: states(fleet)["a"] == "ready", "a is ready")
-            fleet.lose(fleet._members["b"], "for this test")
+            fleet.roster.lose(fleet.roster.members["b"], "for this test")
             await until(lambda: states(fleet)["b"] == "refused", "b is refused")
             assert len((await fleet.generate(request())).output_ids) == TOKENS
 
     asyncio.run(check())
 
 
-def test_a_server_that_is_withdrawn_while_it_starts_is_gone(running, tmp_path):
+def test_a_server_joins_and_leaves(running):
+    async def check():
+        late = running.server()
+        async with running({"a": running.server(), "late": late}, addresses=["http://a"], min_servers=1) as fleet:
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            joins, leaves = ServerJoins("late", "http://late"), ServerLeaves("late", "http://late")
+            assert (await fleet.answer(leaves)).state == "", "nothing happens to a server that is not there"
+            assert (await fleet.answer(joins)).state == "starting"
+            await until(lambda: states(fleet)["late"] == "ready", "it joined")
+            assert late.version == "1"
+            assert (await fleet.answer(joins)).state == "ready", "asking again changes nothing"
+            going = [asyncio.create_task(fleet.generate(request(f"r{n}", most=50))) for n in range(6)]
+            await until(lambda: fleet.roster.members["late"].requests, "it is given requests")
+            assert (await fleet.answer(leaves)).state == "leaving"
+            for found in await asyncio.gather(*going):
+                assert len(found.output_ids) == 50
+            await until(lambda: states(fleet)["late"] == "gone", "it is gone")
+            assert (await fleet.answer(leaves)).state == "gone"
+            await fleet.answer(joins)
+            await until(lambda: states(fleet)["late"] == "ready", "it came back under its name")
+
+    asyncio.run(check())
+
+
+def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
     async def check():
         late = running.server()
         late.is_healthy = False
         async with running({"a": running.server(), "late": late}, addresses=["http://a"], min_servers=1) as fleet:
-            registry = Registry(tmp_path)
-            registry.announce("late", "http://late")
+            await fleet.answer(ServerJoins("late", "http://late"))
             await until(lambda: states(fleet).get("late") == "starting", "it was seen")
-            registry.withdraw("late")
-            await until(lambda: states(fleet)["late"] == "gone", "it is gone")
+            assert (await fleet.answer(ServerLeaves("late", "http://late"))).state == "gone"
             late.is_healthy = True
             await asyncio.sleep(0.2)
             seen = [json.loads(line) for line in (tmp_path / "logs" / "servers.jsonl").read_text().splitlines()]
             told = [entry["state"] for entry in seen if entry["server"] == "late"]
-            assert told[-1] == "gone"
-            assert "ready" not in told
-            registry.announce("late", "http://late")
-            await until(lambda: states(fleet)["late"] == "ready", "it came back under its name")
+            assert told == ["gone"]
+
+    asyncio.run(check())
+
+
+def test_a_name_or_an_address_that_is_taken_is_refused_in_words(running):
+    async def check():
+        async with running(
+            {"a": running.server(), "b": running.server()}, addresses=["http://a"], min_servers=1
+        ) as fleet:
+            await fleet.answer(ServerJoins("b", "http://b"))
+            for name, address in (("b", "http://c"), ("c", "http://b"), ("c", "http://a"), ("a", "http://c")):
+                with pytest.raises(RunError, match=r"the run has a server . at http://. already"):
+                    await fleet.answer(ServerJoins(name, address))
+            assert (await fleet.answer(ServerLeaves("b", "http://other"))).state == states(fleet)["b"], "it stays"
+            with pytest.raises(RunError, match="cannot answer a str"):
+                await fleet.answer("what?")
+
+    asyncio.run(check())
+
+
+def test_the_run_says_why_it_does_not_use_a_server(running):
+    async def check():
+        bad = running.server()
+        bad.first_fault = ServerLostError("no kernel image")
+        async with running({"a": running.server(), "bad": bad}, addresses=["http://a"], min_servers=1) as fleet:
+            await fleet.answer(ServerJoins("bad", "http://bad"))
+            await until(lambda: states(fleet)["bad"] == "refused", "it is refused")
+            standing = await fleet.answer(ServerJoins("bad", "http://bad"))
+            assert standing.state == "refused"
+            assert "no kernel image" in standing.reason
 
     asyncio.run(check())
 
@@ -194,7 +245,7 @@ def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(runni
                     yield chunk
 
             fleet.adapter.generate = dies
-            fleet.lose(fleet._members["b"], "for this test")
+            fleet.roster.lose(fleet.roster.members["b"], "for this test")
             await until(lambda: not shot.is_healthy, "it died in its first request")
             await asyncio.sleep(0.1)
             shot.first_fault, shot.is_healthy = None, True
@@ -209,7 +260,7 @@ def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
         servers["b"].first_fault = ServerLostError("no kernel image")
         async with running(servers, min_servers=1) as fleet:
             await until(lambda: states(fleet)["b"] == "refused", "it is refused")
-            assert "is healthy but cannot serve this model: no kernel image" in fleet._reasons()
+            assert "is healthy but cannot serve this model: no kernel image" in fleet.roster.reasons()
             assert len((await fleet.generate(request())).output_ids) == TOKENS
 
     asyncio.run(check())

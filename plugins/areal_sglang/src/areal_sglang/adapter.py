@@ -12,14 +12,8 @@ from packaging.version import InvalidVersion, Version
 
 from areal_core.interfaces import InferenceCapabilities
 from areal_servers.connection import raise_told
-from areal_servers.interface import (
-    Chunk,
-    RequestRefusedError,
-    ServerCommand,
-    ServerIdentity,
-    ServerRefusedError,
-    UpdateRefusedError,
-)
+from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
 from areal_servers.settings import OptionValue, option_arguments
 
 if TYPE_CHECKING:

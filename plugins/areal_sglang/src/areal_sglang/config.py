@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from areal_servers.settings import FleetSettings
 
 if TYPE_CHECKING:
@@ -17,9 +15,8 @@ if TYPE_CHECKING:
 class SGLangConfig(FleetSettings):
     """Settings of a fleet of SGLang servers."""
 
-    memory_saver: bool = Field(
-        False, description="servers can give their GPU memory back: needed where they share GPUs with the trainer"
-    )
+    memory_saver: bool = False
+    """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What SGLang cannot do beside the rest of the config."""

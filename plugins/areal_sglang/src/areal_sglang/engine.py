@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from areal_core.interfaces import Processes
     from areal_sglang.config import SGLangConfig
 
 
@@ -18,6 +19,10 @@ class SGLangEngine(ServerFleet):
     """A fleet of SGLang servers; see `ServerFleet` for the arguments."""
 
     def __init__(
-        self, settings: SGLangConfig, log_dir: Path, run_dir: Path | None = None, gpus: Sequence[int] | None = None
+        self,
+        settings: SGLangConfig,
+        log_dir: Path,
+        processes: Processes | None = None,
+        gpus: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(settings, SGLangAdapter(settings), log_dir, run_dir, gpus)
+        super().__init__(settings, SGLangAdapter(settings), log_dir, processes, gpus)

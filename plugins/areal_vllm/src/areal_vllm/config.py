@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from areal_servers.settings import FleetSettings
 
 if TYPE_CHECKING:
@@ -17,9 +15,8 @@ if TYPE_CHECKING:
 class VLLMConfig(FleetSettings):
     """Settings of a fleet of vLLM servers."""
 
-    sleep_mode: bool = Field(
-        False, description="servers can give their GPU memory back: needed where they share GPUs with the trainer"
-    )
+    sleep_mode: bool = False
+    """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What vLLM cannot do beside the rest of the config."""

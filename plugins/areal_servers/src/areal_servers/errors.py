@@ -1,0 +1,38 @@
+"""What can be wrong with a server, as adapters and connections say it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class ServerLostError(Exception):
+    """The server could not be reached, broke off, was too slow or answered nonsense: ask another one."""
+
+
+class RequestRefusedError(ValueError):
+    """The server says that the request is wrong (4xx); no other server would say anything else."""
+
+
+class ServerRefusedError(Exception):
+    """This is not a server that the run can use; it is not asked again."""
+
+
+class UpdateRefusedError(Exception):
+    """The server says that it did not take over the weights."""
+
+
+FAULTS = (ServerLostError, UpdateRefusedError, RequestRefusedError)
+"""What a call to a server may end with where the server is one that the run uses."""
+
+
+@contextmanager
+def known_form() -> Iterator[None]:
+    """An answer that is JSON and yet of another form than the server's own is a fault of the server."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ServerLostError(f"answered in a form that is not known: {error!r:.200}") from error

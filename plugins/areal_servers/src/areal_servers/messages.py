@@ -1,0 +1,47 @@
+"""What a program that serves by hand says to the run that its server shall join, through the run's supervisor.
+
+Both questions are asked again and again, and do nothing where nothing is left to do: so a run that was resumed, and
+knows nothing of the server, is joined by the next one.
+"""
+
+from __future__ import annotations
+
+from areal_core.messages import message
+
+
+@message
+class ServerJoins:
+    """Use the server at this address, if you do not already; answered with `ServerStanding`.
+
+    Attributes:
+        name: in logs and the live view; unique in the run.
+        address: `http://host:port`, as the run reaches it.
+    """
+
+    name: str
+    address: str
+
+
+@message
+class ServerLeaves:
+    """Let go of a server: ask nothing further of it, and let it finish; answered with `ServerStanding`.
+
+    Attributes:
+        name, address: as it has joined; nothing happens to another server of this name.
+    """
+
+    name: str
+    address: str
+
+
+@message
+class ServerStanding:
+    """Where a server is in its life.
+
+    Attributes:
+        state: one of `areal_servers.roster.State`; empty where the run does not know the server.
+        reason: of a server that is lost or refused.
+    """
+
+    state: str
+    reason: str

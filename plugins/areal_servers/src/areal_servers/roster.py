@@ -1,0 +1,294 @@
+"""The servers of a fleet: what one is, does and holds, and which there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from areal_core.background import start_task
+from areal_servers.answer import PieceTokens
+from areal_servers.errors import ServerLostError, UpdateRefusedError, known_form
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from areal_core.errors import RunError
+    from areal_core.interfaces import UpdateMode, WeightUpdate
+    from areal_servers.answer import Answer
+    from areal_servers.connection import ServerConnection
+    from areal_servers.interface import ServerAdapter, ServerIdentity, WeightGroup
+    from areal_servers.launching import LaunchedServer
+
+ABORT_INTERVAL_S = 0.02
+MOST_FAILURES = 3
+"""Requests in a row that fail on a server until it is taken out."""
+
+
+class State(StrEnum):
+    """Where a server is in its life. Only a ready one is given requests."""
+
+    STARTING = "starting"
+    CATCHING_UP = "catching up"
+    READY = "ready"
+    UPDATING = "updating"
+    LEAVING = "leaving"
+    LOST = "lost"
+    REFUSED = "refused"
+    GONE = "gone"
+
+
+@dataclass(eq=False)
+class Member:
+    """One server.
+
+    Attributes:
+        name: in logs and the live view.
+        adapter: speaks its language.
+        connection: to it.
+        mode: what becomes of live requests' keys and values at an update.
+        process: where the run started it itself.
+        state: where it is in its life.
+        identity: what it said of itself, None before.
+        version: of its weights; -1 while that is not known.
+        requests: under way there.
+        failures: of requests in a row.
+        group: the broadcast group that it is in.
+        was_ready: since its process began, or since it was first seen.
+        has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
+        has_memory: False after it gave its GPU's memory away, until the next update.
+        doubted: set when something happened that whoever watches it should look at.
+    """
+
+    name: str
+    adapter: ServerAdapter
+    connection: ServerConnection
+    mode: UpdateMode
+    process: LaunchedServer | None = None
+    state: State = State.STARTING
+    identity: ServerIdentity | None = None
+    version: int = -1
+    requests: int = 0
+    failures: int = 0
+    group: WeightGroup | None = None
+    was_ready: bool = False
+    has_served: bool = False
+    has_memory: bool = True
+    doubted: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def reports_spans(self) -> bool:
+        """Whether the server labels tokens itself."""
+        return self.identity is not None and self.identity.reports_spans
+
+    def take(self) -> None:
+        """One request more."""
+        self.requests += 1
+        self._idle.clear()
+
+    def release(self) -> None:
+        """One request less."""
+        self.requests -= 1
+        if not self.requests:
+            self._idle.set()
+
+    async def work(self, answer: Answer) -> None:
+        """Ask for the rest of an answer and keep what comes, with labels; it may end before the answer is complete.
+
+        Raises:
+            ServerLostError: the server failed; the tokens whose version is certain are kept.
+            RequestRefusedError: the server says that the request is wrong.
+        """
+        version = self.version
+        tokens = PieceTokens(version)
+        piece = answer.next_piece(version)
+        try:
+            with known_form():
+                async with aclosing(self.adapter.generate(self.connection, piece)) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        undisturbed = self.state is not State.UPDATING and self.version == version
+                        tokens.add(chunk, is_certain=undisturbed or not self.reports_spans)
+            versions = tokens.versions(needs_spans=self.reports_spans)
+        except ServerLostError:
+            answer.keep(tokens.without_end(), tokens.certain, [version] * tokens.certain)
+            raise
+        answer.keep(tokens, len(versions), versions)
+
+    async def update(self, update: WeightUpdate) -> dict[str, float]:
+        """Change the weights under the requests that it works on.
+
+        Returns:
+            Seconds to stop, to transfer and to resume.
+
+        Raises:
+            ServerLostError, UpdateRefusedError: it does not hold the new weights for sure.
+        """
+        began = time.monotonic()
+        if self.reports_spans:
+            await self.adapter.stop(self.connection, self.mode)
+        else:  # no piece may be under way when weights change, for its tokens could not be told apart
+            await self._end_requests()
+        stopped = time.monotonic()
+        await self._restore_memory()
+        await self._take_over(update)
+        transferred = time.monotonic()
+        if self.reports_spans:
+            await self.adapter.resume(self.connection)
+        self.version = update.version
+        ended = time.monotonic()
+        return {"stop_s": stopped - began, "transfer_s": transferred - stopped, "resume_s": ended - transferred}
+
+    async def catch_up(self, update: WeightUpdate) -> None:
+        """Take over weights while nothing is asked of it; whatever it was doing before is ended. Raises as `update`."""
+        assert update.path is not None
+        await self._restore_memory()
+        await self.adapter.resume(self.connection)  # an update that broke off may have left it stopped
+        await self.adapter.abort(self.connection)
+        await self.adapter.stop(self.connection, "recompute")
+        with known_form():
+            await self.adapter.load(self.connection, update.path, str(update.version), "recompute")
+        await self.adapter.resume(self.connection)
+        self.version = update.version
+
+    async def release_memory(self) -> None:
+        """End its requests, which keep their tokens, and let it give its memory away until the next update."""
+        await self._end_requests()
+        await self.adapter.release_memory(self.connection)
+        self.has_memory = False
+
+    async def _end_requests(self) -> None:
+        while self.requests:
+            await self.adapter.abort(self.connection)
+            await self.wait_idle(ABORT_INTERVAL_S)
+
+    async def _restore_memory(self) -> None:
+        if not self.has_memory:
+            await self.adapter.restore_memory(self.connection)
+            self.has_memory = True
+
+    async def _take_over(self, update: WeightUpdate) -> None:
+        label = str(update.version)
+        with known_form():
+            if update.path is not None:
+                await self.adapter.load(self.connection, update.path, label, self.mode)
+            elif self.group is None:
+                raise UpdateRefusedError("is not in the group in which the weights are broadcast")
+            else:
+                await self.adapter.receive(self.connection, self.group, update.tensors, label, self.mode)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Whether its requests have ended within so many seconds."""
+        if self.requests:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+        return not self.requests
+
+
+class Roster:
+    """The servers of a fleet.
+
+    Args:
+        log: file for the transitions, a JSON line each.
+
+    Attributes:
+        members: by name.
+        failure: why no server will ever be ready again; None while one may be.
+        on_change: called when a server may have become ready, and when the fleet has failed.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._reasons: dict[str, str] = {}
+        self.members: dict[str, Member] = {}
+        self.failure: RunError | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def ready(self) -> list[Member]:
+        """The servers that may be given requests."""
+        return self.those(State.READY)
+
+    @property
+    def possible(self) -> int:
+        """How many servers are ready or may become so."""
+        return len(self.members) - len(self.those(State.REFUSED, State.GONE))
+
+    def those(self, *states: State) -> list[Member]:
+        """The servers in one of these states."""
+        return [member for member in self.members.values() if member.state in states]
+
+    def move(self, member: Member, state: State, reason: str = "") -> None:
+        """A server enters another state; told once, on the terminal and in the log."""
+        if member.state is state:
+            return
+        member.state = state
+        if reason:
+            self._reasons[member.name] = f"{member.name} {state}: {reason}"
+        elif state is State.READY:
+            self._reasons.pop(member.name, None)
+        entry = {"time": time.time(), "server": member.name, "state": str(state), "version": member.version}
+        with suppress(OSError), self._log.open("a") as file:  # a disk that is full costs lines of the log
+            file.write(json.dumps(entry | ({"reason": reason} if reason else {})) + "\n")
+        sys.stderr.write(f"{member.name} {state}{f': {reason}' if reason else ''}\n")
+        sys.stderr.flush()
+        self.on_change()
+
+    def admit(self, member: Member) -> None:
+        """A server holds the current weights and may be given requests."""
+        member.failures, member.was_ready, member.has_served = 0, True, True
+        self.move(member, State.READY)
+
+    def hold(self, *members: Member) -> None:
+        """Nothing is asked of servers while their weights change or their memory is away; too common to be told."""
+        for member in members:
+            member.state = State.UPDATING
+
+    def put_back(self, *members: Member) -> None:
+        """Servers that were held may be given requests again."""
+        for member in members:
+            member.state = State.READY
+        self.on_change()
+
+    def doubt(self, member: Member, reason: str) -> None:
+        """A request failed there; after a few in a row the server is taken out."""
+        member.failures += 1
+        member.doubted.set()
+        if member.failures >= MOST_FAILURES and member.state in (State.READY, State.LEAVING):
+            self.lose(member, reason)
+
+    def lose(self, member: Member, reason: str) -> None:
+        """Take a server out; what it works on goes on elsewhere. It must catch up before it is used again."""
+        if member.state not in (State.GONE, State.REFUSED):
+            self.move(member, State.LOST, reason)
+        member.version, member.group = -1, None
+        member.doubted.set()
+        start_task(member.connection.close(), f"closing the connection to {member.name}")
+
+    def fail(self, failure: RunError) -> None:
+        """No server will ever be ready again."""
+        self.failure = failure
+        self.on_change()
+
+    def reason(self, name: str) -> str:
+        """Why a server is not ready; empty where it is, or where nothing has happened."""
+        return self._reasons.get(name, "")
+
+    def reasons(self) -> str:
+        """Why servers are not ready, a line for each."""
+        return "\n".join(self._reasons.values()) or f"still starting; their logs are in {self._log.parent}"
+
+    def describe(self) -> str:
+        """How many servers are in which state, and what they have to do."""
+        states = Counter(str(member.state) for member in self.members.values())
+        requests = sum(member.requests for member in self.members.values())
+        return f"{', '.join(f'{count} {state}' for state, count in sorted(states.items()))}; {requests} requests"

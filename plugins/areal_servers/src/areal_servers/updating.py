@@ -1,0 +1,219 @@
+"""The weights that servers must hold, and how they come by them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import start_task
+from areal_core.errors import RunError
+from areal_core.interfaces import BroadcastGroup, WeightUpdate
+from areal_servers.checks import check_fit, describe_folder
+from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, known_form
+from areal_servers.interface import WeightGroup
+from areal_servers.roster import State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+    from pathlib import Path
+
+    from areal_servers.interface import ServerAdapter
+    from areal_servers.roster import Member, Roster
+
+FOLDER_INTERVAL_S = 0.5
+
+
+class BroadcastGroups:
+    """Forms a group of all ready servers and keeps it for as long as they are the same.
+
+    Args:
+        adapter: of the servers.
+        roster: the servers.
+    """
+
+    def __init__(self, adapter: ServerAdapter, roster: Roster) -> None:
+        self._adapter = adapter
+        self._roster = roster
+        self._group: WeightGroup | None = None
+        self._members: list[Member] = []
+        self._joining: list[asyncio.Task[None]] = []
+
+    async def form(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+        """See `BroadcastReceiver.form_group`."""
+        ready = self._roster.ready
+        prefixes = self._adapter.group_store_prefixes.get(backend)
+        fits = set(ready) == set(self._members) and all(member.group is self._group for member in ready)
+        if self._group is not None and self._group.name == standing and fits:
+            return self._described(self._group, prefixes or (), is_new=False)
+        await self._dissolve()
+        if not ready or prefixes is None:
+            return None
+        ranks = [member.identity.ranks if member.identity else 1 for member in ready]
+        name = f"areal-{secrets.token_hex(4)}"
+        self._group = WeightGroup(name, address, port, 1 + sum(ranks), backend)
+        self._members = list(ready)
+        first = [1 + sum(ranks[:place]) for place in range(len(ranks))]
+        self._joining = [
+            start_task(self._join(member, self._group, rank), f"{member.name} joining the group {name}")
+            for member, rank in zip(self._members, first, strict=True)
+        ]
+        return self._described(self._group, prefixes, is_new=True)
+
+    async def joined(self) -> None:
+        """Wait until every member has joined or failed to."""
+        if self._joining:
+            await asyncio.gather(*self._joining)
+            self._joining = []
+
+    async def _join(self, member: Member, group: WeightGroup, first_rank: int) -> None:
+        with suppress(*FAULTS):  # it then takes no part in the broadcast, and catches up from a folder
+            with known_form():
+                await self._adapter.join_group(member.connection, group, first_rank)
+            member.group = group
+
+    async def _dissolve(self) -> None:
+        group, self._group = self._group, None
+        for task in self._joining:
+            task.cancel()
+        self._joining = []
+        for member in self._members:
+            if group is not None and member.group is group:
+                member.group = None
+                with suppress(*FAULTS):
+                    await self._adapter.leave_group(member.connection, group)
+        self._members = []
+
+    @staticmethod
+    def _described(group: WeightGroup, prefixes: Sequence[str], *, is_new: bool) -> BroadcastGroup:
+        filled = tuple(prefix.format(group=group.name) for prefix in prefixes)
+        return BroadcastGroup(group.name, group.world_size, filled, is_new)
+
+
+class Updater:
+    """Changes the weights of servers: of all that are ready at once, and of others as they come.
+
+    Args:
+        roster: the servers.
+        groups: in which weights are broadcast to them.
+        timeout_s: of an update of one server.
+
+    Attributes:
+        timings: of the last update, in seconds; the slowest server's.
+    """
+
+    def __init__(self, roster: Roster, groups: BroadcastGroups, timeout_s: float) -> None:
+        self._roster = roster
+        self._groups = groups
+        self._timeout_s = timeout_s
+        self._changing = asyncio.Lock()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._current = WeightUpdate(0, None)
+        self._missed = False
+        self.timings: dict[str, float] = {}
+
+    def begin(self, model: Path) -> None:
+        """The weights of version 0 are those of a model's folder.
+
+        Raises:
+            RunError: it holds none.
+        """
+        self._shapes = describe_folder(model)
+        self._current = WeightUpdate(0, model)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether weights change now."""
+        return self._changing.locked()
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
+        told = {tensor.name: tensor.shape for tensor in update.tensors}
+        check_fit(told if update.path is None else describe_folder(update.path), self._shapes)
+        async with self._changing:
+            await self._groups.joined()
+            # Those without memory have been waiting for this since they gave it away.
+            live = self._roster.those(State.READY, State.UPDATING)
+            members = [member for member in live if update.path is not None or member.group is not None]
+            self._roster.hold(*live)
+            faults = await asyncio.gather(*(self._update(member, update) for member in members))
+            # Servers that only went away catch up from the folder when they are back.
+            if all(faults) and not all(isinstance(f, ServerLostError) and update.path is not None for f in faults):
+                # Nobody touched the others: they hold the former version.
+                self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
+                raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
+            self._current = update
+            self._missed = self._missed and update.path is None  # who waits for a folder waits on behind a broadcast
+            held = self._roster.those(State.UPDATING)
+            self._roster.put_back(*(member for member in held if member.version == update.version))
+            for member in held:
+                if member.version != update.version:
+                    self._roster.lose(member, "was not in the group of the broadcast")
+
+    async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
+        """What went wrong, None for nothing."""
+        try:
+            seconds = await self._in_time(member.update(update))
+        except FAULTS as error:
+            self._roster.lose(member, f"did not take over version {update.version}: {error}")
+            return error
+        for name, value in seconds.items():
+            self.timings[f"publish/{name}"] = max(value, self.timings.get(f"publish/{name}", 0.0))
+        return None
+
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await work
+        except TimeoutError:
+            raise ServerLostError(f"did not take over weights within update_timeout_s = {self._timeout_s:g}") from None
+
+    async def catch_up(self, member: Member) -> None:
+        """Give a server that is asked nothing the current weights, as soon as they are there.
+
+        Raises:
+            ServerLostError, UpdateRefusedError: it does not hold them for sure.
+        """
+        while member.version != self._current.version:
+            current = self._current
+            if current.path is None:
+                self._missed = True
+                await asyncio.sleep(FOLDER_INTERVAL_S)
+                continue
+            try:
+                await self._in_time(member.catch_up(current))
+            except UpdateRefusedError:
+                if self._current is current:
+                    raise  # else newer weights have taken the place of these
+
+    async def admit(self, member: Member) -> bool:
+        """Whether a server may be given requests from now on: it holds the current weights, and none are coming."""
+        async with self._changing:
+            if member.version != self._current.version:
+                return False
+            self._roster.admit(member)
+            return True
+
+    def needs_folder(self) -> bool:
+        """See `BroadcastReceiver.needs_folder`."""
+        return self._missed and self._current.path is None
+
+    def offer_folder(self, update: WeightUpdate) -> None:
+        """See `BroadcastReceiver.offer_folder`."""
+        if self._current.version == update.version:
+            self._current, self._missed = update, False
+
+    async def release_memory(self) -> None:
+        """See `MemorySharer.release_memory`."""
+        async with self._changing:
+            await asyncio.gather(*(self._release(member) for member in self._roster.ready))
+
+    async def _release(self, member: Member) -> None:
+        self._roster.hold(member)
+        try:
+            await member.release_memory()
+        except (ServerLostError, RequestRefusedError) as error:
+            self._roster.lose(member, f"did not give its memory away: {error}")
+            if member.process is not None:
+                await member.process.end()  # the trainer counts on this memory

@@ -1,0 +1,129 @@
+"""Servers that the run starts itself: started again when they end, told of when they cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_core.interfaces import GenerationRequest, ProcessEnd, SamplingParameters, WeightUpdate
+
+HANG_S = 60
+
+
+class FakeProcess:
+    """A server of this process; it ends when it is told to."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, name, server):
+        self.name = name
+        self.server = server
+        self._over = asyncio.get_running_loop().create_future()
+
+    def die(self, code, words):
+        if self.server is not None:
+            self.server.is_healthy = False
+        if not self._over.done():
+            self._over.set_result(ProcessEnd(code, words))
+
+    async def wait(self):
+        return await asyncio.shield(self._over)
+
+    async def end(self, grace_s=0.0):
+        self.die(-15, "")
+        return await self.wait()
+
+
+class FakeProcesses:
+    """Each start takes the next fate: a server, or the words of one that ends at once, or an error."""
+
+    def __init__(self, *fates):
+        self.fates = list(fates)
+        self.started = []
+        self.by_address = {}
+
+    async def start(self, specification):
+        fate = self.fates.pop(0)
+        if isinstance(fate, Exception):
+            raise fate
+        server = None if isinstance(fate, str) else fate
+        process = FakeProcess(specification.name, server)
+        host, port = specification.command
+        if server is not None:
+            self.by_address[f"http://{host}:{port}"] = server
+        else:
+            process.die(1, fate)
+        self.started.append(process)
+        return process
+
+
+@pytest.fixture
+def own(running, monkeypatch):
+    """`async with own(*fates) as (fleet, processes)`."""
+
+    def run(*fates, **settings):
+        processes = FakeProcesses(*fates)
+        settings = {"servers": 1, "addresses": [], "min_servers": 1, **settings}
+        return running({}, processes, **settings), processes
+
+    return run
+
+
+def request(most=16):
+    return GenerationRequest("r", [1, 2], SamplingParameters(max_new_tokens=most), 0)
+
+
+async def until(condition, what):
+    try:
+        async with asyncio.timeout(HANG_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for: {what}") from None
+
+
+def test_a_server_that_dies_is_started_again_and_catches_up(running, own):
+    async def check():
+        starting, processes = own(running.server(), running.server())
+        async with starting as fleet:
+            assert len((await fleet.generate(request())).output_ids) == 16
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            member = fleet.roster.members["server-0"]
+            processes.started[0].die(-9, "")
+            await until(lambda: str(member.state) == "lost", "the loss is noticed, with nothing under way")
+            assert "killed by SIGKILL" in fleet.roster.reasons()
+            assert set((await fleet.generate(request())).versions) == {1}
+            assert processes.started[1].server.version == "1"
+        assert processes.started[1].server.is_healthy is False, "it ended with the fleet"
+
+    asyncio.run(check())
+
+
+def test_a_port_that_was_taken_meanwhile_is_another_try(running, own):
+    async def check():
+        starting, processes = own("OSError: [Errno 98] Address already in use", running.server())
+        async with starting as fleet:
+            assert len((await fleet.generate(request())).output_ids) == 16
+        assert len(processes.started) == 2
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("fates", "words"),
+    [
+        (["error: unrecognized arguments: --no-such-option"], "--no-such-option"),
+        ([RunError("there is no node for the process server-0")], "there is no node"),
+        (["address already in use"] * 3, "ended 3 times"),
+    ],
+)
+def test_a_server_that_cannot_be_started_ends_the_start_in_its_words(own, fates, words):
+    async def check():
+        starting, _ = own(*fates, restarts=2)
+        with pytest.raises(RunError, match=words):
+            async with starting:
+                pass
+
+    asyncio.run(check())

@@ -1,0 +1,174 @@
+"""Whole runs with true servers: the demonstration's config for a few steps, as the documentation says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = "tests/servers_on_cpu"
+START = [sys.executable, "-m", "areal_core"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+HANG_S = 900
+"""A wait that is longer has no end; everything here takes seconds or a minute."""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * HANG_S)]
+
+
+def areal(*words):
+    return subprocess.run(
+        [*START, *map(str, words)], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+
+
+def wait_for(condition, process, what):
+    """Until something is so; whoever is to bring it about must live."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert process.poll() is None, f"it ended with exit code {process.poll()} before: {what}"
+        assert time.monotonic() < deadline, f"waited {HANG_S} s in vain for: {what}"
+        time.sleep(0.2)
+
+
+def transitions(run_dir, server):
+    path = run_dir / "logs" / "servers.jsonl"
+    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return [(entry["state"], entry["version"]) for entry in entries if entry["server"] == server]
+
+
+@pytest.mark.parametrize(("server", "transport"), [("sglang", "broadcast"), ("vllm", "memory")])
+def test_the_demonstration_with_a_server(server, transport, request, tmp_path):
+    program = request.getfixturevalue(f"{server}_program")
+    run_dir = tmp_path / "run"
+    words = [f"publication.transport={transport}", "publication.verify_every=1", "steps=5", "evaluation=null"]
+    words += [f"inference_engine.program=[{','.join(map(str, program))}]", f"run_dir={run_dir}"]
+    found = areal("run", f"{CONFIGS}/{server}.yaml", *words)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
+    assert all(step["verify/logprob_difference_max"] < 1e-3 for step in steps), "the server holds other weights"
+    assert all(step["publish/transfer_s"] > 0 for step in steps[1:])
+    assert sum(step["servers/failed"] for step in steps if "servers/failed" in step) == 0
+    assert areal("audit", run_dir).returncode == 0
+    assert [state for state, _ in transitions(run_dir, "server-0")] == ["catching up", "ready"]
+
+
+def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglang_program, tmp_path):
+    words = ["inference_engine.options.no_such_option=1", f"run_dir={tmp_path / 'run'}", "steps=2", "evaluation=null"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
+    found = areal("run", f"{CONFIGS}/sglang.yaml", *words)
+    assert found.returncode == 1
+    assert "--no-such-option" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.long
+def test_a_server_joins_outlives_a_killed_run_and_is_found_again(sglang_program, tmp_path):
+    run_dir, told = tmp_path / "run", tmp_path / "serve.txt"
+    program = f"inference_engine.program=[{','.join(map(str, sglang_program))}]"
+    words = ["run", f"{CONFIGS}/sglang.yaml", program, "steps=60", "evaluation=null"]
+    quiet = {"cwd": ROOT, "env": ENVIRONMENT, "stderr": subprocess.DEVNULL}
+    words += ["checkpoint.every=2", f"run_dir={run_dir}"]
+    run = subprocess.Popen([*START, *words], stdout=subprocess.DEVNULL, **quiet)
+    server = None
+    try:
+        wait_for(lambda: len(transitions(run_dir, "server-0")) == 2, run, "the start of the run's own server")
+        with told.open("w") as output:
+            serve = [*START, "serve", "--run", run_dir, "--name", "extra"]
+            server = subprocess.Popen(serve, stdout=output, **quiet)
+        wait_for(lambda: "in use by the run" in told.read_text(), server, "the joining of the second server")
+        assert transitions(run_dir, "extra")[-1][0] == "ready"
+        wait_for(lambda: any(run_dir.glob("epochs/*/checkpoints/step-*")), run, "a checkpoint")
+        run.kill()
+        run.wait()
+        wait_for(lambda: "the server waits" in told.read_text(), server, "the end of the run is told")
+        before = len(transitions(run_dir, "extra"))
+        step = len((run_dir / "metrics.jsonl").read_text().splitlines())
+        found = areal("run", "--resume", run_dir, f"steps={step + 4}")
+        assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-2000:]
+        again = transitions(run_dir, "extra")[before:]
+        assert "ready" in [state for state, _ in again], again
+        assert told.read_text().count("in use by the run") == 2
+        server.send_signal(signal.SIGINT)
+        assert server.wait(HANG_S) == 0
+        assert areal("audit", run_dir).returncode == 0
+    finally:
+        for process in (run, server):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.long
+def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(sglang_program, tmp_path):
+    run_dir, told = tmp_path / "run", tmp_path / "serve.txt"
+    program = f"inference_engine.program=[{','.join(map(str, sglang_program))}]"
+    words = ["run", f"{CONFIGS}/sglang.yaml", program, "steps=100000", "evaluation=null"]
+    quiet = {"cwd": ROOT, "env": ENVIRONMENT, "stderr": subprocess.DEVNULL}
+    run = subprocess.Popen([*START, *words, f"run_dir={run_dir}"], stdout=subprocess.DEVNULL, **quiet)
+    server = None
+    try:
+        wait_for(lambda: len(transitions(run_dir, "server-0")) == 2, run, "the start of the run's own server")
+        clash = areal("serve", "--run", run_dir, "--name", "server-0")
+        assert clash.returncode == 1
+        assert "the run has a server server-0 at http://127.0.0.1:" in clash.stderr
+        assert transitions(run_dir, "server-0")[-1][0] == "ready", "the one that was there goes on"
+        with told.open("w") as output:
+            serve = [*START, "serve", "--run", run_dir, "--name", "extra"]
+            server = subprocess.Popen(serve, stdout=output, **quiet)
+        wait_for(lambda: "in use by the run" in told.read_text(), server, "the joining of the second server")
+        server.send_signal(signal.SIGINT)
+        assert server.wait(HANG_S) == 0
+        assert [state for state, _ in transitions(run_dir, "extra")][-2:] == ["leaving", "gone"]
+        steps = len((run_dir / "metrics.jsonl").read_text().splitlines())
+        wait_for(lambda: len((run_dir / "metrics.jsonl").read_text().splitlines()) > steps + 2, run, "further steps")
+        run.send_signal(signal.SIGINT)
+        assert run.wait(HANG_S) == 130
+        assert areal("audit", run_dir).returncode == 0
+    finally:
+        for process in (run, server):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sampling.stop=[x]"], "set detokenize to true"),
+        (["placement.generation=[0]", "placement.training=[0]"], "memory_saver"),
+        (["inference_engine.servers=0"], "there is no server"),
+        (["inference_engine.addresses=[localhost:80]"], "http://host:port"),
+        (["deterministic=true"], "embedded engine"),
+        (["placement.generation=[0,1]", "placement.training=[1,2]"], "all of them must be shared"),
+        (["inference_engine.min_servers=3"], "fewer servers"),
+    ],
+)
+def test_wrong_configs_are_refused_without_starting_anything(words, told, tmp_path):
+    found = areal("run", f"{CONFIGS}/sglang.yaml", f"run_dir={tmp_path / 'run'}", *words)
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--plugins", "grpo"], "there is no server to start"),
+        ([f"{CONFIGS}/sglang.yaml", "--host", "0.0.0.0"], "api_key"),
+        ([f"{CONFIGS}/sglang.yaml"], "the model is made when a run starts"),
+        ([f"{CONFIGS}/sglang.yaml", "--gpus", "a"], "--gpus"),
+        (["--run", "tests"], "is no run folder"),
+        ([f"{CONFIGS}/sglang.yaml", "--run", "tests"], "CONFIG cannot be named as well"),
+    ],
+)
+def test_serve_refuses_what_cannot_be_served(words, told):
+    found = areal("serve", *words)
+    assert found.returncode == 2
+    assert told in found.stderr
