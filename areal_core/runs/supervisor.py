@@ -1,6 +1,6 @@
 """The supervisor of processes: starts them through wardens, passes on what they say, and knows why one ended.
 
-It knows no roles: `execution` says which processes a run has, `evaluation` which an evaluation has.
+It knows no roles: `execution` says which processes a run has; plugins run processes of their own in the same way.
 """
 
 from __future__ import annotations
