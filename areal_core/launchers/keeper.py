@@ -1,10 +1,9 @@
-"""Keeps one process: `keeper.py LOG LIMIT LINK -- COMMAND...`, standard library only, without areal.
+"""Keeps one process: `keeper.py LOG LIMIT -- COMMAND...`, standard library only, without areal.
 
 Writes what the process says into LOG, never more than twice LIMIT bytes, and ends everything that the process ever
 started when the process ends: orphans come to this program, whatever session they made for themselves. Its standard
 input takes orders, a line each: `signal NUMBER`, `end SECONDS`. When standard input ends, whoever gave the orders is
 gone, and so is the process. Its standard output tells in JSON lines the process's id, and at last how it ended.
-LINK is the number of an open file that the process inherits and this program does not keep; -1 for none.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class BoundedLog:
         return "\n".join(self._tail.decode(errors="replace").splitlines()[-15:])
 
 
-def keep(log: BoundedLog, link: int, command: list[str]) -> None:
+def keep(log: BoundedLog, command: list[str]) -> None:
     """Start the command, follow it to its end, and tell."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -76,7 +75,6 @@ def keep(log: BoundedLog, link: int, command: list[str]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=(link,) if link >= 0 else (),
             preexec_fn=_prepare,  # noqa: PLW1509 - this program has one thread
         )
     except (OSError, subprocess.SubprocessError) as error:
@@ -84,8 +82,6 @@ def keep(log: BoundedLog, link: int, command: list[str]) -> None:
         log.write(f"{words}\n".encode())
         _tell(code=127, last_words=words)
         return
-    if link >= 0:
-        os.close(link)
     _tell(pid=process.pid)
     _follow(process, log, wake)
     _end_descendants()
@@ -168,4 +164,4 @@ def _tell(**facts: Any) -> None:
 
 
 if __name__ == "__main__":
-    keep(BoundedLog(Path(sys.argv[1]), int(sys.argv[2])), int(sys.argv[3]), sys.argv[5:])
+    keep(BoundedLog(Path(sys.argv[1]), int(sys.argv[2])), sys.argv[4:])

@@ -120,21 +120,19 @@ class Keepers:
         environment: Mapping[str, str],
         gpus: Sequence[int] | None,
         log: Path,
-        link: int = -1,
     ) -> KeptProcess:
-        """Start a command under a keeper; `link` is an open file that it inherits."""
+        """Start a command under a keeper."""
         variables = {**self._environment, **environment}
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
         self.launching += 1
         try:
             keeper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_PROGRAM), str(log), str(LOG_BYTES), str(link), "--", *command),
+                *(sys.executable, "-I", "-S", str(_PROGRAM), str(log), str(LOG_BYTES), "--", *command),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=variables,
                 start_new_session=True,
-                pass_fds=(link,) if link >= 0 else (),
             )
             process = KeptProcess(name, keeper)
             self.processes = {key: kept for key, kept in self.processes.items() if not kept.has_ended}

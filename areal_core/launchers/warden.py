@@ -1,9 +1,8 @@
 """The warden of a node: `python -m areal_core.launchers.warden SUPERVISOR LEASE_S`, standard library only.
 
-Connects to the supervisor of a run, says what its node has, and starts, signals and ends processes as it is told. Each
-process has a keeper (`keeper.py`); areal's own also have a link, whose frames the warden carries to and from the
-supervisor. When the supervisor is gone, or has been silent for longer than the lease, everything ends. A signal that
-would end it (a scheduler takes the node away) is told to the supervisor, which decides.
+Connects to the supervisor of a run, says what its node has, and starts, signals and ends processes as it is told, each
+under a keeper (`keeper.py`). When the supervisor is gone, or has been silent for longer than the lease, everything ends.
+A signal that would end it (a scheduler takes the node away) is told to the supervisor, which decides.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ from areal_core.messages.processes import (
     NodeNotice,
     NodeReady,
     ProcessEnded,
-    ProcessStarted,
     SignalProcess,
     StartProcess,
-    Tell,
 )
 
 if TYPE_CHECKING:
@@ -46,9 +43,6 @@ BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
 """Names the node's private folder for sockets and published weights, in memory where the machine offers that."""
-LINK_VARIABLE = "AREAL_LINK"
-"""Number of the open file that is a process's link."""
-NAME_VARIABLE = "AREAL_PROCESS"
 _SET_CHILD_SUBREAPER = 36
 _OWNER = "owner"
 
@@ -67,7 +61,6 @@ class Warden:
         self._keepers = Keepers(scratch, {SCRATCH_VARIABLE: str(scratch)})
         self._lease_s = lease_s
         self._heard = time.monotonic()
-        self._links: dict[str, asyncio.StreamWriter] = {}
 
     async def run(self) -> None:
         """Until the supervisor is gone; on return nothing is left."""
@@ -99,31 +92,11 @@ class Warden:
                 self._keepers.processes[name].signal(number)
             case EndProcess(name, grace_s) if name in self._keepers.processes:
                 await self._keepers.processes[name].end(grace_s)
-            case Tell(name, frames) if name in self._links:
-                self._links[name].write(frames)
 
     async def _start(self, order: StartProcess) -> None:
-        environment, own, theirs = dict(order.environment), None, None
-        if order.speaks:
-            own, theirs = socket.socketpair()
-            environment |= {LINK_VARIABLE: str(theirs.fileno()), NAME_VARIABLE: order.name}
-        link = -1 if theirs is None else theirs.fileno()
-        process = await self._keepers.launch(order.name, order.command, environment, order.gpus, Path(order.log), link)
-        if own is not None and theirs is not None:
-            theirs.close()
-            reader, self._links[order.name] = await asyncio.open_connection(sock=own)
-            start_task(self._carry(order.name, reader, process), f"link of {order.name}")
-        else:
-            start_task(self._report_end(process), f"end of {order.name}")
-        self._channel.post(ProcessStarted(order.name, process.started.result()))
-
-    async def _carry(self, name: str, reader: asyncio.StreamReader, process: KeptProcess) -> None:
-        """What a process says, to the supervisor, before the word of its end."""
-        with contextlib.suppress(ConnectionError, ChannelClosed):
-            while data := await reader.read(1 << 16):
-                self._channel.post(Tell(name, data))
-        self._links.pop(name).close()
-        await self._report_end(process)
+        log = Path(order.log)
+        process = await self._keepers.launch(order.name, order.command, order.environment, order.gpus, log)
+        start_task(self._report_end(process), f"end of {order.name}")
 
     async def _report_end(self, process: KeptProcess) -> None:
         end = await process.wait()

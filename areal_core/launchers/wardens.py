@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import ProcessEnd
-from areal_core.messages import Channel, ChannelClosed, FrameDecoder, encode_frame, serve
+from areal_core.messages import Channel, ChannelClosed, serve
 from areal_core.messages.processes import (
     Alive,
     Beat,
@@ -21,7 +21,6 @@ from areal_core.messages.processes import (
     ProcessEnded,
     SignalProcess,
     StartProcess,
-    Tell,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +34,12 @@ BEAT_S = 1.0
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
 START_TIMEOUT_S = 120.0
+LAST_WORDS_S = 5.0
+"""For what an ended process has said to arrive."""
 LOST_CODE = -100
 """In place of an exit code: the node, or the way to it, is gone."""
+SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
+"""Where a process that speaks finds its supervisor, and its own name."""
 
 
 class Node:
@@ -59,8 +62,11 @@ class SupervisedProcess:
     Attributes:
         specification: what it is.
         node: where it runs.
+        owner: name of the process that asked for it; empty for one of the run's own.
+        channel: to it, once it has come; only processes that speak come.
         phase: what it says that it is doing, and for how long.
-        heard: when it said something, of those that speak.
+        heard: when it said something.
+        ended: how it has ended.
     """
 
     def __init__(self, specification: ProcessSpecification, node: Node, owner: str) -> None:
@@ -68,9 +74,10 @@ class SupervisedProcess:
         self.name = specification.name
         self.node = node
         self.owner = owner
+        self.channel: Channel | None = None
         self.phase = Alive("starting", 0.0)
         self.heard = time.monotonic()
-        self.decoder = FrameDecoder()
+        self.fell_silent = asyncio.Event()
         self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
 
     @property
@@ -96,20 +103,22 @@ class SupervisedProcess:
         """Send it a signal."""
         self.node.post(SignalProcess(self.name, int(number)))
 
-    def tell(self, message: Any, number: int = 0) -> None:
-        """Say something to a process that listens; nothing happens where it has ended."""
-        if not self.ended.done():
-            self.node.post(Tell(self.name, b"".join(encode_frame(message, number))))
+    def post(self, message: Any) -> None:
+        """Say something; nothing happens where it does not listen, or not any more."""
+        if self.channel is not None:
+            with suppress(ChannelClosed):
+                self.channel.post(message)
 
 
 class Wardens:
-    """Listens for wardens, tells them what to run, and hears what becomes of it.
+    """Listens for wardens and processes, tells them what to do, and hears what becomes of them.
 
     Args:
         credentials: of the run.
         on_message: called with what a process says, and the number under which it waits for a reply.
         on_end: called with a process that has ended.
-        on_visitor: serves a connection of somebody who is no warden.
+        on_notice: called with a node that is about to be taken away, and the signal that said so.
+        on_visitor: serves a connection of somebody else.
     """
 
     def __init__(
@@ -127,14 +136,15 @@ class Wardens:
         self._on_notice = on_notice
         self._on_visitor = on_visitor
         self._server: Server | None = None
+        self.address = ""
         self.nodes: list[Node] = []
         self.processes: dict[str, SupervisedProcess] = {}
 
-    async def listen(self, host: str) -> str:
-        """Listen on a free port; the address."""
+    async def listen(self, host: str) -> None:
+        """Listen on a free port; `address` says which."""
         self._server = await serve(f"tcp:{host}:0", self._serve, self._credentials)
+        self.address = self._server.address
         start_task(self._beat(), "beats for the wardens")
-        return self._server.address
 
     async def bring(self, launcher: Launcher) -> None:
         """Have the launcher bring its wardens, and wait until all have come.
@@ -142,8 +152,7 @@ class Wardens:
         Raises:
             RunError: one did not come; says why.
         """
-        assert self._server is not None
-        command = [sys.executable, "-m", "areal_core.launchers.warden", self._server.address, str(LEASE_S)]
+        command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
         count = await asyncio.to_thread(launcher.bring, command, self._credentials.as_environment())
         deadline = time.monotonic() + START_TIMEOUT_S
         while len(self.nodes) < count:
@@ -172,8 +181,9 @@ class Wardens:
         needs, environment = specification.needs, dict(specification.environment)
         if needs.cores:
             environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
-        command, speaks = tuple(specification.command), specification.speaks
-        node.post(StartProcess(process.name, command, environment, str(log), needs.gpus, speaks))
+        if specification.speaks:
+            environment |= {SUPERVISOR_VARIABLE: self.address, NAME_VARIABLE: process.name}
+        node.post(StartProcess(process.name, tuple(specification.command), environment, str(log), needs.gpus))
         return process
 
     async def close(self) -> None:
@@ -184,42 +194,53 @@ class Wardens:
             await node.channel.close()
 
     async def _serve(self, channel: Channel) -> None:
-        if channel.peer != "warden":
+        """Whoever has come, until it goes."""
+        process = self.processes.get(channel.peer)
+        if channel.peer == "warden":
+            await self._serve_warden(channel)
+        elif process is not None and process.channel is None:
+            process.channel = channel
+            try:
+                while True:
+                    self._hear(process, *await channel.receive_request())
+            finally:
+                process.fell_silent.set()
+        else:
             await self._on_visitor(channel)
-            return
-        ready = await channel.receive()
-        node = Node(channel, ready)
+
+    async def _serve_warden(self, channel: Channel) -> None:
+        node = Node(channel, await channel.receive())
         self.nodes.append(node)
         try:
             while True:
-                self._hear(node, await channel.receive())
+                message = await channel.receive()
+                node.heard = time.monotonic()
+                if isinstance(message, ProcessEnded) and (process := self.processes.get(message.name)) is not None:
+                    start_task(self._has_ended(process, message), f"end of {message.name}")
+                elif isinstance(message, NodeNotice):
+                    self._on_notice(node, message.number)
         finally:
             self.nodes.remove(node)
-            self._lose(node)
+            # Whatever runs there has ended, or will within the lease.
+            for process in [p for p in self.processes.values() if p.node is node]:
+                self._set_end(process, ProcessEnd(LOST_CODE, f"the node {node.ready.host} was lost"))
 
-    def _hear(self, node: Node, message: Any) -> None:
-        node.heard = time.monotonic()
-        process = self.processes.get(getattr(message, "name", ""))
-        match message:
-            case ProcessEnded(_, code, last_words) if process is not None:
-                self._has_ended(process, ProcessEnd(code, last_words))
-            case Tell(_, frames) if process is not None:
-                process.heard = node.heard
-                for said, number, _ in process.decoder.feed(frames):
-                    if isinstance(said, Alive):
-                        process.phase = said
-                    else:
-                        self._on_message(process, said, number)
-            case NodeNotice(number):
-                self._on_notice(node, number)
+    def _hear(self, process: SupervisedProcess, message: Any, number: int) -> None:
+        process.heard = time.monotonic()
+        if isinstance(message, Alive):
+            process.phase = message
+        else:
+            self._on_message(process, message, number)
 
-    def _lose(self, node: Node) -> None:
-        """The way to a node is broken: whatever ran there has ended, or will within the lease."""
-        for process in list(self.processes.values()):
-            if process.node is node and not process.ended.done():
-                self._has_ended(process, ProcessEnd(LOST_CODE, f"the node {node.ready.host} was lost"))
+    async def _has_ended(self, process: SupervisedProcess, ended: ProcessEnded) -> None:
+        """What it said before comes first."""
+        if process.channel is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await process.fell_silent.wait()
+        self._set_end(process, ProcessEnd(ended.code, ended.last_words))
 
-    def _has_ended(self, process: SupervisedProcess, end: ProcessEnd) -> None:
+    def _set_end(self, process: SupervisedProcess, end: ProcessEnd) -> None:
         if not process.ended.done():
             process.ended.set_result(end)
             self._on_end(process, end)

@@ -7,7 +7,7 @@ because a warden has nothing else.
 """
 
 from areal_core.messages.blocking import BlockingChannel
-from areal_core.messages.channels import Channel, Server, connect, open_channel, private_folder, serve
+from areal_core.messages.channels import Channel, Server, connect, private_folder, serve
 from areal_core.messages.codec import ChannelClosed, ChannelCorrupt, FrameDecoder, encode_frame, message
 from areal_core.messages.credentials import Credentials
 
@@ -22,7 +22,6 @@ __all__ = [
     "connect",
     "encode_frame",
     "message",
-    "open_channel",
     "private_folder",
     "serve",
 ]

@@ -64,13 +64,12 @@ class BlockingChannel:
             ChannelClosed: the peer is gone.
             TimeoutError: the peer did not read for `timeout_s` seconds; the channel can no longer be used.
         """
-        head, payload = encode_frame(message, number)
+        pieces = encode_frame(message, number)
         with self._sending:
             self._socket.settimeout(timeout_s)
             try:
-                self._socket.sendall(head)
-                if payload:
-                    self._socket.sendall(payload)
+                for piece in pieces:
+                    self._socket.sendall(piece)
             except TimeoutError:
                 self.close()
                 raise

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import shutil
 import tempfile
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,20 +21,18 @@ from areal_core.messages.codec import ChannelClosed, ChannelCorrupt, Frame, Fram
 from areal_core.messages.credentials import Credentials, Failed, Hello, Refused
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable, Iterator
 
-_UNREAD_LIMIT = 1 << 26
-"""Bytes that may wait unread before the socket is no longer read; the peer then feels the pressure."""
 _LONGEST_SOCKET_PATH = 100
-_JOIN_BELOW = 1 << 16
-"""Payloads shorter than this are copied into the joined write; longer ones are written as they are."""
 HELLO_TIMEOUT_S = 30.0
 RETRY_S = 0.02
 
 
 class Channel(asyncio.Protocol):
-    """One end of a connection, in an event loop. Made by `serve`, `connect` and `open_channel`.
+    """One end of a connection, in an event loop. Made by `serve` and `connect`.
+
+    Senders are bounded by what they send about: a request is answered before the next one, or there are so many of
+    them. So nothing here ever waits for a peer that reads slowly.
 
     Attributes:
         peer: the name that the other side gave in its hello; empty on the side that connected.
@@ -45,17 +42,12 @@ class Channel(asyncio.Protocol):
         self.peer = ""
         self._on_connected = on_connected
         self._decoder = FrameDecoder()
-        self._received: deque[Frame] = deque()
-        self._unread_bytes = 0
-        self._receiver: asyncio.Future[None] | None = None
+        self._received: asyncio.Queue[Frame | None] = asyncio.Queue()
         self._numbers = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._outgoing: list[bytes] = []
-        self._outgoing_bytes = 0
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._closed: ChannelClosed | None = None
         self._transport: asyncio.Transport | None = None
+        self._closed: ChannelClosed | None = None
 
     @property
     def own_host(self) -> str:
@@ -64,38 +56,23 @@ class Channel(asyncio.Protocol):
         name = self._transport.get_extra_info("sockname")
         return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
 
-    async def send(self, message: Any) -> None:
-        """Hand over a message; returns when it is queued, or later where the peer reads too slowly.
+    def post(self, message: Any, number: int = 0) -> None:
+        """Queue a message; it leaves within this turn of the event loop.
+
+        Args:
+            message: to send.
+            number: of a request that this answers, negated; 0 for a message by itself.
 
         Raises:
             ChannelClosed: the peer is gone.
             TypeError, ValueError: the message cannot be encoded.
         """
-        self.post(message)
-        if not self._writable.is_set():
-            await self._writable.wait()
-            if self._closed is not None:
-                raise self._closed
-
-    def post(self, message: Any, number: int = 0) -> None:
-        """Queue a message without ever waiting, for senders that are bounded by something else. Raises as `send`.
-
-        Args:
-            message: to send.
-            number: of a request that this answers, negated; 0 for a message by itself.
-        """
         if self._closed is not None:
             raise self._closed
-        head, payload = encode_frame(message, number)
+        pieces = encode_frame(message, number)
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing.append(head)
-        if payload:
-            self._outgoing.append(payload)
-        self._outgoing_bytes += len(head) + len(payload)
-        if self._outgoing_bytes > _JOIN_BELOW:
-            # Handed over at once, so that a sender that never yields still meets the transport's back-pressure.
-            self._flush()
+        self._outgoing += pieces
 
     async def request(self, message: Any, timeout_s: float, waiting_for: str) -> Any:
         """Send a message and wait for its reply.
@@ -110,8 +87,7 @@ class Channel(asyncio.Protocol):
             RunError: the peer answered with `Failed`, or not in time.
         """
         number = next(self._numbers)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._replies[number] = reply
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             self.post(message, number)
             async with asyncio.timeout(timeout_s):
@@ -119,7 +95,7 @@ class Channel(asyncio.Protocol):
         except TimeoutError:
             raise RunError(f"no answer within {timeout_s:g} s: waited for {waiting_for}") from None
         finally:
-            self._replies.pop(number, None)
+            del self._replies[number]
         if isinstance(answer, Failed):
             raise RunError(answer.text, hints=answer.hints)
         return answer
@@ -134,22 +110,11 @@ class Channel(asyncio.Protocol):
 
     async def receive_request(self) -> tuple[Any, int]:
         """The next message and its number, with which `reply` answers it. Raises as `receive`."""
-        while not self._received:
-            if self._closed is not None:
-                raise self._closed
-            self._receiver = asyncio.get_running_loop().create_future()
-            await self._receiver
-        return self._take()
+        return self._take(await self._received.get())
 
     def receive_ready(self) -> list[Any]:
-        """All messages that have arrived, without waiting; empty where none has.
-
-        Raises:
-            ChannelClosed: the stream has ended and everything that came before was received.
-        """
-        if not self._received and self._closed is not None:
-            raise self._closed
-        return [self._take()[0] for _ in range(len(self._received))]
+        """All messages that have arrived, without waiting; empty where none has. Raises as `receive`."""
+        return [self._take(self._received.get_nowait())[0] for _ in range(self._received.qsize())]
 
     def reply(self, number: int, message: Any) -> None:
         """Answer a request; a requester that is gone is no error."""
@@ -165,39 +130,25 @@ class Channel(asyncio.Protocol):
             self._transport.close()
         await asyncio.sleep(0)
 
-    def _take(self) -> tuple[Any, int]:
-        message, number, size = self._received.popleft()
-        before, self._unread_bytes = self._unread_bytes, self._unread_bytes - size
-        if before > _UNREAD_LIMIT >= self._unread_bytes and self._transport is not None and self._closed is None:
-            self._transport.resume_reading()
-        return message, number
+    def _take(self, frame: Frame | None) -> tuple[Any, int]:
+        if frame is None:
+            self._received.put_nowait(None)  # whoever asks again is told the same
+            assert self._closed is not None
+            raise self._closed
+        return frame
 
     def _flush(self) -> None:
-        pieces, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
-        if self._transport is None or self._closed is not None or not pieces:
-            return
-        small: list[bytes] = []
-        for piece in pieces:
-            if len(piece) < _JOIN_BELOW:
-                small.append(piece)
-                continue
-            self._transport.write(b"".join(small))
-            self._transport.write(piece)
-            small = []
-        self._transport.write(b"".join(small))
+        pieces, self._outgoing = self._outgoing, []
+        if self._transport is not None and self._closed is None and pieces:
+            self._transport.writelines(pieces)
 
     def _end(self, reason: ChannelClosed) -> None:
         if self._closed is None:
             self._closed = reason
-        self._writable.set()
-        self._wake()
-        for waiting in self._replies.values():
-            if not waiting.done():
-                waiting.set_exception(self._closed)
-
-    def _wake(self) -> None:
-        if self._receiver is not None and not self._receiver.done():
-            self._receiver.set_result(None)
+            self._received.put_nowait(None)
+            for waiting in self._replies.values():
+                if not waiting.done():
+                    waiting.set_exception(reason)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of asyncio's protocol: the connection stands."""
@@ -214,31 +165,15 @@ class Channel(asyncio.Protocol):
             assert self._transport is not None
             self._transport.abort()
             return
-        before = self._unread_bytes
         for frame in frames:
-            if frame.number < 0:
-                waiting = self._replies.get(-frame.number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(frame.message)
-            else:
-                self._received.append(frame)
-                self._unread_bytes += frame.size
-        if before <= _UNREAD_LIMIT < self._unread_bytes and self._transport is not None:
-            self._transport.pause_reading()
-        if self._received:
-            self._wake()
+            if frame.number >= 0:
+                self._received.put_nowait(frame)
+            elif (waiting := self._replies.get(-frame.number)) is not None and not waiting.done():
+                waiting.set_result(frame.message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's protocol: the peer is gone."""
         self._end(ChannelClosed("the peer closed the channel" + (f" ({exc})" if exc else "")))
-
-    def pause_writing(self) -> None:
-        """Part of asyncio's protocol: the peer reads too slowly."""
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        """Part of asyncio's protocol: there is room again."""
-        self._writable.set()
 
 
 class Server:
@@ -276,7 +211,7 @@ async def serve(
                 hello = await channel.receive()
             reason = accepted.refusal(hello) if isinstance(hello, Hello) else "the first message is no hello"
             if reason:
-                await channel.send(Refused(reason))
+                channel.post(Refused(reason))
                 return
             channel.peer = hello.name
             await handler(channel)
@@ -330,12 +265,6 @@ async def connect(address: str, timeout_s: float, name: str = "", credentials: C
         else:
             channel.post(Hello(shown.token, shown.epoch, name))
             return channel
-
-
-async def open_channel(connected: socket.socket) -> Channel:
-    """A channel over a socket pair: both ends know each other, nobody says hello."""
-    _, channel = await asyncio.get_running_loop().create_unix_connection(Channel, sock=connected)
-    return channel
 
 
 @contextlib.contextmanager

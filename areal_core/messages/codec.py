@@ -44,11 +44,10 @@ class ChannelCorrupt(ChannelClosed):
 
 
 class Frame(NamedTuple):
-    """A message that has arrived, its number, and how many bytes it was."""
+    """A message that has arrived, and its number."""
 
     message: Any
     number: int
-    size: int
 
 
 @dataclass_transform(frozen_default=True)
@@ -63,8 +62,8 @@ def message(cls: type[_Message]) -> type[_Message]:
     return made
 
 
-def encode_frame(message: Any, number: int = 0) -> tuple[bytes, bytes]:
-    """Prefix with header, and payload, of a message's frame; they are written one behind the other.
+def encode_frame(message: Any, number: int = 0) -> list[bytes]:
+    """The pieces of a message's frame, which are written one behind the other.
 
     Raises:
         TypeError: it is no message, or a field is of a type that cannot be sent.
@@ -79,7 +78,8 @@ def encode_frame(message: Any, number: int = 0) -> tuple[bytes, bytes]:
     header = json.dumps([_kind(cls), number, values], separators=(",", ":"), default=_encode).encode()
     if len(header) > _LARGEST_HEADER or len(payload) > _LARGEST_PAYLOAD:
         raise ValueError(f"a message {cls.__name__} is too large: {len(header)} + {len(payload)} bytes")
-    return _PREFIX.pack(_MAGIC, len(header), len(payload)) + header, payload
+    pieces = [_PREFIX.pack(_MAGIC, len(header), len(payload)) + header]
+    return [*pieces, payload] if payload else pieces
 
 
 class FrameDecoder:
@@ -110,7 +110,7 @@ class FrameDecoder:
             with memoryview(self._buffer) as view:
                 header = bytes(view[header_start:payload_start])
                 payload = bytes(view[payload_start:end])
-            frames.append(Frame(*_decode(header, payload), end - start))
+            frames.append(_decode(header, payload))
             start = end
         del self._buffer[:start]
         self._missing = self._bounds(0)[2] if len(self._buffer) >= _PREFIX.size else 0
@@ -140,13 +140,13 @@ def _encode(value: object) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} cannot be sent")
 
 
-def _decode(header: bytes, payload: bytes) -> tuple[Any, int]:
+def _decode(header: bytes, payload: bytes) -> Frame:
     try:
         kind, number, values = json.loads(header)
         cls = _KINDS[kind]
         if name := _payload_field(cls):
             values[name] = payload
-        return _build(cls, values), int(number)
+        return Frame(_build(cls, values), int(number))
     except KeyError as error:
         raise ChannelCorrupt(f"a message arrived that is not known here: {error}") from None
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -20,7 +20,6 @@ class StartProcess:
         environment: added to the warden's own.
         log: file for what it writes, bounded.
         gpus: of the node that it sees; None leaves all of them.
-        speaks: whether the process is areal's own and gets a link to its supervisor.
     """
 
     name: str
@@ -28,7 +27,6 @@ class StartProcess:
     environment: Mapping[str, str]
     log: str
     gpus: tuple[int, ...] | None
-    speaks: bool
 
 
 @message
@@ -45,14 +43,6 @@ class EndProcess:
 
     name: str
     grace_s: float
-
-
-@message
-class Tell:
-    """Bytes of frames for the process of this name, or from it."""
-
-    name: str
-    frames: bytes
 
 
 @message
@@ -95,14 +85,6 @@ class NodeNotice:
     """The node is about to be taken away: its warden was sent a signal."""
 
     number: int
-
-
-@message
-class ProcessStarted:
-    """A process runs."""
-
-    name: str
-    pid: int
 
 
 @message
@@ -201,7 +183,6 @@ class RunProcess:
         role: what it is for.
         cores: that it computes with.
         beside: name of the process on whose node it must stand; empty for any node.
-        speaks: see `StartProcess`.
     """
 
     name: str
@@ -211,7 +192,6 @@ class RunProcess:
     gpus: tuple[int, ...] | None
     cores: int
     beside: str
-    speaks: bool
 
 
 @message

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import socket
 import sys
 import time
 import traceback
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import on_failure, start_thread
 from areal_core.errors import ArealError, RunError
 from areal_core.interfaces.launcher import ProcessEnd
-from areal_core.launchers.warden import LINK_VARIABLE, NAME_VARIABLE
+from areal_core.launchers.wardens import NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
@@ -37,13 +36,14 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 ANSWER_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 60.0
 
 
 class Link:
     """Of this process; its methods may be called from any thread.
 
     Args:
-        channel: to the warden, which carries it on.
+        channel: to the supervisor.
         name: of this process.
     """
 
@@ -58,10 +58,9 @@ class Link:
 
     @classmethod
     def open(cls) -> Link:
-        """The link that the warden left for this process."""
-        own = socket.socket(fileno=int(os.environ.pop(LINK_VARIABLE)))
-        own.set_inheritable(False)
-        return cls(BlockingChannel(own), os.environ.pop(NAME_VARIABLE))
+        """Connect to the supervisor that this process was started by."""
+        address, name = os.environ.pop(SUPERVISOR_VARIABLE), os.environ.pop(NAME_VARIABLE)
+        return cls(BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name), name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -131,8 +130,7 @@ class Link:
                     beat = now
                     self._channel.send(Alive(self._phase, now - self._since))
                 with contextlib.suppress(TimeoutError):
-                    message, number, _ = self._channel.receive(BEAT_S / 2)
-                    self._take(message, number)
+                    self._take(*self._channel.receive(BEAT_S / 2))
         except ChannelClosed:
             os._exit(1)  # whoever supervised this process is gone
 
@@ -191,7 +189,6 @@ class LinkedProcesses:
             needs.gpus,
             needs.cores,
             specification.beside or self._link.name,
-            specification.speaks,
         )
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             process.address = (await asyncio.wrap_future(self._link.request(asked))).address

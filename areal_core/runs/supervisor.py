@@ -84,7 +84,6 @@ class Supervisor:
         self._announced: dict[str, str] = {}
         self._asking: list[tuple[SupervisedProcess, str, int]] = []
         self._dying: list[tuple[SupervisedProcess, Dying]] = []
-        self._forwarded: dict[int, asyncio.Future[Any]] = {}
         self._changed = asyncio.Event()
         self._silent: set[str] = set()
         self.signals: list[int] = []
@@ -95,7 +94,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._see_signal, number)
-        return await self._wardens.listen(self._launcher.host)
+        await self._wardens.listen(self._launcher.host)
+        return self._wardens.address
 
     async def bring_nodes(self) -> None:
         """Have the launcher bring its nodes; see `Wardens.bring`."""
@@ -215,10 +215,6 @@ class Supervisor:
         )
 
     def _take(self, process: SupervisedProcess, message: Any, number: int) -> None:
-        if number < 0:
-            if reply := self._forwarded.pop(-number, None):
-                reply.set_result(message)
-            return
         match message:
             case Dying():
                 self._dying.append((process, message))
@@ -228,7 +224,7 @@ class Supervisor:
                 for asker, wanted, request in waiting:
                     self._take(asker, Ask(wanted), request)
             case Ask(name) if name in self._announced:
-                process.tell(Announce(name, self._announced[name]), -number)
+                _reply(process, number, Announce(name, self._announced[name]))
             case Ask(name):
                 self._asking.append((process, name, number))
             case RunProcess():
@@ -248,19 +244,18 @@ class Supervisor:
             Needs(asked.cores, asked.gpus),
             asked.beside,
             EndMeans.REPLACED,
-            asked.speaks,
         )
         try:
             process = self._wardens.start(specification, self._log(asked.name), owner.name)
         except RunError as error:
-            owner.tell(Failed(error.message, error.hints), -number)
+            _reply(owner, number, Failed(error.message, error.hints))
         else:
-            owner.tell(ProcessPlaced(process.address), -number)
+            _reply(owner, number, ProcessPlaced(process.address))
 
     def _has_ended(self, process: SupervisedProcess, end: ProcessEnd) -> None:
         owner = self._wardens.processes.get(process.owner)
         if owner is not None:
-            owner.tell(ProcessEnded(process.name, end.code, end.last_words))
+            owner.post(ProcessEnded(process.name, end.code, end.last_words))
         self._changed.set()
 
     def _see_signal(self, number: int) -> None:
@@ -286,20 +281,19 @@ class Supervisor:
 
     async def _forward(self, role: str, request: bytes) -> Forwarded | Failed:
         """The answer of a role to a visitor's question."""
-        found = next((p for p in self._essential() if p.specification.role == role and not p.ended.done()), None)
-        if found is None:
+        asked = next((p for p in self._essential() if p.specification.role == role and not p.ended.done()), None)
+        if asked is None or asked.channel is None:
             return Failed(f"the run has no {role} now")
-        number = max(self._forwarded, default=0) + 1
-        reply = self._forwarded[number] = asyncio.get_running_loop().create_future()
-        found.tell(Forward(role, request), number)
         try:
-            async with asyncio.timeout(FORWARD_TIMEOUT_S):
-                answer: Forwarded | Failed = await reply
-                return answer
-        except TimeoutError:
-            return Failed(f"{found.name} did not answer within {FORWARD_TIMEOUT_S:g} s")
-        finally:
-            self._forwarded.pop(number, None)
+            answer: Forwarded = await asked.channel.request(Forward(role, request), FORWARD_TIMEOUT_S, "its answer")
+        except RunError as error:
+            return Failed(error.message, error.hints)
+        return answer
+
+
+def _reply(process: SupervisedProcess, number: int, message: Any) -> None:
+    if process.channel is not None:
+        process.channel.reply(number, message)
 
 
 def role_process(
