@@ -93,7 +93,7 @@ class WorkflowSuite(ComponentSuite):
     )
     letters = "0123456789 abc"
     scores = True
-    patience_s = 60.0
+    patience_s = 240.0
 
     def make_tokenizer(self) -> Any:
         """One token a character, with a plain chat template."""
