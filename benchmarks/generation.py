@@ -34,9 +34,16 @@ def make_model(folder: Path) -> Qwen3ForCausalLM:
     """A random model in the shape of the demonstration's, saved to `folder`."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, intermediate_size=256, max_position_embeddings=128, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
     model = Qwen3ForCausalLM(config).eval()
     model.save_pretrained(folder)
     return model
@@ -83,9 +90,14 @@ def plain_round(model: Qwen3ForCausalLM, prompts: list[list[int]], rows: int, ne
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in batch])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch])
         output = model.generate(
-            ids, attention_mask=mask, do_sample=True, max_new_tokens=new_tokens, eos_token_id=list(STOP_TOKENS),
-            pad_token_id=0, top_k=0,
-        )[:, width:]  # fmt: skip
+            ids,
+            attention_mask=mask,
+            do_sample=True,
+            max_new_tokens=new_tokens,
+            eos_token_id=list(STOP_TOKENS),
+            pad_token_id=0,
+            top_k=0,
+        )[:, width:]
         ended = torch.isin(output, torch.tensor(STOP_TOKENS))
         # A row counts up to its first stop token, that one included.
         tokens += int(((ended.cumsum(1) - ended.long()) == 0).sum())

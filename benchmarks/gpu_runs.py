@@ -25,6 +25,10 @@ from pathlib import Path
 
 import yaml
 
+from areal_core.messages.processes import WhoOwns
+from areal_core.runs import RunFolder
+from areal_core.runs.ownership import ask_owner
+
 SIZES = {
     "0.5b": {
         "hidden_size": 896,
@@ -42,6 +46,7 @@ SIZES = {
     },
 }
 VOCABULARY = 151936
+ASK_TIMEOUT_S = 2.0
 
 
 def make_model(folder: Path, size: str) -> None:
@@ -52,9 +57,14 @@ def make_model(folder: Path, size: str) -> None:
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, num_key_value_heads=2, max_position_embeddings=8192, tie_word_embeddings=True,
-        eos_token_id=1, bos_token_id=1, **SIZES[size],
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        bos_token_id=1,
+        **SIZES[size],
+    )
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():  # a direction in which both halves of the vocabulary differ: one that training can find
@@ -77,9 +87,13 @@ def make_config(arguments: argparse.Namespace) -> dict:
     parts = Path(__file__).with_name("gpu_parts.py")
     in_turns = arguments.what == "colocated"
     options = {
-        "attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
-        "mem_fraction_static": 0.5, "disable_custom_all_reduce": True, "cuda_graph_bs": [16, 64, 128, 256],
-    }  # fmt: skip
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "mem_fraction_static": 0.5,
+        "disable_custom_all_reduce": True,
+        "cuda_graph_bs": [16, 64, 128, 256],
+    }
     return {
         "plugins": ["grpo", "fsdp", "sglang"],
         "steps": arguments.steps + 1,  # the run is ended before it writes the last checkpoint
@@ -113,12 +127,15 @@ def watch_memory(run_dir: Path, stop: threading.Event, found: dict) -> None:
     """Memory of each GPU in MiB, by the trainer's phase."""
     while not stop.wait(0.1):
         try:
-            phase = json.loads((run_dir / "status" / "trainer.json").read_text())["phase"]
+            owner = ask_owner(RunFolder(run_dir).epochs()[-1], WhoOwns(), ASK_TIMEOUT_S)
+            phase = owner.phases["trainer-0"]
             text = subprocess.run(
                 ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-                capture_output=True, text=True, check=True,
-            ).stdout  # fmt: skip
-        except (OSError, ValueError, subprocess.CalledProcessError):
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        except (OSError, ValueError, LookupError, AttributeError, subprocess.CalledProcessError):
             continue
         for gpu, used in enumerate(text.split()):
             found[phase, gpu].append(int(used))
@@ -153,8 +170,9 @@ def main() -> int:
     began = time.monotonic()
     run = subprocess.Popen(
         [sys.executable, "-m", "areal_core", "run", str(config), f"run_dir={run_dir}"],
-        env={**os.environ, "NCCL_CUMEM_ENABLE": "0"}, start_new_session=True,
-    )  # fmt: skip
+        env={**os.environ, "NCCL_CUMEM_ENABLE": "0"},
+        start_new_session=True,
+    )
     metrics = run_dir / "metrics.jsonl"
     while run.poll() is None and time.monotonic() - began < arguments.limit_s:
         if metrics.is_file() and len(metrics.read_text().splitlines()) >= arguments.steps:
@@ -171,11 +189,22 @@ def main() -> int:
     for line in metrics.read_text().splitlines() if metrics.is_file() else []:
         step = json.loads(line)
         shown = (
-            "reward/mean", "staleness/mean", "time/step_s", "time/wait_s", "time/release_s", "time/train_s",
-            "time/publish_s", "time/verify_s", "publish/stop_s", "publish/transfer_s", "publish/resume_s",
-            "batch/sampled_tokens", "servers/continued", "verify/logprob_difference_mean",
+            "reward/mean",
+            "staleness/mean",
+            "time/step_s",
+            "time/wait_s",
+            "time/release_s",
+            "time/train_s",
+            "time/publish_s",
+            "time/verify_s",
+            "publish/stop_s",
+            "publish/transfer_s",
+            "publish/resume_s",
+            "batch/sampled_tokens",
+            "servers/continued",
+            "verify/logprob_difference_mean",
             "verify/logprob_difference_p99",
-        )  # fmt: skip
+        )
         print(f"  step {step['step']}", "  ".join(f"{key} {step[key]:.4g}" for key in shown if key in step))
     return code or 0
 

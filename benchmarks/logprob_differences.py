@@ -6,7 +6,7 @@ Random two-layer models whose log-probabilities range widely (the conformance ki
 three weight updates while they are generated. Each token is compared under the weights of the version that it is
 labelled with. Then models that each can say one token only, updated every few tokens: a token that does not belong to
 its label is counted as mislabelled. The servers of vLLM and SGLang run on the CPU, in the environments of
-`examples/servers_on_cpu/make_environment.py`, which are made first if need be.
+`tests/servers_on_cpu/make_environment.py`, which are made first if need be.
 
 In `keep_cache` tokens behind an update attend to keys and values of older weights, so that they must differ: how much
 is a property of the models and not of the engine. By default the models have nothing in common; with `--step 0.01`
@@ -37,9 +37,10 @@ from areal_core.testing.conformance.models import FIRST_FORCED, load_reference, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from areal_core.interfaces import Generation, InferenceEngine
+    from areal_core.data import Generation
+    from areal_core.interfaces import InferenceEngine
 
-SERVERS_ON_CPU = Path(__file__).parent.parent / "examples" / "servers_on_cpu"
+SERVERS_ON_CPU = Path(__file__).parent.parent / "tests" / "servers_on_cpu"
 TEMPERATURES = (0.7, 1.0, 1.3)
 PROMPTS = ([5, 17, 33, 8], [5, 17, 33, 8, 40, 41, 42, 43, 44], [60], [12, 7] * 11)
 UPDATES = 3
@@ -48,11 +49,18 @@ BEFORE, CROSSED, AFTER = "before any update", "crossed an update", "one version,
 SERVER_OPTIONS: dict[str, dict[str, Any]] = {
     "vllm": {"enforce_eager": True, "distributed_executor_backend": "uni", "max_model_len": 16384},
     "sglang": {
-        "device": "cpu", "attention_backend": "torch_native", "disable_overlap_schedule": True,
-        "disable_cuda_graph": True, "grammar_backend": "none", "context_length": 16384, "mem_fraction_static": 0.1,
-        "max_total_tokens": 65536, "max_running_requests": 32, "sleep_on_idle": True,
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "disable_overlap_schedule": True,
+        "disable_cuda_graph": True,
+        "grammar_backend": "none",
+        "context_length": 16384,
+        "mem_fraction_static": 0.1,
+        "max_total_tokens": 65536,
+        "max_running_requests": 32,
+        "sleep_on_idle": True,
     },
-}  # fmt: skip
+}
 _numbers = itertools.count()
 
 
@@ -75,7 +83,7 @@ def make_engine(name: str, mode: str, folder: Path) -> InferenceEngine:
         from areal_hf.client import HFEngine
         from areal_hf.config import HFConfig
 
-        return HFEngine(HFConfig(**settings, device="cpu"), folder, folder)
+        return HFEngine(HFConfig(**settings, device="cpu"), folder, log_dir=folder)
     words = [sys.executable, str(SERVERS_ON_CPU / "make_environment.py"), name]
     python = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     settings |= {

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.data import Episode, FinishReason, Trajectory
+from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
-from areal_core.interfaces import Generation, SamplingParameters, WeightUpdate
+from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController, RolloutPolicy

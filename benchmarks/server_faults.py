@@ -1,6 +1,6 @@
 """Faults in a whole run: servers are killed and stopped, the run itself is killed and resumed, and nothing may be lost.
 
-    python examples/servers_on_cpu/make_environment.py sglang
+    python tests/servers_on_cpu/make_environment.py sglang
     python benchmarks/server_faults.py [--rounds 2] [--every 20] [section.key=value ...]
 
 The demonstration is trained with two SGLang servers on the CPU. In turn a server is killed with SIGKILL, a server is
@@ -39,12 +39,12 @@ OVERRIDES = [
     "checkpoint.every=5",
     "publication.verify_every=3",
     "evaluation=null",
-    "report=false",
     "steps=100000",
 ]
 STOPPED_S = 10.0
 WINDOW = 5
 """Steps over which throughput is averaged."""
+COUNTED = ("servers/pieces", "servers/continued", "servers/failed", "batch/sequences")
 KINDS = ("SIGKILL of a server", "SIGSTOP of a server, 10 s", "SIGKILL of the run, resumed")
 
 
@@ -69,7 +69,7 @@ class Run:
 
     def start(self, *, resume: bool) -> None:
         """Start it, or take it up where its last checkpoint left it."""
-        config = str(ROOT / "examples/servers_on_cpu/sglang.yaml")
+        config = str(ROOT / "tests/servers_on_cpu/sglang.yaml")
         first = ["run", config, f"run_dir={self.run_dir}", *self.words]
         again = ["run", "--resume", str(self.run_dir), "--allow-changed-plugins"]
         with (self.run_dir.parent / "output.log").open("ab") as log:
@@ -111,12 +111,13 @@ class Run:
         self.seen += [(time.monotonic(), json.loads(line)) for line in fresh.splitlines()]
 
     def servers(self) -> list[int]:
-        """Process groups of the servers that run: children of their keepers, which are named on command lines."""
+        """Process groups of the servers that run: children of their keepers, which have their logs as arguments."""
         assert self.process is not None
         found = []
         for keeper in descendants(self.process.pid):
             with suppress(OSError):
-                if b"areal_servers.keeper" in Path(f"/proc/{keeper}/cmdline").read_bytes():
+                words = Path(f"/proc/{keeper}/cmdline").read_bytes().split(b"\0")
+                if any(word.endswith(b"keeper.py") for word in words) and any(b"/logs/server-" in w for w in words):
                     found += children(keeper)
         return found
 
@@ -190,8 +191,7 @@ def rows(run: Run, faults: list[Fault], audit: dict[str, Any]) -> list[tuple[str
     """The table."""
     total: Counter[str] = Counter()
     for _, metrics in run.seen:
-        total.update({name: value for name, value in metrics.items() if name in
-                      ("servers/pieces", "servers/continued", "servers/failed", "batch/sequences")})  # fmt: skip
+        total.update({name: metrics.get(name, 0.0) for name in COUNTED})
     table = []
     for kind in KINDS:
         mine = [fault for fault in faults if fault.kind == kind]

@@ -31,14 +31,15 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.distributed import PrefixStore, TCPStore
 
+from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
 from areal_core.ledger.store import Ledger
-from areal_core.rollout.controller import RolloutController, RolloutPolicy
+from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.staleness import StalenessBound
 from areal_core.testing.fakes import CountingDataset
+from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
@@ -115,7 +116,7 @@ class Sender:
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
         self._name, self._group = "", None
 
-    async def join(self, engine: SGLangEngine) -> float:
+    async def join(self, engine: ServerFleet) -> float:
         """Form the group where there is none; seconds."""
         began = time.monotonic()
         group = await engine.form_group("127.0.0.1", self._store.port, self.backend, self._name)
@@ -145,9 +146,8 @@ async def stall(arguments: argparse.Namespace) -> None:
     """See the module's text."""
     log = Path(tempfile.mkdtemp(prefix="areal-stall-"))
     settings = settings_of(arguments, arguments.interval)
-    engine = SGLangEngine(settings, log, gpus=[0] if torch.cuda.is_available() else None)
     adapter = Watching(settings, keeps_requests=arguments.keep_requests)
-    engine.adapter = adapter
+    engine = ServerFleet(settings, adapter, log, gpus=[0] if torch.cuda.is_available() else None)
     await engine.start(ModelReference(arguments.model, arguments.dtype))
     device = torch.device("cuda", torch.cuda.device_count() - 1) if torch.cuda.is_available() else "cpu"
     if torch.cuda.is_available():
@@ -237,10 +237,9 @@ async def through_controller(engine, arguments: argparse.Namespace, requests: in
     with tempfile.TemporaryDirectory() as folder:
         groups, size = arguments.concurrent // 8, 8
         runner = EpisodeRunner(OneAnswer(arguments), engine, None, None)
-        ledger = Ledger(Path(folder))
-        bound = StalenessBound(groups, 10**6, 2)
+        ledger = Ledger(Path(folder) / "ledger", Path(folder))
         controller = RolloutController(
-            RolloutPolicy(bound, size, "keep"),
+            RolloutSection(batch_size=groups, group_size=size, max_staleness=10**6, stale="keep"),
             runner,
             engine,
             CountingDataset(4096),
@@ -299,7 +298,7 @@ async def throughput(arguments: argparse.Namespace) -> None:
         settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
     )
     await engine.start(ModelReference(arguments.model, arguments.dtype))
-    connection = engine._members["server-0"].connection
+    connection = engine.roster.members["server-0"].connection
     address = connection.address
     ratios = []
     try:

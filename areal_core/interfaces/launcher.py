@@ -58,11 +58,15 @@ class ProcessSpecification:
     speaks: bool = False
 
 
+LOST = -100
+"""In place of an exit code: the node of the process, or the way to it, is gone."""
+
+
 class ProcessEnd(NamedTuple):
     """How a process has ended.
 
     Attributes:
-        code: exit code; negative for the signal that killed it.
+        code: exit code; negative for the signal that killed it; `LOST`.
         last_words: the end of what it wrote.
     """
 
@@ -71,15 +75,17 @@ class ProcessEnd(NamedTuple):
 
     def describe(self) -> str:
         """In words, with what it wrote last."""
+        if self.code == LOST:
+            return f"was lost with its node {self.last_words}"
         how = describe_exit(self.code)
         return f"{how}; the end of its log:\n{self.last_words}" if self.last_words else how
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words: `exit code 1`, `killed by SIGKILL`."""
+    """An exit code in words: `ended with exit code 1`, `was killed by SIGKILL`."""
     import signal
 
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 class RunningProcess(Protocol):

@@ -38,7 +38,7 @@ class LocalLauncher:
     def lost(self) -> Mapping[str, str]:
         """See `Launcher.lost`."""
         code = self._warden.poll() if self._warden is not None else None
-        return {} if code is None else {"this machine": f"its warden ended with {describe_exit(code)}"}
+        return {} if code is None else {"this machine": f"its warden {describe_exit(code)}"}
 
     def close(self) -> None:
         """See `Launcher.close`: a warden ends by itself when the supervisor lets go of it."""

@@ -1,8 +1,8 @@
 """The warden of a node: `python -m areal_core.launchers.warden SUPERVISOR LEASE_S`, standard library only.
 
 Connects to the supervisor of a run, says what its node has, and starts, signals and ends processes as it is told, each
-under a keeper (`keeper.py`). When the supervisor is gone, or has been silent for longer than the lease, everything ends.
-A signal that would end it (a scheduler takes the node away) is told to the supervisor, which decides.
+under a keeper (`keeper.py`). When the supervisor is gone, or silent for longer than the lease, everything ends. A
+signal that would end it (a scheduler takes the node away) is told to the supervisor, which decides.
 """
 
 from __future__ import annotations

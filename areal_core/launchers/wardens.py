@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import LOST, ProcessEnd
 from areal_core.messages import Channel, ChannelClosed, serve
 from areal_core.messages.processes import (
     Alive,
@@ -36,8 +36,6 @@ LEASE_S = 60.0
 START_TIMEOUT_S = 120.0
 LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
-LOST_CODE = -100
-"""In place of an exit code: the node, or the way to it, is gone."""
 SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
 """Where a process that speaks finds its supervisor, and its own name."""
 
@@ -223,7 +221,7 @@ class Wardens:
             self.nodes.remove(node)
             # Whatever runs there has ended, or will within the lease.
             for process in [p for p in self.processes.values() if p.node is node]:
-                self._set_end(process, ProcessEnd(LOST_CODE, f"the node {node.ready.host} was lost"))
+                self._set_end(process, ProcessEnd(LOST, node.ready.host))
 
     def _hear(self, process: SupervisedProcess, message: Any, number: int) -> None:
         process.heard = time.monotonic()

@@ -120,8 +120,8 @@ class RewardPool:
             waited: set[asyncio.Future[Any]] = {arriving, exited}
             await asyncio.wait(waited, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not arriving.done():
-                how = exited.result().describe() if exited.done() else f"not ready within {START_TIMEOUT_S:g} s"
-                raise RunError(f"a reward process ended before it was ready: {how}")
+                how = exited.result().describe() if exited.done() else f"took longer than {START_TIMEOUT_S:g} s"
+                raise RunError(f"a reward process is not ready: it {how}")
         finally:
             exited.cancel()
         worker = _Worker(process, arriving.result())
@@ -172,7 +172,7 @@ class RewardPool:
             return
         if worker.sent:
             head = worker.sent.popleft()
-            died = f"the reward process died with {describe_exit(end.code)} while it scored this"
+            died = f"the reward process {describe_exit(end.code)} while it scored this"
             if not head.result.done():
                 head.result.set_exception(RewardError(worker.killed_because or died))
             self._waiting.extendleft(reversed(worker.sent))

@@ -199,7 +199,7 @@ class Supervisor:
                 process = silent[0]
                 end = process.ended.result()
                 return RunError(
-                    f"{process.name} on {process.node.ready.host} ended with {end.describe()}",
+                    f"{process.name} on {process.node.ready.host} {end.describe()}",
                     hints=[f"its log: {self._log(process.name)}"],
                 )
             if time.monotonic() > deadline or all(process.ended.done() for process in self._essential()):

@@ -9,29 +9,22 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAXIMUM_FILE, MAXIMUM_FUNCTION, MAXIMUM_LINE = 300, 60, 120
-# The design asks for 5,000 in the core. It is over: this holds the line where it is until it has been cut. What all
-# kinds of inference servers share counts by itself: plugins of two kinds are thin because of it.
-MAXIMUM_CORE, MAXIMUM_SERVERS, MAXIMUM_PLUGINS = 8_000, 1_500, 10_000
+MAXIMUM_CORE, MAXIMUM_PLUGIN = 8_000, 1_500
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "experimental"}
-SKIPPED = {
-    ".git",
-    ".venv",
-    "venv",
-    "runs",
-    "build",
-    "dist",
-    "__pycache__",
-    ".mypy_cache",
-    ".ruff_cache",
-    "node_modules",
-}
+GENERATED = {"venv", "runs", "build", "dist"}
+"""Folders of the repository that no commit holds, beside those whose names begin with a dot."""
+PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
 
 
 def python_files(*folders: str) -> list[Path]:
     """The Python files below folders of the repository, generated folders left out."""
     roots = [ROOT / folder for folder in folders] if folders else [ROOT]
     found = (path for root in roots for path in root.rglob("*.py"))
-    return sorted(path for path in found if not SKIPPED & set(path.relative_to(ROOT).parts[:-1]))
+    return sorted(path for path in found if not _is_generated(path.relative_to(ROOT)))
+
+
+def _is_generated(path: Path) -> bool:
+    return path.parts[0] in GENERATED or any(part.startswith((".", "__")) for part in path.parts[:-1])
 
 
 def code_lines(path: Path) -> set[int]:
@@ -95,17 +88,25 @@ def _is_ellipsis(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and node.value.value is Ellipsis
 
 
-@pytest.mark.parametrize(
-    ("folder", "left_out", "maximum"),
-    [
-        ("areal_core", {"testing", "servers"}, MAXIMUM_CORE),
-        ("areal_core/servers", set(), MAXIMUM_SERVERS),
-        ("plugins", {"tests"}, MAXIMUM_PLUGINS),
-    ],
-)
-def test_the_whole_stays_small(folder, left_out, maximum):
-    files = [path for path in python_files(folder) if not left_out & set(path.relative_to(ROOT).parts)]
-    assert sum(len(code_lines(path)) for path in files) < maximum
+def lines_of(folder: Path, left_out: str) -> int:
+    """Lines of code below a folder, without one of its folders."""
+    files = [path for path in python_files(str(folder)) if left_out not in path.relative_to(ROOT).parts]
+    return sum(len(code_lines(path)) for path in files)
+
+
+def test_the_core_stays_small():
+    assert lines_of(ROOT / "areal_core", "testing") < MAXIMUM_CORE
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_stays_small(plugin):
+    assert lines_of(plugin, "tests") < MAXIMUM_PLUGIN
+
+
+def test_nothing_is_squeezed_past_the_formatter():
+    """In what is shipped; tables of tests may be laid out by hand."""
+    squeezed = [path for path in python_files("areal_core", "plugins") if "tests" not in path.parts]
+    assert [str(path) for path in squeezed if "# fmt:" in path.read_text()] == []
 
 
 def test_no_folder_or_file_is_a_drawer_for_everything():

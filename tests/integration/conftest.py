@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG = """\
-plugins: [grpo, hf, fsdp]
+plugins: [grpo, hf, fsdp, view]
 steps: 4
 model: {path: model}
 dataset: grpo/additions
@@ -27,7 +27,7 @@ rewards:
   - type: grpo/right_result
   - "parts.py:digits"
 sampling: {max_new_tokens: 8}
-rollout: {batch_size: 4, group_size: 4, max_staleness: 1, stall_timeout_s: 60}
+rollout: {batch_size: 4, group_size: 4, max_staleness: 1, stall_timeout_s: 600}
 inference_engine: {type: hf, max_concurrent_requests: 32}
 train_engine: {type: fsdp, learning_rate: 1e-2}
 algorithm: grpo
@@ -68,7 +68,7 @@ class Workplace:
             text=True,
         )
 
-    def areal(self, *words: str, timeout: float = 180) -> Outcome:
+    def areal(self, *words: str, timeout: float = 600) -> Outcome:
         """Run `areal` to its end."""
         process = self.start(*words)
         out, err = process.communicate(timeout=timeout)
@@ -83,7 +83,7 @@ class Workplace:
         """The exported parameters of a run."""
         return (self.folder / run / "model" / "model.safetensors").read_bytes()
 
-    def wait_for(self, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 90) -> None:
+    def wait_for(self, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 600) -> None:
         """Wait until something is so, and fail with the program's words where it ends before."""
         import time
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from areal_core.data import PackedBatch, Trajectory
+from areal_core.data import PackedBatch, PromptGroup, Trajectory
 from areal_core.errors import RunError
-from areal_core.ledger.store import Ledger
+from areal_core.ledger.store import DATABASE, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-def batch_of(numbers: list[int], tokens: int = 8) -> tuple[list[tuple[int, range]], PackedBatch]:
+def batch_of(numbers: list[int], tokens: int = 8) -> tuple[list[PromptGroup], PackedBatch]:
     """A group of one sequence for each number."""
     trajectories = [
         Trajectory(
@@ -33,7 +34,13 @@ def batch_of(numbers: list[int], tokens: int = 8) -> tuple[list[tuple[int, range
         )
         for number in numbers
     ]
-    return [(n, range(i, i + 1)) for i, n in enumerate(numbers)], PackedBatch.from_trajectories(trajectories)
+    batch = PackedBatch.from_trajectories(trajectories)
+    return [PromptGroup(n, (n, 0), batch=batch, rows=range(i, i + 1)) for i, n in enumerate(numbers)], batch
+
+
+def open_ledger(run_dir: Path, epoch: int = 1) -> Ledger:
+    """The ledger of an epoch of a run."""
+    return Ledger(run_dir / "epochs" / f"{epoch:06d}" / "ledger", run_dir)
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
-    ledger = Ledger(small_disk)
+    ledger = open_ledger(small_disk)
     ledger.issued(0, 0, 0)
     ledger.flush(*batch_of([0]))
     for number in (1, 2):
@@ -59,21 +66,22 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
     with pytest.raises(RunError, match="the disk is full"):
         ledger.flush(*batch_of([1, 2], tokens=20_000))
     assert [group.number for group in ledger.finished()] == [0]
-    again = Ledger(small_disk)
+    ledger.close()
+    again = open_ledger(small_disk)
     assert [group.number for group in again.finished()] == [0]
 
 
 def test_segments_go_when_their_groups_are_committed(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+    ledger = open_ledger(tmp_path)
     for number in range(4):
         ledger.issued(number, number, 0)
     ledger.flush(*batch_of([0, 1]))
     ledger.flush(*batch_of([2, 3]))
     ledger.consumed([0, 1], step=0)
-    ledger.commit(1, "step-1", 4)
+    ledger.commit(1, tmp_path / "step-1", 4)
     assert len(list(ledger.folder.glob("*.safetensors"))) == 1
     ledger.consumed([2], step=1)
-    ledger.commit(1, "step-1", 4)
+    ledger.commit(1, tmp_path / "step-1", 4)
     groups = ledger.finished()
     assert [g.number for g in groups] == [3]
     ledger.rollback(discard=False)
@@ -85,11 +93,56 @@ def test_segments_go_when_their_groups_are_committed(tmp_path: Path) -> None:
 
 def test_a_segment_is_whole_before_it_is_named(tmp_path: Path) -> None:
     """A process killed between segment and transaction leaves a file that no row names; it is never read."""
-    ledger = Ledger(tmp_path)
+    ledger = open_ledger(tmp_path)
     ledger.issued(0, 0, 0)
     ledger.flush()
     (ledger.folder / "000000000.safetensors").write_bytes(os.urandom(100))
-    again = Ledger(tmp_path)
+    ledger.close()
+    again = open_ledger(tmp_path)
     assert again.unfinished() == [0]
     again.flush(*batch_of([0]))
     assert [g.number for g in again.finished()] == [0]
+
+
+def test_a_second_reader_is_refused_and_never_told_that_there_is_nothing(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    ledger.issued(0, 0, 0)
+    ledger.flush()
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        sqlite3.connect(ledger.folder / DATABASE, timeout=0.1).execute("SELECT * FROM groups")
+    ledger.close()
+
+
+def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp_path: Path) -> None:
+    """Also of an owner that was killed: what it had committed stands in its write-ahead log."""
+    first = open_ledger(tmp_path)
+    for number in range(3):
+        first.issued(number, number, 0)
+    first.flush(*batch_of([0, 1]))
+    first.consumed([0], step=0)
+    first.commit(1, tmp_path / "epochs/000001/checkpoints/step-000001", 3)
+    first.consumed([1], step=1)  # and then it is killed: nothing is closed
+    before = {path: path.read_bytes() for path in first.folder.iterdir()}
+    second = Ledger.take_over(tmp_path / "epochs/000002/ledger", [first.folder], tmp_path)
+    second.rollback(discard=False)
+    assert second.committed_step == 1
+    assert second.checkpoint == tmp_path / "epochs/000001/checkpoints/step-000001"
+    assert [group.number for group in second.finished()] == [1]
+    assert second.unfinished() == [2]
+    second.flush(*batch_of([2]))
+    assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
+    second.consumed([1, 2], step=1)
+    second.commit(2, tmp_path / "epochs/000002/checkpoints/step-000002", 3)
+    assert list(first.folder.iterdir()) == [], "after its own commit nothing of the former epoch is needed"
+    first._database.close()
+    second.close()
+
+
+def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path) -> None:
+    first = open_ledger(tmp_path)
+    first.issued(0, 0, 0)
+    first.close()
+    folders = [first.folder, tmp_path / "epochs/000002/ledger"]
+    third = Ledger.take_over(tmp_path / "epochs/000003/ledger", folders, tmp_path)
+    assert third.unfinished() == [0]
+    third.close()

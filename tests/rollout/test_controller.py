@@ -13,14 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.data.sampler import PromptSampler
+from areal_core.background import on_failure
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
-from areal_core.ledger.audit import audit_run
+from areal_core.config.sections import RolloutSection
+from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
-from areal_core.rollout.controller import RolloutController, RolloutPolicy
+from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.staleness import StalenessBound, token_staleness
+from areal_core.rollout.staleness import token_staleness
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -29,6 +31,18 @@ if TYPE_CHECKING:
 
     from areal_core.data import Episode
     from areal_core.interfaces import RolloutWorkflow, WorkflowContext
+
+
+def ledger_folders(run_dir: Path) -> tuple[Path, list[Path]]:
+    """The ledger of a new epoch, and those before it."""
+    former = sorted(run_dir.glob("epochs/*/ledger"))
+    return run_dir / "epochs" / f"{len(former) + 1:06d}" / "ledger", former
+
+
+def audited(run_dir: Path) -> list[str]:
+    """What an audit finds wrong; that there is no checkpoint is no matter here."""
+    problems = audit_folder(ledger_folders(run_dir)[1][-1], run_dir, PromptSampler(7, seed=3)).problems
+    return [problem for problem in problems if "checkpoint" not in problem]
 
 
 def build(
@@ -44,7 +58,7 @@ def build(
     retries: int = 0,
     **policy: Any,
 ) -> tuple[RolloutController, Ledger]:
-    ledger = Ledger(folder)
+    ledger = Ledger.take_over(*ledger_folders(folder), folder)
     engine = engine or FakeEngine()
     runner = EpisodeRunner(
         workflow or FakeWorkflow(),
@@ -54,8 +68,11 @@ def build(
         max_retries=retries,
         on_failure=ledger.failed,
     )
+    section = RolloutSection(
+        batch_size=batch_size, max_staleness=max_staleness, pipeline_depth=depth, group_size=group_size, **policy
+    )
     controller = RolloutController(
-        RolloutPolicy(StalenessBound(batch_size, max_staleness, depth), group_size, **policy),
+        section,
         runner,
         engine,
         CountingDataset(7),
@@ -138,13 +155,12 @@ def test_any_interleaving_progresses_within_the_bound(
             under_way = controller.counts.running + controller.counts.ready
             assert under_way <= depth * 4
             assert controller.counts.consumed + under_way <= (staleness + trained + 1) * 4
-        controller.commit(0, "none")
+        controller.commit(0, folder / "none")
         await controller.close()
         ledger.close()
 
     asyncio.run(run())
-    audit = audit_run(folder, PromptSampler(7, seed=3))
-    assert [p for p in audit.problems if "checkpoint" not in p] == []
+    assert audited(folder) == []
 
 
 def test_staleness_zero_is_synchronous(tmp_path: Path) -> None:
@@ -268,7 +284,7 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(tmp_path: Pat
             batches.append(batch)
             await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
             if step == 0:
-                controller.commit(1, "step-1")
+                controller.commit(1, tmp_path / "step-1")
         for task in controller._running:  # as if killed: nothing is closed or flushed
             task.cancel()
         return batches
@@ -284,7 +300,7 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(tmp_path: Pat
             batch, _ = await controller.next_batch(step)
             batches.append(batch)
             await controller.publish(WeightUpdate(4 + step, tmp_path), step + 1)
-        controller.commit(4, "step-4")
+        controller.commit(4, tmp_path / "step-4")
         await controller.close()
         ledger.close()
         return batches
@@ -296,5 +312,29 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(tmp_path: Pat
         assert torch.equal(one["versions"], other["versions"])
     consumed = [g for batch in [before[0], *after] for g in batch["group_id"].unique().tolist()]
     assert len(consumed) == len(set(consumed))
-    problems = audit_run(tmp_path, PromptSampler(7, seed=3)).problems
-    assert [p for p in problems if "checkpoint" not in p] == []
+    assert audited(tmp_path) == []
+
+
+def test_whatever_raises_in_the_background_ends_the_process_with_its_cause(tmp_path: Path) -> None:
+    """A data set that fails, a filter that raises: never a run that stalls without a word."""
+    told: list[tuple[str, BaseException]] = []
+
+    def keep(rewards: Any) -> bool:
+        raise ZeroDivisionError("in the filter")
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, keep=keep)
+        controller.start()
+        async with asyncio.timeout(60):
+            while not told:
+                await asyncio.sleep(0.01)
+        await controller.close()
+        ledger.close()
+
+    former = on_failure(lambda name, error: told.append((name, error)))
+    try:
+        asyncio.run(run())
+    finally:
+        on_failure(former)
+    assert str(told[0][1]) == "in the filter"
+    assert told[0][0].startswith("episode")

@@ -136,7 +136,7 @@ def test_the_death_of_the_process_fails_what_waits(model_folder, tmp_path):
         found = await within(asyncio.gather(*tasks, update, return_exceptions=True))
         for error in found:
             assert isinstance(error, RunError)
-            assert "has died: killed by SIGKILL" in str(error)
+            assert "has died: it was killed by SIGKILL" in str(error)
         with pytest.raises(RunError, match="has died"):
             await engine.generate(request("late", [5]))
         await engine.close()

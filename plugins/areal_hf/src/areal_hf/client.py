@@ -109,7 +109,7 @@ class HFEngine:
             exited.cancel()
         if not connected.done():
             end = (await self._process.wait()).describe()
-            raise RunError(f"the embedded engine could not start with {model.path}: {end}")
+            raise RunError(f"the embedded engine could not start with {model.path}: it {end}")
         self._channel = connected.result()
         try:
             self._channel.post(Load(self._settings.model_dump_json(), model))
@@ -279,7 +279,7 @@ class HFEngine:
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
-        return (await self._process.end()).describe()
+        return f"it {(await self._process.end()).describe()}"
 
     async def _fail(self, reason: str) -> None:
         """End the process where it still runs, and everything that waits for it."""

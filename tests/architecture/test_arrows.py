@@ -1,0 +1,156 @@
+"""Arrows between rooms and between files: what may import what, and that no files of a room form a circle.
+
+An import under `TYPE_CHECKING` is an arrow between rooms as any other, for it says who must know whom; a circle of
+files is one of imports that are executed, at the top of a file or inside of a function.
+"""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "areal_core"
+PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
+
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "background": set(),
+    "plugins": {"errors", "config"},
+    "config": {"errors", "plugins"},
+    "cli": {"errors", "plugins", "config", "runs"},
+    "data": {"errors"},
+    "interfaces": {"data", "errors"},
+    "messages": {"errors", "background", "interfaces"},
+    "launchers": {"errors", "background", "interfaces", "messages", "config"},
+    "algorithms": {"config", "data", "interfaces"},
+    "workflows": {"config", "data", "interfaces"},
+    "rewards": {"errors", "background", "interfaces", "messages", "config"},
+    "ledger": {"errors", "data"},
+    "rollout": {"errors", "background", "config", "data", "interfaces", "messages", "ledger", "rewards"},
+    "training": {"errors", "config", "data", "interfaces", "messages", "ledger"},
+    "runs": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "ledger",
+             "rewards", "rollout", "training"},
+    "library": {"errors", "config", "runs"},
+    "testing": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "rewards",
+                "rollout"},
+}  # fmt: skip
+"""For each room of the core the rooms that it knows. Only `plugins` and `config` know each other: a config names
+plugins, and events hand one on; their files form no circle either."""
+
+PUBLIC = {
+    "areal_core.algorithms", "areal_core.background", "areal_core.cli.request", "areal_core.config", "areal_core.data",
+    "areal_core.errors", "areal_core.interfaces", "areal_core.launchers.keepers", "areal_core.library",
+    "areal_core.messages", "areal_core.plugins", "areal_core.runs", "areal_core.testing",
+}  # fmt: skip
+"""What plugins may import: these names and, of `algorithms`, `data`, `interfaces` and `testing`, their modules."""
+OPEN = {"areal_core.algorithms", "areal_core.data", "areal_core.interfaces", "areal_core.testing"}
+
+
+def executed_imports(tree: ast.AST, modules: Collection[str]) -> set[str]:
+    """Which of some modules a file imports when it runs; those for type checkers left out."""
+    names: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            taken = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= taken if taken <= set(modules) else {*taken, str(node.module)}  # a package for its files' sake
+        names |= executed_imports(node, modules)
+    return names & set(modules)
+
+
+def all_imports(tree: ast.AST) -> set[str]:
+    """Modules that a file imports, for type checkers too, without the names that it takes from them."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return names
+
+
+def module_files(folder: Path, base: Path) -> dict[str, Path]:
+    """Modules below a folder by their dotted names."""
+    return {
+        ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in folder.rglob("*.py")
+    }
+
+
+def room(module: str) -> str:
+    return ([*module.split("."), ""])[1]
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(ROOMS))
+def test_a_room_knows_only_the_rooms_below_it(name: str) -> None:
+    modules = {m: p for m, p in module_files(CORE, ROOT).items() if room(m) == name}
+    assert modules, f"there is no room {name}"
+    wrong = []
+    for module, path in modules.items():
+        for imported in all_imports(parsed(path)):
+            known = room(imported)
+            if imported.startswith("areal_core.") and known != name and known not in ROOMS[name]:
+                wrong.append(f"{module} -> {imported}")
+    assert sorted(wrong) == []
+
+
+def test_every_room_is_on_the_plan() -> None:
+    rooms = {room(module) for module in module_files(CORE, ROOT)} - {"", "__main__"}
+    assert rooms == set(ROOMS)
+
+
+def test_rooms_form_no_circle() -> None:
+    known = {name: below - ({"config"} if name == "plugins" else set()) for name, below in ROOMS.items()}
+    tuple(TopologicalSorter(known).static_order())
+
+
+@pytest.mark.parametrize("folder", [CORE, *(plugin / "src" for plugin in PLUGINS)], ids=lambda f: f.parent.name)
+def test_files_form_no_circle(folder: Path) -> None:
+    base = ROOT if folder == CORE else folder
+    modules = module_files(folder, base)
+    arrows = {module: executed_imports(parsed(path), modules) - {module} for module, path in modules.items()}
+    try:
+        tuple(TopologicalSorter(arrows).static_order())
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))
+
+
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
+def test_a_plugin_imports_only_what_is_public(plugin: Path) -> None:
+    wrong = []
+    for path in (plugin / "src").rglob("*.py"):
+        for name in all_imports(parsed(path)):
+            if name.startswith("areal_core") and name not in PUBLIC:
+                if not any(name.startswith(f"{package}.") for package in OPEN):
+                    wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert sorted(wrong) == []
+
+
+def test_only_one_place_starts_background_work() -> None:
+    """Tasks and threads, in the core and in plugins."""
+    starters = {"create_task", "ensure_future", "Thread", "run_coroutine_threadsafe"}
+    found = []
+    for path in [*CORE.rglob("*.py"), *(p for plugin in PLUGINS for p in (plugin / "src").rglob("*.py"))]:
+        if path == CORE / "background.py" or "worker" in path.parts:  # a worker runs inside of vLLM
+            continue
+        for node in ast.walk(parsed(path)):
+            name = getattr(node, "attr", getattr(node, "id", ""))
+            if isinstance(node, ast.Attribute | ast.Name) and name in starters:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+    allowed = {"ensure_future"}  # of something that is awaited a few lines further down
+    assert [place for place in found if place.rsplit(" ", 1)[1] not in allowed] == []

@@ -1,0 +1,344 @@
+"""Channels between event loops, threads and processes: what arrives is what was sent, or an error that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping  # noqa: TC003 - annotations of messages are read at run time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_core.messages import (
+    BlockingChannel,
+    ChannelClosed,
+    ChannelCorrupt,
+    Credentials,
+    FrameDecoder,
+    connect,
+    encode_frame,
+    message,
+    private_folder,
+    serve,
+)
+from areal_core.messages import scores  # noqa: F401 - a receiver knows only messages that it has imported
+from areal_core.messages.credentials import Failed
+
+HANG_S = 60
+"""Nothing here takes a second; what takes a minute hangs."""
+
+
+@message
+class Inner:
+    name: str
+    shape: tuple[int, ...]
+
+
+@message
+class Parcel:
+    number: int
+    words: list[str]
+    scale: float
+    inner: Inner | None
+    folder: Path
+    extra: Mapping[str, Any]
+    content: bytes = b""
+
+
+@message
+class Small:
+    text: str = ""
+
+
+def parcel(number: int, content: bytes = b"") -> Parcel:
+    return Parcel(number, ["é", "b"], 0.5, Inner("x", (1, 2)), Path("/a/b"), {"k": [1, None, True]}, content)
+
+
+async def echo(channel):
+    while True:
+        channel.post(await channel.receive())
+
+
+def run(scenario, handler=echo, credentials=None, address=None):
+    async def body():
+        with private_folder() as folder:
+            server = await serve(address or f"unix:{folder / 'socket'}", handler, credentials)
+            try:
+                return await asyncio.wait_for(scenario(server.address), HANG_S)
+            finally:
+                server.close()
+
+    return asyncio.run(body())
+
+
+def test_messages_come_back_equal_and_in_order():
+    async def scenario(address):
+        channel = await connect(address, 5)
+        sent = [parcel(i, bytes([i % 256]) * i) for i in range(500)]
+        for each in sent:
+            channel.post(each)
+        assert [await channel.receive() for _ in sent] == sent
+        await channel.close()
+
+    run(scenario)
+
+
+def test_a_payload_of_hundreds_of_megabytes_passes():
+    payload = os.urandom(1 << 20) * 150
+
+    async def scenario(address):
+        channel = await connect(address, 5)
+        channel.post(parcel(1, payload))
+        channel.post(Small("behind"))
+        assert (await channel.receive()).content == payload
+        assert await channel.receive() == Small("behind")
+
+    run(scenario)
+
+
+def test_messages_of_one_turn_of_the_loop_are_one_write():
+    async def scenario(address):
+        channel = await connect(address, 5)
+        await asyncio.sleep(0)
+        writes = []
+        write = channel._transport.writelines
+        channel._transport.writelines = lambda pieces: (writes.append(len(pieces)), write(pieces))
+        for i in range(1000):
+            channel.post(Small(str(i)))
+        assert not writes
+        await channel.receive()
+        assert writes == [1000]
+
+    run(scenario)
+
+
+def test_a_request_has_its_reply_whatever_the_order():
+    async def answer(channel):
+        first, second = [await channel.receive_request() for _ in range(2)]
+        for asked, number in (second, first):
+            channel.reply(number, Small(f"answer to {asked.text}"))
+        await channel.receive()
+
+    async def scenario(address):
+        channel = await connect(address, 5)
+        both = [channel.request(Small(word), HANG_S, "an answer") for word in ("one", "two")]
+        assert await asyncio.gather(*both) == [Small("answer to one"), Small("answer to two")]
+
+    run(scenario, answer)
+
+
+def test_a_request_that_fails_is_not_answered_or_loses_its_peer():
+    async def answer(channel):
+        channel.reply((await channel.receive_request())[1], Failed("no such thing", ("look elsewhere",)))
+        await channel.receive()  # not answered
+        await channel.receive()  # the peer ends in the middle of this one
+
+    async def scenario(address):
+        channel = await connect(address, 5)
+        with pytest.raises(RunError, match="no such thing") as caught:
+            await channel.request(Small(), HANG_S, "an answer")
+        assert caught.value.hints == ("look elsewhere",)
+        with pytest.raises(RunError, match="no answer within 0.1 s: waited for an answer"):
+            await channel.request(Small(), 0.1, "an answer")
+        with pytest.raises(ChannelClosed):
+            await channel.request(Small(), HANG_S, "an answer")
+
+    run(scenario, answer)
+
+
+def test_the_folder_is_private_and_goes_away():
+    with private_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert len(str(folder / "socket")) < 108
+    assert not folder.exists()
+
+
+def test_nobody_listening_is_a_timeout(tmp_path):
+    with pytest.raises(TimeoutError, match="nobody listens"):
+        asyncio.run(connect(f"unix:{tmp_path / 'socket'}", 0.1))
+    with pytest.raises(TimeoutError, match="nobody listens"):
+        BlockingChannel.connect(f"unix:{tmp_path / 'socket'}", 0.1)
+
+
+@pytest.mark.parametrize(
+    "shown", [Credentials("wrong", 3), Credentials("right", 2), Credentials("", 0)], ids=["token", "epoch", "none"]
+)
+def test_whoever_shows_other_credentials_is_not_let_in(shown):
+    served = []
+
+    async def handler(channel):
+        served.append(channel.peer)
+        await echo(channel)
+
+    async def scenario(address):
+        channel = await connect(address, 5, "stranger", shown)
+        channel.post(Small("hello?"))
+        refusal = await channel.receive()
+        assert "another run's" in refusal.reason or "epoch 2 of the run is over" in refusal.reason
+        with pytest.raises(ChannelClosed):
+            await channel.receive()
+        friend = await connect(address, 5, "friend", Credentials("right", 3))
+        friend.post(Small("hello"))
+        assert await friend.receive() == Small("hello")
+
+    run(scenario, handler, Credentials("right", 3), "tcp:127.0.0.1:0")
+    assert served == ["friend"]
+
+
+def test_tcp_is_served_only_behind_a_token():
+    with pytest.raises(ValueError, match="behind a token"):
+        run(None, credentials=Credentials(), address="tcp:127.0.0.1:0")
+
+
+CHILD = """
+import sys, time
+from areal_core.messages import BlockingChannel
+from areal_core.messages.scores import ScoreFailed
+channel = BlockingChannel.connect(sys.argv[1], 60)
+channel.send(ScoreFailed("last words"))
+time.sleep(600)
+"""
+
+
+def test_a_killed_peer_is_noticed_and_its_last_words_are_heard():
+    heard = []
+
+    async def handler(channel):
+        heard.append((await channel.receive()).error)
+        process.send_signal(signal.SIGKILL)
+        with pytest.raises(ChannelClosed):
+            await channel.receive()
+        with pytest.raises(ChannelClosed):
+            channel.post(Small("hello"))
+        heard.append("closed")
+
+    async def scenario(address):
+        nonlocal process
+        process = subprocess.Popen([sys.executable, "-c", CHILD, address])
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+
+    process: Any = None
+    run(scenario, handler)
+    process.wait()
+    assert heard == ["last words", "closed"]
+
+
+def test_a_waiting_receiver_may_be_cancelled():
+    async def scenario(address):
+        channel = await connect(address, 5)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(channel.receive(), 0.05)
+        channel.post(Small("still works"))
+        assert await channel.receive() == Small("still works")
+
+    run(scenario)
+
+
+def frame(header: bytes) -> bytes:
+    return b"ARL2" + len(header).to_bytes(4, "little") + bytes(8) + header
+
+
+SMALL = f"{Small.__module__}.Small".encode()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"ARL2" + b"\xff" * 12,
+        frame(b"{x}"),
+        frame(b"{}"),
+        frame(b'["os.system",0,{"command":"true"}]'),
+        frame(b'["%s",0,{"text":7}]' % SMALL),
+        frame(b'["%s",0,{"text":"a","more":"b"}]' % SMALL),
+        frame(b'["%s","x",{"text":"a"}]' % SMALL),
+    ],
+)
+def test_garbage_is_refused(garbage):
+    decoder = FrameDecoder()
+    with pytest.raises(ChannelCorrupt):
+        decoder.feed(garbage)
+
+
+def test_garbage_closes_the_channel():
+    seen = []
+
+    async def handler(channel):
+        seen.append("let in")
+
+    async def scenario(address):
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario, handler)
+    assert seen == []
+
+
+def test_frames_may_be_cut_anywhere():
+    messages = [parcel(1, b"abc"), Small(), parcel(2, b"\0" * 40)]
+    stream = b"".join(piece for m in messages for piece in encode_frame(m, 5))
+    for step in (1, 3, 17):
+        decoder = FrameDecoder()
+        frames = [f for i in range(0, len(stream), step) for f in decoder.feed(stream[i : i + step])]
+        assert [f.message for f in frames] == messages
+        assert {f.number for f in frames} == {5}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Parcel("7", [], 0.0, None, Path(), {}),  # type: ignore[arg-type]
+        Parcel(7, [1], 0.0, None, Path(), {}),  # type: ignore[list-item]
+        Parcel(7, [], "x", None, Path(), {}),  # type: ignore[arg-type]
+        Parcel(7, [], 0.0, Inner("a", (1, "b")), Path(), {}),  # type: ignore[arg-type]
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_the_receiver(wrong):
+    with pytest.raises(ChannelCorrupt):
+        FrameDecoder().feed(b"".join(encode_frame(wrong)))
+
+
+def test_what_cannot_be_sent_is_said_to_the_sender():
+    with pytest.raises(TypeError, match="object cannot be sent"):
+        encode_frame(Parcel(1, [], 0.0, None, Path(), {"value": object()}))
+    with pytest.raises(TypeError, match="not declared"):
+        encode_frame({"a": 1})
+
+
+def test_a_thread_without_an_event_loop():
+    outcome: list[Any] = []
+
+    def client(address):
+        channel = BlockingChannel.connect(address, HANG_S)
+        channel.send(parcel(1, b"x" * 3_000_000))
+        outcome.append(channel.receive(HANG_S).message)
+        with pytest.raises(TimeoutError):
+            channel.receive(0.1)
+        number = channel.send_request(Small("question"))
+        reply = channel.receive(HANG_S)
+        outcome.append((reply.message, reply.number + number))
+        with pytest.raises(ChannelClosed):
+            channel.receive(HANG_S)
+        channel.close()
+
+    async def handler(channel):
+        channel.post(await channel.receive())
+        channel.reply((await channel.receive_request())[1], Small("answer"))
+
+    async def scenario(address):
+        thread = threading.Thread(target=client, args=(address,))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    run(scenario, handler)
+    assert outcome == [parcel(1, b"x" * 3_000_000), (Small("answer"), 0)]

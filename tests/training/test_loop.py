@@ -1,0 +1,275 @@
+"""The training loop by itself: what it asks for, in which order, and what becomes of a run that is stopped."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from areal_core.config.sections import (
+    CheckpointSection,
+    EvaluationSection,
+    PlacementSection,
+    TrainingSection,
+)
+from areal_core.data import Metric, PackedBatch, Trajectory
+from areal_core.errors import RunError
+from areal_core.interfaces import LossResult
+from areal_core.training.checkpoint import Witness, restore_checkpoint
+from areal_core.training.journal import Journal
+from areal_core.training.loop import Trainer
+from areal_core.training.source import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def batch_of(*groups: int, tokens: int = 4) -> PackedBatch:
+    """Two sequences a group."""
+    trajectories = [
+        Trajectory(
+            {
+                "input_ids": torch.arange(tokens) + 10 * group + sample,
+                "loss_mask": torch.ones(tokens, dtype=torch.bool),
+                "logprobs": torch.zeros(tokens),
+                "versions": torch.zeros(tokens, dtype=torch.int32),
+                "turn_ids": torch.zeros(tokens, dtype=torch.int32),
+            },
+            {"group_id": torch.tensor(group), "reward": torch.tensor(float(sample))},
+        )
+        for group in groups
+        for sample in range(2)
+    ]
+    return PackedBatch.from_trajectories(trajectories)
+
+
+class Parts:
+    """Source, engine, algorithm and publication that write down what is asked of them."""
+
+    needs_rollouts, needs_reference, filter, outputs = True, False, None, ("logprobs",)
+
+    def __init__(self, *, interrupt_at: int = -1, skip: bool = False, score: float = 0.5) -> None:
+        self.asked: list[str] = []
+        self.trained: list[list[int]] = []
+        self.committed: list[tuple[int, str]] = []
+        self._interrupt_at = interrupt_at
+        self._skip = skip
+        self.scores = [score]
+
+    # The source.
+
+    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+        if step == self._interrupt_at:
+            raise Interrupted
+        self.asked.append(f"batch {step}")
+        return batch_of(4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3), {"reward/mean": 0.5}
+
+    def evaluate(self) -> dict[str, float]:
+        self.asked.append("evaluate")
+        return {"evaluation/reward": self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]}
+
+    def commit(self, step: int, checkpoint: Path) -> None:
+        assert (checkpoint / "trainer.json").is_file(), "committed before it was complete"
+        self.committed.append((step, checkpoint.name))
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+    # The engine.
+
+    def forward(self, batch: PackedBatch, outputs: Any) -> dict[str, torch.Tensor]:
+        return {"logprobs": torch.zeros(batch.token_count)}
+
+    def train(self, batch: PackedBatch, loss: Any, outputs: Any) -> dict[str, Metric]:
+        assert "loss_weights" in batch
+        assert "targets" in batch
+        self.trained.append(sorted(set(batch["group_id"].tolist())))
+        result = loss(batch, {})
+        return {**result.metrics, "loss": Metric.mean(float(len(self.trained))), "skipped": Metric.sum(self._skip)}
+
+    def save(self, folder: Path) -> None:
+        (folder / "parameters").write_text(str(len(self.trained)))
+
+    def load(self, folder: Path) -> None:
+        self.asked.append(f"load {(folder / 'parameters').read_text()}")
+
+    def export(self, folder: Path) -> None:
+        self.asked.append(f"export {folder.name}")
+        folder.mkdir(exist_ok=True)
+
+    # The algorithm.
+
+    def prepare(self, batch: PackedBatch, forward: Any, updates: int) -> PackedBatch:
+        self.asked.append(f"prepare for {updates}")
+        return batch.with_tokens(advantages=torch.zeros(batch.token_count))
+
+    def weigh(self, minibatch: PackedBatch) -> PackedBatch:
+        return minibatch.with_tokens(loss_weights=torch.ones(minibatch.token_count))
+
+    def loss(self, batch: PackedBatch, outputs: Any) -> LossResult:
+        counted = {"tokens": Metric.sum(float(batch.token_count)), "longest": Metric.maximum(batch.lengths)}
+        return LossResult(torch.zeros(()), counted)
+
+    # The publication.
+
+    def begin(self, version: int, trained: int) -> None:
+        self.asked.append(f"begin {version} after {trained}")
+
+    def publish(self, trained: int) -> int:
+        self.asked.append(f"publish {trained}")
+        return trained + 100
+
+    def verify(self, tolerance: float) -> dict[str, float]:
+        assert tolerance == 1e-3
+        return {}
+
+    def finish(self) -> None:
+        self.asked.append("published")
+
+    def release_memory(self) -> None:
+        self.asked.append("release memory")
+
+
+def config(steps: int = 3, **changes: Any) -> Any:
+    """The parts of a run's config that the loop reads."""
+    sections = {
+        "seed": 0,
+        "steps": steps,
+        "training": TrainingSection(),
+        "checkpoint": CheckpointSection(),
+        "evaluation": None,
+        "placement": PlacementSection(),
+        "model": SimpleNamespace(dtype="float32"),
+    }
+    return SimpleNamespace(**sections | changes)
+
+
+def train(folder: Path, parts: Any, settings: Any, step: int = 0, witness: Witness | None = None) -> bool:
+    journal = Journal(folder / "metrics.jsonl", step, phase=lambda _: nullcontext())
+    trainer = Trainer(settings, parts, {"actor": parts}, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
+    return trainer.run(step, 0, witness or Witness())
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_step_waits_learns_and_publishes(tmp_path: Path) -> None:
+    parts = Parts()
+    assert train(tmp_path, parts, config(2))
+    assert parts.asked == [
+        "begin 0 after 0", "batch 0", "prepare for 1", "publish 1", "batch 1", "prepare for 1", "publish 2",
+        "export model",
+    ]  # fmt: skip
+    assert parts.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert parts.committed == [(2, "step-000002")]
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert lines[0]["train/tokens"] == 32
+    assert lines[0]["train/longest"] == 4
+    assert lines[0]["version"] == 101
+    assert {"time/wait_s", "time/train_s", "time/publish_s", "time/step_s", "reward/mean"} <= lines[0].keys()
+
+
+def test_updates_share_a_batch_by_whole_groups(tmp_path: Path) -> None:
+    """Each group once in each epoch over the batch, in another order, and means are means over updates."""
+    parts = Parts()
+    settings = config(1, training=TrainingSection(updates_per_batch=2, epochs_per_batch=3))
+    train(tmp_path, parts, settings)
+    assert "prepare for 6" in parts.asked
+    assert len(parts.trained) == 6
+    for epoch in range(3):
+        pair = parts.trained[2 * epoch : 2 * epoch + 2]
+        assert sorted(pair[0] + pair[1]) == [0, 1, 2, 3]
+        assert len(pair[0]) == 2
+    assert len({tuple(part) for part in parts.trained}) > 2
+    line = metrics(tmp_path)[0]
+    assert line["train/loss"] == pytest.approx(3.5), "the mean of 1 to 6"
+    assert line["train/tokens"] == 3 * 32, "a sum over updates"
+
+
+def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Path) -> None:
+    parts = Parts(interrupt_at=2)
+    assert not train(tmp_path, parts, config(5))
+    assert parts.committed == [(2, "step-000002")]
+    assert "export model" not in parts.asked
+    again = Parts()
+    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000002", {"actor": again})  # type: ignore[dict-item]
+    assert again.asked == ["load 2"]
+    assert [[number for number, _ in step] for step in witness.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert train(tmp_path, again, config(3), 2, witness)
+    assert again.trained == [[8, 9, 10, 11]]
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
+    state = json.loads((tmp_path / "epochs/1/checkpoints/step-000003/trainer.json").read_text())
+    assert len(state["witness"]) == 3
+
+
+def test_checkpoints_are_kept_by_count_and_the_committed_one_always(tmp_path: Path) -> None:
+    parts = Parts()
+    train(tmp_path, parts, config(5, checkpoint=CheckpointSection(every=1, keep=2)))
+    assert [step for step, _ in parts.committed] == [1, 2, 3, 4, 5]
+    assert sorted(path.name for path in (tmp_path / "epochs/1/checkpoints").iterdir()) == ["step-000004", "step-000005"]
+
+
+def test_evaluation_comes_when_it_is_due_and_keeps_the_best(tmp_path: Path) -> None:
+    parts = Parts()
+    parts.scores = [0.1, 0.4, 0.3]
+    section = EvaluationSection.model_construct(every=2, at_start=True, keep_best=True)
+    train(tmp_path, parts, config(3, evaluation=section))
+    assert Counter(parts.asked)["evaluate"] == 3, "at the start, after step 2, and at the end"
+    assert parts.asked.index("published") < parts.asked.index("evaluate"), "of the published weights"
+    assert Counter(parts.asked)["export best"] == 1, "the start is no model of this run, and 0.3 is less than 0.4"
+    assert [line.get("evaluation/reward") for line in metrics(tmp_path)] == [0.1, None, 0.4, 0.3]
+
+
+def test_engines_give_their_memory_away_where_gpus_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    parts = Parts()
+    train(tmp_path, parts, config(1, placement=PlacementSection(generation=[0], training=[0])))
+    order = [word for word in parts.asked if word in ("batch 0", "release memory", "prepare for 1", "publish 1")]
+    assert order == ["batch 0", "release memory", "prepare for 1", "publish 1"]
+
+
+def test_gradients_that_stay_without_end_end_the_run(tmp_path: Path) -> None:
+    parts = Parts(skip=True)
+    with pytest.raises(RunError, match=r"not finite in 3 updates in a row \(step 2\)"):
+        train(tmp_path, parts, config(5))
+
+
+def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path) -> None:
+    class Broken:
+        calls = 0
+
+        def start(self, run_dir: Path, settings: Any) -> None:
+            return
+
+        def log(self, step: int, values: Any) -> None:
+            Broken.calls += 1
+            raise ConnectionError("no network")
+
+        def close(self) -> None:
+            return
+
+    told: list[str] = []
+    journal = Journal(
+        tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), log=told.append
+    )
+    journal.finish_step(1, {})
+    journal.finish_step(2, {})
+    assert Broken.calls == 1
+    assert told == ["tracker Broken is switched off: ConnectionError: no network"]
