@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from areal_core.data import PackedBatch, Ragged
+from areal_core.data import Metric, PackedBatch, Ragged
 from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -55,7 +55,7 @@ def make_batch() -> PackedBatch:
 def policy_gradient(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
     """A plain policy gradient; the cost of a real loss is about the same."""
     loss = -(batch["advantages"] * outputs["logprobs"]).sum() / 3328
-    return LossResult(loss, {"entropy": outputs["entropy"].detach().sum() / 3328})
+    return LossResult(loss, {"entropy": Metric.mean(outputs["entropy"])})
 
 
 def naive_step(folder: str, batch: PackedBatch) -> Callable[[], None]:

@@ -32,6 +32,6 @@ if __name__ == "__main__":
             "train_engine": {"type": "fsdp", "learning_rate": 2e-6},
             "algorithm": "grpo",
         },
-        plugins=["grpo", "hf", "fsdp", "rewards"],
+        plugins=["grpo", "hf", "fsdp", "rewards", "view"],
     )
     print(run / "report.html")

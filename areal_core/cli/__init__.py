@@ -57,8 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="areal",
         description="Asynchronous reinforcement learning for language models.",
-        epilog="areal PLUGIN COMMAND ... runs a command of a plugin, and areal COMMAND ... does where only one "
-        "plugin has a command of that name; areal plugins lists them.",
+        epilog="Plugins bring further commands; areal plugins lists them. areal PLUGIN COMMAND ... runs one, and areal "
+        "COMMAND ... does where only one plugin has a command of that name.",
     )
     parser.add_argument("--version", action="version", version=f"areal {areal_core.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")

@@ -91,10 +91,11 @@ class PackedBatch:
     unit_index: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        units = len(self) if self.unit_index is None else int(self.unit_index.max()) + 1
+        if self.unit_index is not None and len(self.unit_index) != len(self):
+            raise ValueError(f"units are given for {len(self.unit_index)} of {len(self)} sequences")
         for key, value in self.units.items():
-            if len(value) != units:
-                raise ValueError(f"key '{key}' has {len(value)} values for {units} units")
+            if len(value) != self.unit_count:
+                raise ValueError(f"key '{key}' has {len(value)} values for {self.unit_count} units")
         for key, value in self.sequences.items():
             if len(value) != len(self):
                 raise ValueError(f"key '{key}' has {len(value)} values for {len(self)} sequences")
@@ -131,11 +132,18 @@ class PackedBatch:
         return self.tokens.lengths
 
     @property
+    def unit_count(self) -> int:
+        """How many units there are."""
+        if self.unit_index is None:
+            return len(self)
+        return int(self.unit_index.max()) + 1 if len(self) else 0
+
+    @property
     def unit_rows(self) -> list[list[int]]:
         """The sequences of each unit, in order."""
         if self.unit_index is None:
             return [[row] for row in range(len(self))]
-        rows: list[list[int]] = [[] for _ in range(int(self.unit_index.max()) + 1)]
+        rows: list[list[int]] = [[] for _ in range(self.unit_count)]
         for row, unit in enumerate(self.unit_index.tolist()):
             rows[unit].append(row)
         return rows
@@ -188,8 +196,8 @@ class PackedBatch:
         """A batch with these per-sequence values added or replaced; the other tensors are shared."""
         return replace(self, sequences={**self.sequences, **values})
 
-    def with_units(self, unit_index: torch.Tensor, **values: torch.Tensor) -> PackedBatch:
-        """A batch whose sequences belong to these units, with per-unit values; the other tensors are shared."""
+    def with_units(self, unit_index: torch.Tensor | None, **values: torch.Tensor) -> PackedBatch:
+        """A batch whose sequences belong to these units, None where each is its own, with these per-unit values."""
         return replace(self, units=values, unit_index=unit_index)
 
     def select(self, rows: torch.Tensor | Sequence[int]) -> PackedBatch:
@@ -267,9 +275,9 @@ def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
         return None
     indices, start = [], 0
     for batch in batches:
-        own = torch.arange(len(batch)) if batch.unit_index is None else batch.unit_index
+        own = torch.arange(len(batch), device=batch.lengths.device) if batch.unit_index is None else batch.unit_index
         indices.append(own + start)
-        start += int(own.max()) + 1
+        start += batch.unit_count
     return torch.cat(indices)
 
 

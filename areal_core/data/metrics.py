@@ -34,21 +34,21 @@ class Metric:
     @classmethod
     def mean(cls, values: torch.Tensor | float, weights: torch.Tensor | float = 1.0) -> Metric:
         """The mean of values [T], each with its weight (a mask is one); values of weight 0 may be anything."""
-        value = torch.as_tensor(values).detach().double()
-        weight = torch.as_tensor(weights, device=value.device).double().expand_as(value)
+        value = torch.as_tensor(values, dtype=torch.float64).detach()
+        weight = torch.as_tensor(weights, dtype=torch.float64, device=value.device).expand_as(value)
         total = torch.where(weight != 0, value, 0.0) * weight
         return cls("mean", total.sum().reshape(1), weight.sum().reshape(1))
 
     @classmethod
     def sum(cls, values: torch.Tensor | float) -> Metric:
         """The sum of values [T]."""
-        total = torch.as_tensor(values).detach().double().sum().reshape(1)
+        total = torch.as_tensor(values, dtype=torch.float64).detach().sum().reshape(1)
         return cls("sum", total, torch.zeros_like(total))
 
     @classmethod
     def maximum(cls, values: torch.Tensor | float) -> Metric:
         """The largest of values [T], of which there must be one."""
-        largest = torch.as_tensor(values).detach().double().max().reshape(1)
+        largest = torch.as_tensor(values, dtype=torch.float64).detach().max().reshape(1)
         return cls("max", largest, torch.zeros_like(largest))
 
     @classmethod
@@ -124,6 +124,9 @@ def _agree_on_forms(own: dict[str, Any]) -> dict[str, Any]:
     """Name, kind, bounds and size of every metric that any rank has, in the same order on all ranks.
 
     Mostly all ranks have the same ones: then a digest of 8 bytes is all that is sent.
+
+    Raises:
+        ValueError: one name is two metrics; on all ranks, so that none waits for another.
     """
     text = json.dumps(own, sort_keys=True).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
@@ -136,5 +139,8 @@ def _agree_on_forms(own: dict[str, Any]) -> dict[str, Any]:
         gathered = [torch.zeros_like(buffer) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, buffer)
         forms = [json.loads(part.numpy().tobytes().rstrip(b"\0")) for part in gathered]
-    names = sorted({name for form in forms for name in form})
-    return {name: next(form[name] for form in forms if name in form) for name in names}
+    known: dict[str, Any] = {}
+    for name, form in sorted((item for each in forms for item in each.items()), key=lambda item: item[0]):
+        if known.setdefault(name, form) != form:
+            raise ValueError(f"the metric '{name}' is {known[name]} on one rank and {form} on another")
+    return known

@@ -1,11 +1,32 @@
 """A run as a whole: its folder and its owner, its plan, its processes, and what the terminal shows of them.
 
 The only room that composes the rollout half and the training half of a run: `controller` and `trainer` are the roles
-that processes play, `preparer` and `evaluator` the smaller ones. `execution` is what `areal run` calls, `evaluation`
-what `areal eval` calls.
+that processes play, `preparer` a smaller one. `execution` is what `areal run` calls.
+
+What is exported here is public: a plugin may read run folders, supervise processes of its own, and be one of them.
+With `areal_core.runs.controller.RolloutHalf` it generates and scores as a run does; only that imports torch.
 """
 
 from areal_core.runs.execution import execute
 from areal_core.runs.folder import RunFolder
+from areal_core.runs.link import Link, LinkedProcesses, run_role
+from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters
+from areal_core.runs.plan import make_plan
+from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
+from areal_core.runs.view import RunState
 
-__all__ = ["RunFolder", "execute"]
+__all__ = [
+    "INTERRUPTED_EXIT_CODE",
+    "Link",
+    "LinkedProcesses",
+    "RunFolder",
+    "RunState",
+    "Supervisor",
+    "execute",
+    "load_tokenizer",
+    "make_plan",
+    "model_reference",
+    "role_process",
+    "run_role",
+    "sampling_parameters",
+]

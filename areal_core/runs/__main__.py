@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from areal_core.runs.link import Link
 
-ROLES = ("preparer", "controller", "trainer", "evaluator")
+ROLES = ("preparer", "controller", "trainer")
 
 
 def main(role: str, run_dir: Path) -> int:

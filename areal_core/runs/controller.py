@@ -30,6 +30,7 @@ from areal_core.runs.models import load_tokenizer, model_reference, sampling_par
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
+    from areal_core.config.sections import EvaluationSection
     from areal_core.interfaces import InferenceEngine, Processes
     from areal_core.runs.folder import RunFolder
     from areal_core.runs.link import Link
@@ -66,6 +67,7 @@ class RolloutHalf:
     def __init__(self, resolved: Resolved, run: RunFolder, processes: Processes) -> None:
         config, rollout = resolved.config, resolved.config.rollout
         assert config.workflow is not None
+        self._config = config
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         self._model = model_reference(resolved, run)
         self.tokenizer = load_tokenizer(self._model)
@@ -81,6 +83,11 @@ class RolloutHalf:
             seed=config.seed,
             max_retries=rollout.max_retries,
         )
+
+    def evaluator(self, section: EvaluationSection) -> Evaluator:
+        """Plays the episodes of an evaluation."""
+        sampling = sampling_parameters(self._config, self.tokenizer, section.temperature)
+        return Evaluator(self.runner, section.dataset.build(), section, sampling)
 
     async def start(self) -> None:
         """Ready to generate and to score."""
@@ -154,10 +161,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
         SampleLog(run.samples),
     )
     controller.restore(discard=config.deterministic)
-    evaluator = None
-    if config.evaluation is not None:
-        sampling = sampling_parameters(config, half.tokenizer, config.evaluation.temperature)
-        evaluator = Evaluator(half.runner, config.evaluation.dataset.build(), config.evaluation, sampling)
+    evaluator = None if config.evaluation is None else half.evaluator(config.evaluation)
     try:
         with link.phase("starting the inference engine"):
             await half.start()

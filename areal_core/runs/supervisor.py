@@ -1,6 +1,6 @@
 """The supervisor of processes: starts them through wardens, passes on what they say, and knows why one ended.
 
-It knows no roles: `execution` says which processes a run has, `evaluation` which an evaluation has.
+It knows no roles: `execution` says which processes a run has; plugins run processes of their own in the same way.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Supervisor:
         """Wait for a process; the failure of any other, or its end before this one's, is a failure of all.
 
         Args:
-            main: what is waited for. Where the program is signalled, all processes of its role are told to stop.
+            main: what is waited for. Where the program is signalled, all processes of its role are told to stop; one
+                that dies of it, because it was not yet ready to listen, has stopped as well.
             update: called a few times a second.
 
         Returns:
@@ -126,10 +127,11 @@ class Supervisor:
         while True:
             self._changed.clear()
             ended = [process for process in self._essential() if process.ended.done()]
-            if any(process.ended.result().code not in (0, INTERRUPTED_EXIT_CODE) for process in ended):
+            stopped = (0, INTERRUPTED_EXIT_CODE, *([-signal.SIGTERM] if passed_on else ()))
+            if any(process.ended.result().code not in stopped for process in ended):
                 raise await self._cause()
             if main in ended:
-                return main.ended.result().code
+                return main.ended.result().code and INTERRUPTED_EXIT_CODE
             self._check_silence()
             if len(self.signals) > passed_on:
                 passed_on = len(self.signals)

@@ -5,22 +5,18 @@ It is told what the processes say and takes no part in the run.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import RenderableType
 
     from areal_core.config import Resolved
     from areal_core.runs.folder import RunFolder
-
-    Show = Callable[[str, int, int], object]
-    """Takes words, how many episodes have ended, and how many there are; 0 where that is not known yet."""
 
 PREPARATION_INTERVAL_S = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -227,32 +223,3 @@ def open_view(resolved: Resolved, state: RunState) -> Iterator[View]:
         plain = PlainView(state, resolved.config.steps)
         yield plain
         plain.update()
-
-
-@contextmanager
-def show_progress() -> Iterator[Show]:
-    """A bar on a terminal, a line every few seconds elsewhere; both on standard error, which no result is read from."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda words, done, total: bar.update(task, description=words, completed=done, total=total or None)
-        return
-    shown = -math.inf
-
-    def show(words: str, done: int, total: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > PREPARATION_INTERVAL_S:
-            shown = time.monotonic()
-            sys.stderr.write(f"{f'{done}/{total} episodes  ' if total else ''}{words}\n")
-            sys.stderr.flush()
-
-    yield show

@@ -99,3 +99,86 @@ def test_mismatched_lengths_are_refused() -> None:
 def test_an_unknown_key_lists_the_known_ones() -> None:
     with pytest.raises(KeyError, match=r"rewards.*input_ids"):
         PackedBatch.from_trajectories([trajectory(2, 1, 1)])["rewards"]
+
+
+# Units: two or three sequences that belong together and stand apart.
+
+
+def in_units(index: list[int]) -> PackedBatch:
+    """Sequences with their number as reward, in these units; a unit's margin is 100 times its number."""
+    batch = PackedBatch.from_trajectories([trajectory(2 + row % 3, row, 1) for row in range(len(index))])
+    return batch.with_units(torch.tensor(index), margin=100.0 * torch.arange(max(index) + 1))
+
+
+def members(batch: PackedBatch) -> dict[float, list[float]]:
+    """The rewards of each unit's sequences, in order, by its margin."""
+    margins, rewards = batch["margin"].tolist(), batch["reward"].tolist()
+    return {margin: [rewards[row] for row in rows] for margin, rows in zip(margins, batch.unit_rows, strict=True)}
+
+
+def test_a_unit_knows_its_sequences() -> None:
+    batch = in_units([0, 1, 0, 2, 1, 0])
+    assert batch.unit_rows == [[0, 2, 5], [1, 4], [3]]
+    assert batch.unit_count == 3
+    assert batch["margin"].tolist() == [0, 100, 200]
+    plain = batch.with_units(None)
+    assert plain.unit_rows == [[0], [1], [2], [3], [4], [5]]
+    assert plain.unit_count == 6
+    assert plain.get("margin") is None
+
+
+def test_selected_units_bring_their_values() -> None:
+    """In whatever order; a unit that is not among them leaves with its values."""
+    batch = in_units([0, 1, 0, 2, 1, 0])
+    assert members(batch.select([4, 3, 1])) == {100: [4, 1], 200: [3]}
+    assert members(batch.select([5, 0, 2])) == {0: [5, 0, 2]}
+    assert members(batch.select([3])) == {200: [3]}
+    assert members(batch.select([1])) == {100: [1]}, "half a unit is what it is"
+    assert batch.select([4, 3, 1]).unit_index.tolist() == [0, 1, 0]
+
+
+def test_a_selection_of_nothing_has_no_units() -> None:
+    empty = in_units([0, 1, 0]).select([])
+    assert (len(empty), empty.unit_count, empty.unit_rows) == (0, 0, [])
+    assert empty["margin"].shape == (0,)
+
+
+def test_units_of_several_batches_stay_apart() -> None:
+    one, two = in_units([0, 1, 0]), in_units([1, 0])
+    both = PackedBatch.concatenate([one, two])
+    assert both.unit_rows == [[0, 2], [1], [4], [3]]
+    assert both["margin"].tolist() == [0, 100, 0, 100]
+    again = PackedBatch.concatenate([both.select([0, 1, 2]), both.select([]), both.select([3, 4])])
+    assert again.unit_rows == both.unit_rows
+    mixed = PackedBatch.concatenate([one.with_units(None), one.with_units(torch.tensor([0, 0, 0]))])
+    assert mixed.unit_rows == [[0], [1], [2], [3, 4, 5]]
+
+
+def test_units_survive_bytes_and_devices() -> None:
+    batch = in_units([0, 1, 0, 2, 1, 0])
+    for same in (PackedBatch.from_bytes(batch.to_bytes()), batch.to("cpu"), batch.with_sequences(x=torch.zeros(6))):
+        assert members(same) == members(batch)
+        assert torch.equal(same.unit_index, batch.unit_index)
+    assert PackedBatch.from_bytes(batch.with_units(None).to_bytes()).unit_index is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=10), st.randoms())
+def test_any_selection_keeps_who_belongs_together(drawn: list[int], random: object) -> None:
+    index = [sorted(set(drawn)).index(unit) for unit in drawn]
+    batch = in_units(index)
+    rows = list(range(len(index)))
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    rows = rows[: random.randint(1, len(rows))]  # type: ignore[attr-defined]
+    wanted: dict[float, list[float]] = {}
+    for row in rows:
+        wanted.setdefault(100.0 * index[row], []).append(float(row))
+    assert members(batch.select(rows)) == wanted
+
+
+def test_units_that_do_not_fit_are_refused() -> None:
+    batch = in_units([0, 1, 0])
+    with pytest.raises(ValueError, match="key 'margin' has 3 values for 2 units"):
+        batch.with_units(torch.tensor([0, 1, 0]), margin=torch.zeros(3))
+    with pytest.raises(ValueError, match="units are given for 2 of 3 sequences"):
+        batch.with_units(torch.tensor([0, 1]))

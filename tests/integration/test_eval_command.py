@@ -20,6 +20,9 @@ pytestmark = pytest.mark.slow
 
 HELD_OUT = "evaluation={dataset: {type: grpo/additions, split: held_out}, limit: 10, samples_per_prompt: 2, every: 4}"
 
+HANG_S = 120.0
+"""Nothing here takes so long unless it hangs."""
+
 SLOW = """\
 import time
 
@@ -44,7 +47,7 @@ def children(process: int) -> list[str]:
 
 
 def wait_until_gone(processes: list[str]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANG_S
     while any(Path("/proc", number).exists() for number in processes):
         assert time.monotonic() < deadline, processes
         time.sleep(0.05)
@@ -106,9 +109,9 @@ def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace
     samples = workplace.folder / "out" / "samples.jsonl"
     workplace.wait_for(lambda: samples.exists() and samples.read_text().count("\n") > 40, process)
     started = children(process.pid)
-    assert len(started) == 3, "controller, engine, reward process"
+    assert len(started) >= 4, "warden, evaluator, engine, reward process"
     os.kill(process.pid, number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HANG_S)
     wait_until_gone(started)
     if number == signal.SIGKILL:
         return
@@ -125,10 +128,10 @@ def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace
 
 def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
     process = workplace.start("eval", "run.yaml", "--output", "out")
-    workplace.wait_for((workplace.folder / "out" / "logs" / "controller.log").exists, process)
+    workplace.wait_for((workplace.folder / "out" / "logs" / "evaluator.log").exists, process)
     started = children(process.pid)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HANG_S)
     wait_until_gone(started)
     assert (process.returncode, out) == (130, "")
     assert "areal: error: interrupted before the first episode ended" in err

@@ -11,7 +11,7 @@ import torch
 
 from areal_core.algorithms.aggregation import token_mean
 from areal_core.algorithms.composition import PolicyGradient
-from areal_core.data import group_mean
+from areal_core.data import Metric, group_mean
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
@@ -252,7 +252,7 @@ class MeanOfMetrics(Composition):
     def loss(self, batch, outputs):
         result = super().loss(batch, outputs)
         inside = outputs["entropy"].detach()[batch["loss_mask"]]
-        result.metrics["entropy"] = inside.mean() if len(inside) else inside.sum()
+        result.metrics["entropy"] = Metric.mean(inside.mean() if len(inside) else 0.0)
         return result
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_core.data import PackedBatch
+from areal_core.data import Metric, PackedBatch
 from areal_core.data.attention import PackedLayout
 from areal_core.interfaces import LossResult, Role
 from areal_core.testing.conformance import TrainEngineSuite
@@ -95,7 +95,50 @@ class MetricsOfTheLastMicrobatch(FSDPEngine):
             return result
 
         metrics = super().train(batch, watched, outputs)
-        return {**metrics, **{name: float(value) for name, value in last.items()}}
+        return {**metrics, **last}
+
+
+class MeanOfMeans(FSDPEngine):
+    """Every micro-batch counts the same, however many tokens it has."""
+
+    def train(self, batch, loss, outputs):
+        def even(part, computed):
+            result = loss(part, computed)
+            metrics = {
+                name: Metric.mean(metric.as_numbers(name)[name]) if metric.kind == "mean" else metric
+                for name, metric in result.metrics.items()
+            }
+            return LossResult(result.loss, metrics)
+
+        return super().train(batch, even, outputs)
+
+
+class MetricsOfTheFirstMicrobatchsNames(FSDPEngine):
+    """A name that only a later micro-batch has is lost."""
+
+    def train(self, batch, loss, outputs):
+        known = []
+
+        def watched(part, computed):
+            result = loss(part, computed)
+            known.append(result.metrics.keys())
+            return LossResult(result.loss, {n: m for n, m in result.metrics.items() if n in known[0]})
+
+        return super().train(batch, watched, outputs)
+
+
+class UnitsTornApart(FSDPEngine):
+    def _plan(self, batch):
+        return super()._plan(replace(batch, units={}, unit_index=None))
+
+
+class UnitsByPosition(FSDPEngine):
+    """Values of units are cut by position instead of being selected with their unit."""
+
+    def _rounds(self, batch, work):
+        for part, counts in super()._rounds(batch, work):
+            cut = {key: value[: len(part.unit_rows)] for key, value in batch.units.items()}
+            yield replace(part, units=cut), counts
 
 
 class GradientNotCleared(FSDPEngine):
@@ -136,7 +179,7 @@ class ReferenceThatLearns(FSDPEngine):
 
 class ReferenceThatPretendsToLearn(FSDPEngine):
     def train(self, batch, loss, outputs):
-        return {"loss": 0.0} if self._role.is_frozen else super().train(batch, loss, outputs)
+        return {"loss": Metric.mean(0.0)} if self._role.is_frozen else super().train(batch, loss, outputs)
 
 
 class EntropyOfTheWrongSign(FSDPEngine):
@@ -159,7 +202,8 @@ class ClippedNormReported(FSDPEngine):
         metrics = super().train(batch, loss, outputs)
         limit = self._config.max_gradient_norm
         if limit is not None:
-            metrics["gradient_norm"] = min(metrics["gradient_norm"], limit)
+            (norm,) = metrics["gradient_norm"].as_numbers("norm").values()
+            metrics["gradient_norm"] = Metric.mean(min(norm, limit))
         return metrics
 
 
@@ -219,6 +263,8 @@ LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
 ENTROPY = "test_entropy_is_of_the_tempered_distribution"
 GRADIENT = "test_the_gradient_is_that_of_the_whole_loss"
 ADD_UP = "test_micro_batches_add_up"
+KINDS = "test_metrics_are_put_together_by_their_kind"
+UNITS = "test_units_stay_whole"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
 MUTANTS = [
@@ -233,6 +279,10 @@ MUTANTS = [
     (MeanOverMicrobatches, ADD_UP, "loss is"),
     (MeanGradientWithSummedLoss, ADD_UP, "gradient_norm is"),
     (MetricsOfTheLastMicrobatch, ADD_UP, "tokens is"),
+    (MeanOfMeans, KINDS, "logprob is"),
+    (MetricsOfTheFirstMicrobatchsNames, ADD_UP, "metrics differ"),
+    (UnitsTornApart, UNITS, "torn apart"),
+    (UnitsByPosition, UNITS, "those of another one"),
     (GradientNotCleared, "test_each_update_has_its_own_gradient", "of equal updates"),
     (OptimizerStateNotSaved, CHECKPOINT, "is the optimizer's state saved"),
     (RandomStateNotRestored, CHECKPOINT, "random state was not restored"),

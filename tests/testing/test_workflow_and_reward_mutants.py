@@ -271,6 +271,6 @@ REWARDS = [
 def test_a_broken_reward_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
     suite = TestExact()
     suite.make = lambda: mutant
-    suite.seconds = 0.3
+    suite.seconds = 0.3 if words == "took" else 60
     with pytest.raises(Exception, match=words):
         getattr(suite, test)()

@@ -21,6 +21,7 @@ from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSui
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
 from areal_core.testing.conformance.rewards import RewardSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
+from areal_core.testing.conformance.training_session import numbers_of
 from areal_core.testing.conformance.workflows import WorkflowSuite
 
 __all__ = [
@@ -36,5 +37,6 @@ __all__ = [
     "make_batch",
     "make_constant_model",
     "make_model",
+    "numbers_of",
     "reference_outputs",
 ]

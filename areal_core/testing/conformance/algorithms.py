@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from areal_core.data import Metric, combine
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.components import ComponentSuite
+from areal_core.testing.conformance.training_session import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,25 +59,23 @@ class AlgorithmSuite(ComponentSuite):
     def gradient(
         self, algorithm: Algorithm, weighed: PackedBatch, split: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The gradient for every output of every token, [outputs, T] by place, and the sums of loss and metrics."""
+        """The gradient for every output of every token, [outputs, T] by place, and loss and metrics as numbers."""
         size = int(weighed["place"].max()) + 1
         made = torch.zeros(len(algorithm.outputs), size)
         for row, name in zip(made, algorithm.outputs, strict=True):
             given = {"logprobs": weighed["actor_logprobs"], "values": weighed["values"]}
             row[weighed["place"]] = given.get(name, weighed["actor_logprobs"].abs())
         made.requires_grad_()
-        sums: dict[str, float] = {}
+        parts: list[dict[str, Metric]] = []
         for rows in split:
             part = weighed.select(rows)
             outputs = {name: row[part["place"]] for name, row in zip(algorithm.outputs, made, strict=True)}
             result = algorithm.loss(part, outputs)
             assert result.loss.shape == (), f"the loss has the shape {tuple(result.loss.shape)}"
             result.loss.backward()  # type: ignore[no-untyped-call]
-            for name, value in {"loss": result.loss, **result.metrics}.items():
-                assert value.shape == (), f"metric '{name}' has the shape {tuple(value.shape)}"
-                sums[name] = sums.get(name, 0.0) + float(value.detach())
+            parts.append({"loss": Metric.sum(result.loss), **result.metrics})
         assert made.grad is not None, "the loss has no gradient"
-        return made.grad, sums
+        return made.grad, numbers_of(combine(parts))
 
     def test_what_it_says_of_itself(self) -> None:
         """The attributes that the trainer reads."""

@@ -18,6 +18,7 @@ from areal_core.testing.conformance.training_session import (
     parameters_of,
     policy_loss,
     same_tensors,
+    train,
     value_loss,
 )
 
@@ -49,14 +50,14 @@ class CheckpointsAndRoles(TrainingSession):
                 engine.train(batch, policy_loss, OUTPUTS)
             engine.save(tmp_path / "checkpoint")
             saved, noise = parameters_of(engine), torch.rand(4)
-            first = [engine.train(batch, policy_loss, OUTPUTS) for _ in range(2)]
+            first = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
             wanted = parameters_of(engine)
         with self.engine(model) as engine:
             engine.train(batch, likelihood_loss, ["logprobs"])
             engine.load(tmp_path / "checkpoint")
             assert torch.equal(torch.rand(4), noise), "the random state was not restored"
             same_tensors(parameters_of(engine), saved, "after load")
-            again = [engine.train(batch, policy_loss, OUTPUTS) for _ in range(2)]
+            again = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
             same_tensors(parameters_of(engine), wanted, "two updates after load (is the optimizer's state saved?)")
             assert again == first, f"metrics after load are {again[0]}, without a stop {first[0]}"
 
@@ -101,7 +102,7 @@ class CheckpointsAndRoles(TrainingSession):
         self._need(Role.CRITIC)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=Role.CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=60) as engine:
-            losses = [engine.train(batch, value_loss, ["values"])["loss"] for _ in range(20)]
+            losses = [train(engine, batch, value_loss, ["values"])["loss"] for _ in range(20)]
             assert losses[-1] < 0.8 * losses[0], f"the critic's loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
             values = engine.forward(batch, ["values"])["values"]
             assert values.shape == (batch.token_count,)

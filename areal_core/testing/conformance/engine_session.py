@@ -34,7 +34,7 @@ class EngineSession:
 
     dtype = "float32"
     tolerance = 1e-4
-    patience_s = 60.0
+    patience_s = 240.0
     tokens_in_flight = 256
 
     def make_engine(self, folder: Path, *, update_mode: UpdateMode, slots: int) -> InferenceEngine:

@@ -44,14 +44,14 @@ class RewardSuite(ComponentSuite):
         row: a row of the data set that the reward goes with.
         examples: completions for that row, and what each is worth.
         finish_reasons: reasons for which every completion is tried.
-        seconds: for one completion; a run has a deadline of its own.
+        seconds: for one completion, after which it hangs; a run has a deadline of its own.
     """
 
     kind: ClassVar[str] = "reward_functions"
     row: ClassVar[Mapping[str, Any]] = {"prompt": "What is 4 + 4?", "answer": "8"}
     examples: ClassVar[Sequence[tuple[str, float]]] = ()
     finish_reasons: ClassVar[Sequence[str]] = ("stop", "length")
-    seconds = 5.0
+    seconds = 60.0
 
     def score(self, completion: str, finish_reason: str = "stop") -> float:
         """The reward as a run asks for it: by the arguments that it names."""

@@ -19,6 +19,7 @@ from areal_core.testing.conformance.training_session import (
     parameters_of,
     policy_loss,
     same_tensors,
+    train,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.get_total_norm([p.grad for p in reference.parameters() if p.grad is not None]))
         with self.engine(model, temperature=temperature, max_tokens_per_microbatch=40, **STILL) as engine:
-            metrics = engine.train(batch, policy_loss, OUTPUTS)
+            metrics = train(engine, batch, policy_loss, OUTPUTS)
         wanted = {"loss": float(loss.detach()), "gradient_norm": norm, "tokens": float(batch["loss_mask"].sum())}
         wanted["sequences"] = float(len(batch))
         for name, value in wanted.items():
@@ -109,12 +110,56 @@ class TrainEngineSuite(CheckpointsAndRoles):
         found = []
         for budget in BUDGETS:
             with self.engine(model, max_tokens_per_microbatch=budget, **STILL) as engine:
-                found.append(engine.train(batch, policy_loss, OUTPUTS))
+                found.append(train(engine, batch, policy_loss, OUTPUTS))
         for budget, metrics in zip(BUDGETS[1:], found[1:], strict=True):
-            for name in ("loss", "gradient_norm", "tokens", "sequences"):
-                assert metrics[name] == pytest.approx(found[0][name], rel=self.gradient_tolerance, abs=1e-6), (
-                    f"{name} is {metrics[name]:.6f} in micro-batches of {budget} tokens, {found[0][name]:.6f} in one"
+            assert metrics.keys() == found[0].keys(), f"metrics differ: {sorted(metrics.keys() ^ found[0].keys())}"
+            for name, value in found[0].items():
+                assert metrics[name] == pytest.approx(value, rel=self.gradient_tolerance, abs=1e-6), (
+                    f"{name} is {metrics[name]:.6f} in micro-batches of {budget} tokens, {value:.6f} in one"
                 )
+
+    def test_metrics_are_put_together_by_their_kind(self, tmp_path: Path) -> None:
+        """Means by their weights, sums, maxima and histograms; one that a single micro-batch has is of that one."""
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        advantages, inside = batch["advantages"], batch["loss_mask"]
+        with self.engine(model, max_tokens_per_microbatch=40, **STILL) as engine:
+            logprobs = engine.forward(batch, ["logprobs"])["logprobs"]
+            metrics = train(engine, batch, policy_loss, OUTPUTS)
+        wanted = {
+            "tokens": float(inside.sum()),
+            "sequences": float(len(batch)),
+            "logprob": float(logprobs[inside].mean()),
+            "largest_advantage": float(advantages.max()),
+            "advantage/below_-1": float((advantages < -1).float().mean()),
+            "advantage/above": float((advantages >= 1).float().mean()),
+            "first": float(advantages[0]),
+        }
+        for name, value in wanted.items():
+            assert metrics[name] == pytest.approx(value, abs=self.tolerance), (
+                f"{name} is {metrics[name]:.6f}, of the whole batch {value:.6f}"
+            )
+
+    def test_units_stay_whole(self, tmp_path: Path) -> None:
+        """Sequences that belong together, such as the two sides of a preference, are in one micro-batch."""
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        sides = torch.arange(len(batch)).flip(0) % (len(batch) // 2)  # the two of a unit stand far apart
+        batch = batch.with_units(sides, margin=torch.arange(float(len(batch) // 2)))
+        seen: list[float] = []
+
+        def preference(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
+            for unit, rows in enumerate(part.unit_rows):
+                assert len(rows) == 2, f"a unit of two sequences was torn apart: {len(rows)} came into a micro-batch"
+                margin = float(part["margin"][unit])
+                groups = batch["group_id"][sides == int(margin)]
+                assert sorted(part["group_id"][rows].tolist()) == sorted(groups.tolist()), (
+                    "the values of a unit are those of another one"
+                )
+                seen.append(margin)
+            return policy_loss(part, outputs)
+
+        with self.engine(model, max_tokens_per_microbatch=60, **STILL) as engine:
+            engine.train(batch, preference, OUTPUTS)
+        assert sorted(seen) == list(range(len(batch) // 2)), f"the loss saw the units {sorted(seen)}"
 
     def test_the_loss_sees_every_token_once(self, tmp_path: Path) -> None:
         """With all its keys beside it, and with the outputs that `forward` gives, which carry gradients."""
@@ -138,7 +183,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
                     assert bool((part[key].cpu() == batch[key][rows]).all()), f"'{key}' is of other sequences"
                 return policy_loss(part, outputs)
 
-            engine.train(batch, watch, OUTPUTS)
+            train(engine, batch, watch, OUTPUTS)
         assert sorted(seen) == list(range(batch.token_count)), (
             f"the loss saw {len(seen)} tokens, {len(set(seen))} of them different, of a batch of {batch.token_count}"
         )
@@ -147,7 +192,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
         """Nothing of the last one is left in it."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, **STILL) as engine:
-            norms = [engine.train(batch, policy_loss, OUTPUTS)["gradient_norm"] for _ in range(3)]
+            norms = [train(engine, batch, policy_loss, OUTPUTS)["gradient_norm"] for _ in range(3)]
         assert norms[1:] == pytest.approx(norms[:1] * 2, rel=self.gradient_tolerance), f"norms {norms} of equal updates"
 
     def test_the_gradient_norm_is_that_before_clipping(self, tmp_path: Path) -> None:
@@ -156,7 +201,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
         found = []
         for limit in (None, 1e-3):
             with self.engine(model, **{**STILL, "max_gradient_norm": limit}) as engine:
-                found.append(engine.train(batch, policy_loss, OUTPUTS)["gradient_norm"])
+                found.append(train(engine, batch, policy_loss, OUTPUTS)["gradient_norm"])
         assert found[1] == pytest.approx(found[0], rel=self.gradient_tolerance), (
             f"with clipping at 0.001 the norm is reported as {found[1]}, without as {found[0]}"
         )
@@ -165,9 +210,9 @@ class TrainEngineSuite(CheckpointsAndRoles):
         """Twenty updates on the likelihood of a batch, which falls in the metrics and in `forward`."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, learning_rate=3e-3) as engine:
-            metrics = [engine.train(batch, likelihood_loss, ["logprobs"]) for _ in range(20)]
+            metrics = [train(engine, batch, likelihood_loss, ["logprobs"]) for _ in range(20)]
             seen = float(-(engine.forward(batch, ["logprobs"])["logprobs"] * batch["loss_weights"]).sum())
-            then = engine.train(batch, likelihood_loss, ["logprobs"])["loss"]
+            then = train(engine, batch, likelihood_loss, ["logprobs"])["loss"]
         losses = [each["loss"] for each in metrics]
         assert losses[-1] < 0.8 * losses[0], f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
         assert abs(seen - then) <= self.tolerance, (
@@ -186,12 +231,12 @@ class TrainEngineSuite(CheckpointsAndRoles):
 
         with self.engine(model, learning_rate=1e-3) as engine:
             before = parameters_of(engine)
-            assert engine.train(batch, poisoned, ["logprobs"])["skipped"] == 1.0, "a gradient of NaN was not skipped"
+            assert train(engine, batch, poisoned, ["logprobs"])["skipped"] == 1.0, "a gradient of NaN was not skipped"
             same_tensors(parameters_of(engine), before, "a gradient of NaN was applied")
-            clean = engine.train(batch, policy_loss, OUTPUTS)
+            clean = train(engine, batch, policy_loss, OUTPUTS)
             found = parameters_of(engine)
         with self.engine(model, learning_rate=1e-3) as engine:
-            assert clean["gradient_norm"] == engine.train(batch, policy_loss, OUTPUTS)["gradient_norm"]
+            assert clean["gradient_norm"] == train(engine, batch, policy_loss, OUTPUTS)["gradient_norm"]
             same_tensors(found, parameters_of(engine), "a skipped update left something behind")
 
     def test_the_batch_stays_as_it_was(self, tmp_path: Path) -> None:
@@ -200,7 +245,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
         before = batch.to_bytes()
         with self.engine(model, max_tokens_per_microbatch=40) as engine:
             engine.forward(batch, OUTPUTS)
-            engine.train(batch, policy_loss, OUTPUTS)
+            train(engine, batch, policy_loss, OUTPUTS)
         assert batch.to_bytes() == before, "the engine changed the batch that it was given"
 
     def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from areal_core.data import Metric
 from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
 from areal_core.testing.conformance.batches import make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.data import PackedBatch
     from areal_core.interfaces import TrainEngine
+
+    Loss = Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult]
 
 OUTPUTS = ("logprobs", "entropy")
 STILL: dict[str, Any] = {"learning_rate": 1e-12}
@@ -76,11 +79,33 @@ def make_training_batch() -> PackedBatch:
     return batch.with_tokens(advantages=batch["values"], loss_weights=mask / mask.sum())
 
 
+def train(engine: TrainEngine, batch: PackedBatch, loss: Loss, outputs: Sequence[str]) -> dict[str, float]:
+    """One update, and its metrics as numbers."""
+    return numbers_of(engine.train(batch, loss, outputs))
+
+
+def numbers_of(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Metrics as they stand in a journal."""
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        assert isinstance(metric, Metric), f"metric '{name}' is {type(metric).__name__}, not a Metric"
+        found |= metric.as_numbers(name)
+    return found
+
+
 def policy_loss(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-    """A policy gradient with an entropy bonus; counts what it sees."""
+    """A policy gradient with an entropy bonus; counts what it sees, and logs a metric of every kind."""
     each = -batch["advantages"] * outputs["logprobs"] - 0.1 * outputs["entropy"]
-    counts = {"tokens": batch["loss_mask"].sum(), "sequences": torch.tensor(float(len(batch)))}
-    return LossResult((batch["loss_weights"] * each).sum(), counts)
+    metrics = {
+        "tokens": Metric.sum(batch["loss_mask"]),
+        "sequences": Metric.sum(float(len(batch))),
+        "logprob": Metric.mean(outputs["logprobs"], batch["loss_mask"]),
+        "largest_advantage": Metric.maximum(batch["advantages"]),
+        "advantage": Metric.histogram(batch["advantages"], (-1.0, 0.0, 1.0)),
+    }
+    if bool((batch["place"] == 0).any()):  # only the micro-batch that holds the first token has this one
+        metrics["first"] = Metric.mean(batch["advantages"], batch["place"] == 0)
+    return LossResult((batch["loss_weights"] * each).sum(), metrics)
 
 
 def likelihood_loss(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:

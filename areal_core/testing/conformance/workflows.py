@@ -83,6 +83,7 @@ class WorkflowSuite(ComponentSuite):
         rows: of the data set; every test plays each.
         letters: what the model of the tests writes with; add those that the workflow reacts to.
         scores: whether the workflow asks for the run's rewards; one whose environment gives them sets False.
+        patience_s: a wait that takes longer has failed.
     """
 
     kind: ClassVar[str] = "workflows"
@@ -92,6 +93,7 @@ class WorkflowSuite(ComponentSuite):
     )
     letters = "0123456789 abc"
     scores = True
+    patience_s = 240.0
 
     def make_tokenizer(self) -> Any:
         """One token a character, with a plain chat template."""
@@ -180,9 +182,9 @@ class WorkflowSuite(ComponentSuite):
 
             recorder.generate = never  # type: ignore[method-assign]
             task = asyncio.ensure_future(self.play(self.make(), self.rows[0], recorder))
-            await asyncio.wait_for(reached.wait(), 10)
+            await asyncio.wait_for(reached.wait(), self.patience_s)
             task.cancel()
-            done, _ = await asyncio.wait({task}, timeout=5)
+            done, _ = await asyncio.wait({task}, timeout=self.patience_s)
             assert done, "a cancelled episode went on"
             assert task.cancelled(), "a cancelled episode ended as if nothing had happened"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from areal_core.data import PackedBatch, Ragged, shift_to_predictions
+from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
 from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+from areal_core.testing.conformance import numbers_of
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -34,7 +35,49 @@ def make_batch(lengths=(9, 30, 3, 12, 12, 1, 25, 7), vocabulary=61):
 def policy_loss(batch, outputs):
     each = -batch["advantages"] * outputs["logprobs"] - 0.1 * outputs["entropy"]
     loss = (batch["loss_weights"] * each).sum()
-    return LossResult(loss, {"tokens": batch["loss_mask"].sum(), "rows": torch.tensor(float(len(batch)))})
+    return LossResult(loss, {"tokens": Metric.sum(batch["loss_mask"]), "rows": Metric.sum(float(len(batch)))})
+
+
+def train(engine, batch, loss=policy_loss, outputs=OUTPUTS):
+    """One update; its metrics as numbers."""
+    return numbers_of(engine.train(batch, loss, outputs))
+
+
+def make_pairs():
+    """The batch in units of two sequences that stand far apart."""
+    batch = make_batch()
+    return batch.with_units(torch.arange(len(batch)) % (len(batch) // 2), margin=torch.arange(4.0))
+
+
+def train_pairs(engine):
+    """One update on the pairs: metrics, and the rows (by their `episode_id`) of each unit that the loss saw."""
+    seen = []
+
+    def watch(part, outputs):
+        ids = part["episode_id"].tolist()
+        seen.extend(
+            (float(margin), sorted(ids[row] for row in rows))
+            for margin, rows in zip(part["margin"], part.unit_rows, strict=True)
+        )
+        return policy_loss(part, outputs)
+
+    return train(engine, make_pairs(), watch), seen
+
+
+def uneven_loss(rank):
+    """Logs metrics of every kind under names that no other rank has."""
+
+    def loss(batch, outputs):
+        result = policy_loss(batch, outputs)
+        own = {
+            f"mean_of_{rank}": Metric.mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])),
+            f"sum_of_{rank}": Metric.sum(float(rank + 1)),
+            f"maximum_of_{rank}": Metric.maximum(-1.0 - rank),
+            f"histogram_of_{rank}": Metric.histogram(batch["advantages"].new_tensor([-1.0, 1.0, 2.0, 3.0]), (0.0,)),
+        }
+        return LossResult(result.loss, {**result.metrics, **own})
+
+    return loss
 
 
 def whole(tensor):
@@ -51,7 +94,7 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
         return {}
 
     update, engine._update = engine._update, keep
-    metrics = engine.train(batch, loss, outputs)
+    metrics = train(engine, batch, loss, outputs)
     engine._update = update
     return found, metrics
 
@@ -73,19 +116,22 @@ def main():
     results["idle"], results["idle_metrics"] = gradients_of(engine, batch.select([1]))
     results["outputs"] = engine.forward(batch, OUTPUTS)
     results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
-    results["steps"] = [engine.train(batch, policy_loss, OUTPUTS) for _ in range(2)]
+    results["steps"] = [train(engine, batch) for _ in range(2)]
     engine.save(Path(folder) / "checkpoint")
-    results["third"] = engine.train(batch, policy_loss, OUTPUTS)
+    results["third"] = train(engine, batch)
     results["parameters"] = parameters_of(engine)
     engine.load(Path(folder) / "checkpoint")
-    results["third_again"] = engine.train(batch, policy_loss, OUTPUTS)
+    results["third_again"] = train(engine, batch)
     results["parameters_again"] = parameters_of(engine)
-    results["poisoned"] = engine.train(batch, lambda b, o: LossResult(o["logprobs"].sum() * torch.nan), OUTPUTS)
+    results["poisoned"] = train(engine, batch, lambda b, o: LossResult(o["logprobs"].sum() * torch.nan))
     results["parameters_unpoisoned"] = parameters_of(engine)
     engine.export(Path(folder) / "export")
     if (Path(folder) / "single").exists():
         engine.load(Path(folder) / "single")
         results["from_single"] = parameters_of(engine)
+    results["uneven"] = train(engine, batch, uneven_loss(rank))
+    results["uneven_and_idle"] = train(engine, batch.select([1]), uneven_loss(rank))
+    results["pairs"], results["units"] = train_pairs(engine)
     for role in (Role.REFERENCE, Role.CRITIC):
         other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
         other.setup(ModelReference(model), role, OptimizerSettings(total_updates=100, temperature=0.7))

@@ -75,13 +75,13 @@ def test_activation_checkpointing_changes_nothing(make_engine, program, batch):
     assert_close(recomputed, plain, 0)
 
 
-def test_training_raises_the_probability_of_what_is_rewarded(make_engine, batch):
+def test_training_raises_the_probability_of_what_is_rewarded(make_engine, program, batch):
     engine = make_engine(learning_rate=1e-2)
 
     def likelihood(part, outputs):
         return LossResult(-(outputs["logprobs"] * part["loss_weights"]).sum())
 
-    losses = [engine.train(batch, likelihood, ["logprobs"]) for _ in range(30)]
+    losses = [program.train(engine, batch, likelihood, ["logprobs"]) for _ in range(30)]
     assert losses[-1]["loss"] < 0.5 * losses[0]["loss"]
     assert losses[0]["skipped"] == 0
     assert losses[0]["learning_rate"] == 1e-2
@@ -90,10 +90,10 @@ def test_training_raises_the_probability_of_what_is_rewarded(make_engine, batch)
 def test_non_finite_gradients_are_skipped(make_engine, program, batch):
     engine = make_engine(warmup_steps=10)
     before = program.parameters_of(engine)
-    metrics = engine.train(batch, lambda part, outputs: LossResult(outputs["logprobs"].sum() * torch.inf), ["logprobs"])
+    metrics = program.train(engine, batch, lambda part, outputs: LossResult(outputs["logprobs"].sum() * torch.inf))
     assert metrics["skipped"] == 1
     assert_close(program.parameters_of(engine), before, 0)
-    metrics = engine.train(batch, program.policy_loss, program.OUTPUTS)
+    metrics = program.train(engine, batch)
     assert metrics["skipped"] == 0
     assert metrics["learning_rate"] == pytest.approx(1e-4)  # the skipped one did not count
 
@@ -101,10 +101,10 @@ def test_non_finite_gradients_are_skipped(make_engine, program, batch):
 def test_empty_batch_and_loss_without_gradients(make_engine, program, batch):
     engine = make_engine()
     before = program.parameters_of(engine)
-    metrics = engine.train(batch.select([]), program.policy_loss, program.OUTPUTS)
+    metrics = program.train(engine, batch.select([]))
     assert metrics == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 1e-3, "skipped": 0.0}
     assert engine.forward(batch.select([]), ["logprobs"])["logprobs"].shape == (0,)
-    metrics = engine.train(batch, lambda part, outputs: LossResult(torch.tensor(2.0)), ["logprobs"])
+    metrics = program.train(engine, batch, lambda part, outputs: LossResult(torch.tensor(2.0)))
     assert metrics["loss"] == 2
     assert metrics["gradient_norm"] == 0
     assert_close(program.parameters_of(engine), before, 0)
@@ -115,24 +115,24 @@ def test_checkpoint_continues_bit_for_bit(make_engine, program, batch, tmp_path)
     engine = make_engine(**settings)
     engine.save(tmp_path / "start")
     for _ in range(2):
-        engine.train(batch, program.policy_loss, program.OUTPUTS)
+        program.train(engine, batch)
     engine.save(tmp_path / "two")
     noise = torch.rand(3)
-    first = [engine.train(batch, program.policy_loss, program.OUTPUTS) for _ in range(2)]
+    first = [program.train(engine, batch) for _ in range(2)]
     wanted = program.parameters_of(engine)
     other = make_engine(**settings)
     other.load(tmp_path / "two")
     assert torch.equal(torch.rand(3), noise)
-    assert [other.train(batch, program.policy_loss, program.OUTPUTS) for _ in range(2)] == first
+    assert [program.train(other, batch) for _ in range(2)] == first
     assert_close(program.parameters_of(other), wanted, 0)
     other.load(tmp_path / "start")
-    assert other.train(batch, program.policy_loss, program.OUTPUTS)["learning_rate"] == pytest.approx(1e-3 / 3)
+    assert program.train(other, batch)["learning_rate"] == pytest.approx(1e-3 / 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_export_loads_with_transformers(kind, make_engine, program, batch, model_folder, tmp_path):
     engine = make_engine(kind)
-    engine.train(batch, program.policy_loss, program.OUTPUTS)
+    program.train(engine, batch)
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "old").touch()
     engine.export(tmp_path / "best")
@@ -168,7 +168,7 @@ def test_names_are_those_of_the_files(make_engine, model_folder):
 def test_bfloat16_keeps_float32_masters(make_engine, program, batch, tmp_path):
     engine = make_engine(dtype="bfloat16", learning_rate=1e-6)
     before = {name: p.to_local().clone() for name, p in engine._parameters.items()}
-    metrics = engine.train(batch, program.policy_loss, program.OUTPUTS)
+    metrics = program.train(engine, batch)
     assert metrics["skipped"] == 0
     changed = [name for name, p in engine._parameters.items() if not torch.equal(p.to_local(), before[name])]
     assert len(changed) == len(before)
@@ -183,7 +183,7 @@ def test_reference_is_frozen(make_engine, program, batch):
     engine = make_engine(role=Role.REFERENCE)
     assert_close(engine.forward(batch, program.OUTPUTS), make_engine().forward(batch, program.OUTPUTS), 0)
     with pytest.raises(RunError, match="frozen"):
-        engine.train(batch, program.policy_loss, program.OUTPUTS)
+        program.train(engine, batch)
     assert not any(p.requires_grad for p in engine._parameters.values())
 
 
@@ -195,7 +195,7 @@ def test_critic_learns_and_its_export_is_a_reward_model(make_engine, program, ba
     def squared(part, outputs):
         return LossResult((outputs["values"] - part["returns"]).square().sum() / len(goal))
 
-    losses = [critic.train(batch, squared, ["values"])["loss"] for _ in range(40)]
+    losses = [program.train(critic, batch, squared, ["values"])["loss"] for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     values = critic.forward(batch, ["values"])
     critic.export(tmp_path / "value")

@@ -20,7 +20,7 @@ def ranks(tmp_path_factory, model_folder, program):
     single = FSDPEngine(FSDPConfig(learning_rate=1e-3))
     single.setup(ModelReference(str(model_folder())), Role.ACTOR, OptimizerSettings(100, 0.7))
     for _ in range(2):
-        single.train(program.make_batch(), program.policy_loss, program.OUTPUTS)
+        program.train(single, program.make_batch())
     single.save(folder / "single")
     expected = program.parameters_of(single)
     arguments = [str(folder / "store"), str(model_folder()), str(folder)]
@@ -36,7 +36,7 @@ def ranks(tmp_path_factory, model_folder, program):
     ]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=270)
             assert process.returncode == 0, errors
     finally:
         for process in processes:
@@ -105,6 +105,37 @@ def test_skipped_on_all_ranks(ranks):
         assert_equal(result["parameters_unpoisoned"], result["parameters_again"])
 
 
+def test_metrics_that_only_one_rank_has_hang_nobody(ranks):
+    """Each rank logs under names of its own; all of them are known on both, put together by their kind."""
+    first, second = (result["uneven"] for result in ranks[1])
+    assert first == second
+    for rank in range(2):
+        assert first[f"mean_of_{rank}"] == 2
+        assert first[f"sum_of_{rank}"] >= rank + 1
+        assert first[f"sum_of_{rank}"] % (rank + 1) == 0
+        assert first[f"maximum_of_{rank}"] == -1 - rank
+        assert (first[f"histogram_of_{rank}/below_0"], first[f"histogram_of_{rank}/above"]) == (0.25, 0.75)
+    assert first["rows"] == 8
+
+
+def test_a_rank_without_a_sequence_has_no_metrics_of_its_own(ranks):
+    first, second = (result["uneven_and_idle"] for result in ranks[1])
+    assert first == second
+    assert sum(f"sum_of_{rank}" in first for rank in range(2)) == 1
+    assert first["rows"] == 1
+
+
+def test_units_stay_together_on_a_rank(ranks, make_engine, program):
+    """Both rows of each unit are on one rank, in one micro-batch, and nothing of the update depends on that."""
+    units = [unit for result in ranks[1] for unit in result["units"]]
+    assert sorted(units) == [(margin, [int(margin), int(margin) + 4]) for margin in (0.0, 1.0, 2.0, 3.0)]
+    assert all(result["units"] for result in ranks[1]), "both ranks have something to do"
+    _, alone = program.train_pairs(make_engine(max_tokens_per_microbatch=60))
+    assert sorted(alone) == sorted(units)
+    for result in ranks[1]:
+        assert (result["pairs"]["rows"], result["pairs"]["tokens"]) == (8, ranks[1][0]["metrics"]["tokens"])
+
+
 def test_checkpoint_of_one_loads_on_two_and_back(ranks, make_engine, program, batch):
     folder, results, expected = ranks
     for result in results:
@@ -112,7 +143,7 @@ def test_checkpoint_of_one_loads_on_two_and_back(ranks, make_engine, program, ba
     engine = make_engine(temperature=0.7)
     engine.load(folder / "checkpoint")
     assert int(engine._updates) == 2
-    engine.train(batch, program.policy_loss, program.OUTPUTS)
+    program.train(engine, batch)
     assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from areal_hf.config import HFConfig
 
 _HONOURED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
-_DEATH_GRACE_S = 0.5
+_DEATH_GRACE_S = 5.0
 """How long a process whose channel has closed may take to end by itself, so that its exit code can be told."""
 
 
@@ -55,7 +55,8 @@ class HFEngine:
         )
         self._cleanup = contextlib.ExitStack()
         self._folder = scratch or self._cleanup.enter_context(private_folder())
-        self._processes = processes or Keepers(log_dir or self._folder)
+        self._keepers = Keepers(log_dir or self._folder)
+        self._processes: Processes = processes or self._keepers
         self._process: RunningProcess | None = None
         self._channel: Channel | None = None
         self._receiving: asyncio.Task[None] | None = None
@@ -114,8 +115,7 @@ class HFEngine:
             self._channel.post(Load(self._settings.model_dump_json(), model))
             self._limits = await self._channel.receive()
         except ChannelClosed:
-            end = (await self._process.end()).describe()
-            raise RunError(f"the embedded engine could not load {model.path}: it {end}") from None
+            raise RunError(f"the embedded engine could not load {model.path}: {await self._last_words()}") from None
         self._ended = None
         self._receiving = start_task(self._receive(self._channel), "answers of the embedded engine")
 
@@ -232,6 +232,7 @@ class HFEngine:
             await self._channel.close()
         if self._process is not None:
             await self._process.end()
+        await self._keepers.close()  # also of a process whose start was given up
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         for future in pending:
             future.cancel()
@@ -273,13 +274,16 @@ class HFEngine:
                 future.set_result(Generation(tokens[start:end], logprobs[start:end], versions[start:end], reason))
             start = end
 
-    async def _fail(self, reason: str) -> None:
-        """End the process where it still runs, and everything that waits for it."""
+    async def _last_words(self) -> str:
+        """How the process ends: by itself where it was about to, and what it wrote last."""
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
-        end = await self._process.end()
-        self._ended = RunError(f"the embedded engine {reason}: it {end.describe()}")
+        return f"it {(await self._process.end()).describe()}"
+
+    async def _fail(self, reason: str) -> None:
+        """End the process where it still runs, and everything that waits for it."""
+        self._ended = RunError(f"the embedded engine {reason}: {await self._last_words()}")
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         self._generations.clear()
         for future in pending:

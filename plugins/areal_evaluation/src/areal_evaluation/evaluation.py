@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +19,20 @@ from pydantic import ValidationError
 
 from areal_core.config.sections import EvaluationSection
 from areal_core.errors import RunError, UsageError
+from areal_core.interfaces import Needs, ProcessSpecification
 from areal_core.messages import Credentials, private_folder
-from areal_core.messages.evaluations import EpisodePlayed, EpisodesExpected
-from areal_core.rollout.pass_at_k import mean_over_prompts, mean_pass_at_k
-from areal_core.runs.folder import RunFolder
-from areal_core.runs.models import model_reference
-from areal_core.runs.plan import make_plan
-from areal_core.runs.supervisor import Supervisor, role_process
-from areal_core.runs.view import show_progress
+from areal_core.runs import RunFolder, RunState, Supervisor, make_plan, model_reference, role_process
+from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
+from areal_evaluation.pass_at_k import mean_over_prompts, mean_pass_at_k
+from areal_evaluation.progress import show_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from areal_core.config import Resolved
     from areal_core.launchers.wardens import SupervisedProcess
-    from areal_core.runs.view import Show
+    from areal_evaluation.progress import Show
 
 SAMPLES_FILE, FIGURES_FILE = "samples.jsonl", "evaluation.json"
 FACTS = ("evaluation", "workflow", "rewards", "sampling", "inference_engine", "seed", "deterministic")
@@ -147,9 +146,9 @@ class Episodes:
         words = f"reward {fmean(rewards):.3f}" if rewards else "generating" if self.expected else "starting the engine"
         self._show(f"{words}, {failed} failed" if failed else words, len(self.lines), self.expected)
 
-    def show_preparation(self) -> None:
+    def show_preparation(self, said: str) -> None:
         """The model is being prepared."""
-        self._show("preparing the model", 0, 0)
+        self._show(f"preparing the model  {said}", 0, 0)
 
 
 async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) -> list[int]:
@@ -160,18 +159,20 @@ async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) 
     def hear(_: SupervisedProcess, said: Any) -> None:
         episodes.hear(said)
 
-    supervisor = Supervisor(
-        resolved.config.launcher.build(), Credentials.create(1), folder.log, hear, lambda _: None
-    )
+    def prepare() -> None:
+        episodes.show_preparation(preparation.preparation())
+
+    preparation = RunState(folder)
+    supervisor = Supervisor(resolved.config.launcher.build(), Credentials.create(1), folder.log, hear, lambda _: None)
     try:
         await supervisor.listen()
         await supervisor.bring_nodes()
-        roles: list[tuple[str, str, Callable[[], None]]] = [("evaluator", "evaluator", episodes.show)]
+        steps: list[tuple[ProcessSpecification, Callable[[], None]]] = [(evaluator_process(folder), episodes.show)]
         if resolved.config.model.source is not None:
-            roles.insert(0, ("prepare", "preparer", episodes.show_preparation))
-        for name, role, update in roles:
+            steps.insert(0, (role_process("prepare", "preparer", folder.path), prepare))
+        for specification, update in steps:
             if not supervisor.signals:
-                process = supervisor.start(role_process(name, role, folder.path))
+                process = supervisor.start(specification)
                 await supervisor.watch(process, update)
                 supervisor.forget(process)
         episodes.show()
@@ -181,6 +182,12 @@ async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) 
         raise
     finally:
         await supervisor.close()
+
+
+def evaluator_process(folder: RunFolder) -> ProcessSpecification:
+    """The process that plays the episodes."""
+    command = [sys.executable, "-m", "areal_evaluation.evaluator", str(folder.path)]
+    return ProcessSpecification("evaluator", "evaluator", command, needs=Needs(cores=1), speaks=True)
 
 
 def work_out_figures(

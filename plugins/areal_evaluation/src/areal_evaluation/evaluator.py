@@ -1,27 +1,25 @@
-"""The role that plays the episodes of an evaluation without a trainer: `areal eval`."""
+"""The process that plays the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR`."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import load_run
 from areal_core.data import FinishReason
-from areal_core.messages.evaluations import EpisodePlayed, EpisodesExpected
 from areal_core.messages.processes import ProcessEnded
-from areal_core.rollout.evaluation import Evaluator
+from areal_core.runs import INTERRUPTED_EXIT_CODE, LinkedProcesses, RunFolder, run_role
 from areal_core.runs.controller import RolloutHalf, run_event_loop
-from areal_core.runs.link import LinkedProcesses
-from areal_core.runs.models import sampling_parameters
-from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
+from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
     from areal_core.data import Episode
     from areal_core.rollout.evaluation import Played
-    from areal_core.runs.folder import RunFolder
-    from areal_core.runs.link import Link
+    from areal_core.runs import Link
 
 
 def play(run: RunFolder, link: Link) -> int:
@@ -38,13 +36,12 @@ async def _play(run: RunFolder, link: Link) -> None:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     resolved = load_run(run.path)
-    config, rollout, section = resolved.config, resolved.config.rollout, resolved.config.evaluation
+    rollout, section = resolved.config.rollout, resolved.config.evaluation
     assert section is not None
     processes = LinkedProcesses(link)
     link.on_message(lambda said, _: processes.hear(said) if isinstance(said, ProcessEnded) else None)
     half = RolloutHalf(resolved, run, processes)
-    sampling = sampling_parameters(config, half.tokenizer, section.temperature)
-    evaluator = Evaluator(half.runner, section.dataset.build(), section, sampling)
+    evaluator = half.evaluator(section)
     try:
         with link.phase("starting the inference engine"):
             await half.start()
@@ -81,3 +78,7 @@ def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
         "prompt": prompt,
         "completion": "\n".join(completions),
     }
+
+
+if __name__ == "__main__":
+    sys.exit(run_role(lambda link: play(RunFolder(Path(sys.argv[1])), link)))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_core.rollout.pass_at_k import mean_over_prompts, mean_pass_at_k, pass_at_k
+from areal_evaluation.pass_at_k import mean_over_prompts, mean_pass_at_k, pass_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())

@@ -6,7 +6,7 @@ import pytest
 
 FAKE_EVALUATION = """
 import json, sys
-import areal_core.runs.evaluation
+import areal_evaluation.evaluation
 def evaluate(resolved, ks, threshold, output):
     config = resolved.config
     section = config.evaluation
@@ -21,7 +21,7 @@ def evaluate(resolved, ks, threshold, output):
         "config": config.model_dump(mode="json", include={{"evaluation", "sampling"}}),
     }}
     return figures, {signal}
-areal_core.runs.evaluation.evaluate = evaluate
+areal_evaluation.evaluation.evaluate = evaluate
 from areal_core.cli import main
 code = main({words!r})
 assert "torch" not in sys.modules
@@ -29,55 +29,60 @@ sys.exit(code)
 """
 
 
-def evaluated(box, *words, signal=0):
+def evaluated(place, *words, signal=0):
     """`areal eval` with an evaluation that only says what it was asked."""
-    return box.python(FAKE_EVALUATION.format(words=["eval", *words], signal=signal))
+    return place.python("-c", FAKE_EVALUATION.format(words=["eval", *words], signal=signal))
 
 
 @pytest.fixture
-def folders(kit):
+def folders(place):
     """Two exported models, a run that has them, and one that has none."""
     for name in ("other", "done/model", "done/best", "young"):
-        kit.file(f"{name}/config.json", "{}")
+        (place.folder / name).mkdir(parents=True)
+        (place.folder / name / "config.json").write_text("{}")
     saving = (
         "from areal_core.config import resolve; import pathlib\n"
         "for name in ('done', 'young'): pathlib.Path(name, 'config.yaml').write_text(resolve('run.yaml').to_yaml())"
     )
-    assert kit.python(saving).code == 0
-    return kit
+    saved = place.python("-c", saving)
+    assert saved.code == 0, saved.err
+    return place
 
 
-def test_without_words_the_training_prompts_are_answered_once(kit):
-    outcome = evaluated(kit, "run.yaml")
+def test_without_words_the_training_prompts_are_answered_once(place):
+    outcome = evaluated(place, "run.yaml")
     assert outcome.code == 0, outcome.err
-    assert outcome.err == "asked [1, None, None, 'kit/rows'] tiny [1] 1.0 None\n"
+    assert outcome.err == "asked [1, None, None, 'parts.py:Rows'] tiny [1] 1.0 None\n"
 
 
 def test_every_word_arrives(folders):
     words = ["run.yaml", "--samples", "8", "--limit", "20", "--temperature", "0", "--k", "4,1", "--threshold", "0.5"]
     outcome = evaluated(folders, *words, "--model", "other", "--output", "new")
     assert outcome.code == 0, outcome.err
-    assert outcome.err == f"asked [8, 20, 0.0, 'kit/rows'] {folders.work / 'other'} [1, 4] 0.5 new\n"
+    assert outcome.err == f"asked [8, 20, 0.0, 'parts.py:Rows'] {folders.folder / 'other'} [1, 4] 0.5 new\n"
     assert "\n  pass@1           0.500  (95%: 0.250 to 0.750)\n" in outcome.out
     assert "\n  pass@2           no prompt has so many answers\n" in outcome.out
     assert "2 prompts, 8 answers to each at temperature 0\n" in outcome.out
 
 
-def test_the_evaluation_section_is_the_default(kit):
-    words = ["evaluation={dataset: {type: kit/rows, count: 3}, samples_per_prompt: 5, limit: 2, temperature: 0.5}"]
-    assert "asked [5, 2, 0.5, 'kit/rows'] tiny [1, 5]" in evaluated(kit, *words, "--plugins", "kit").err
-    assert "asked [2, 2, 0.5, 'kit/rows'] tiny [1, 2]" in evaluated(kit, *words, "run.yaml", "--samples", "2").err
+def test_the_evaluation_section_is_the_default(place):
+    section = (
+        "evaluation={dataset: {type: 'parts.py:Rows', count: 3}, samples_per_prompt: 5, limit: 2, temperature: 0.5}"
+    )
+    assert "asked [5, 2, 0.5, 'parts.py:Rows'] tiny [1, 5]" in evaluated(place, section, "run.yaml").err
+    told = evaluated(place, section, "run.yaml", "--samples", "2").err
+    assert "asked [2, 2, 0.5, 'parts.py:Rows'] tiny [1, 2]" in told
 
 
 def test_a_run_brings_its_config_and_its_best_model(folders):
-    assert f"{folders.work / 'done/best'} [1]" in evaluated(folders, "--run", "done").err
-    (folders.work / "done/best/config.json").unlink()
-    assert f"{folders.work / 'done/model'} [1]" in evaluated(folders, "--run", "done").err
-    assert f"{folders.work / 'other'} [1]" in evaluated(folders, "--run", "young", "--model", "other").err
+    assert f"{folders.folder / 'done/best'} [1]" in evaluated(folders, "--run", "done").err
+    (folders.folder / "done/best/config.json").unlink()
+    assert f"{folders.folder / 'done/model'} [1]" in evaluated(folders, "--run", "done").err
+    assert f"{folders.folder / 'other'} [1]" in evaluated(folders, "--run", "young", "--model", "other").err
 
 
-def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(kit):
-    outcome = evaluated(kit, "run.yaml", signal=2)
+def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
+    outcome = evaluated(place, "run.yaml", signal=2)
     assert outcome.code == 130
     assert "mean reward" in outcome.out
     assert "areal: interrupted: these are the figures of 3 of 4 episodes" in outcome.err
@@ -107,10 +112,11 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(kit):
     ],
 )
 def test_wrong_requests_end_with_2_and_leave_nothing_behind(folders, words, told):
-    before = sorted(folders.work.rglob("*"))
-    outcome = folders.areal("eval", *words, *(["model.path=./tiny"] if words == ["run.yaml"] else []))
+    before = sorted(folders.folder.rglob("*"))
+    absent_model = ["model.path=./tiny"] if words == ["run.yaml"] else []
+    outcome = folders.python("-B", "-m", "areal_core", "eval", *words, *absent_model)
     assert outcome.code == 2, outcome.err
     assert told in outcome.err
     assert outcome.out == ""
     assert "Traceback" not in outcome.err
-    assert sorted(folders.work.rglob("*")) == before
+    assert sorted(folders.folder.rglob("*")) == before

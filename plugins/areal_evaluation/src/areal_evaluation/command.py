@@ -7,6 +7,7 @@ measured so far.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,19 @@ from areal_core.cli.request import add_request_arguments, read_request
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Sequence
 
     from areal_core.config import Resolved
 
-SUMMARY = "measure a model without training it"
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="areal eval", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return execute(parser.parse_intermixed_args(words))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
             hints=("name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best",),
         )
     resolved, model = _resolved(arguments)
-    from areal_core.runs.evaluation import evaluate, for_evaluation
+    from areal_evaluation.evaluation import evaluate, for_evaluation
 
     resolved = for_evaluation(resolved, model, arguments.samples, arguments.limit, arguments.temperature)
     section = resolved.config.evaluation

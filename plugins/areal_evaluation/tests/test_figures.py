@@ -1,0 +1,90 @@
+"""What is worked out of the episodes that have ended, in company and interrupted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from areal_core.config import resolve
+from areal_core.errors import RunError
+from areal_evaluation.evaluation import Episodes, for_evaluation, work_out_figures
+from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
+
+
+def line(row, sample, reward, **facts):
+    """An episode that has ended well."""
+    return {
+        "row": row,
+        "sample": sample,
+        "seconds": 0.5 * (2 * row + sample + 1),
+        "reward": reward,
+        "rewards": {"exact": reward},
+        "tokens": 10 * (row + 1),
+        "truncated": bool(row),
+        "prompt": "1+1=",
+        "completion": "2",
+        **facts,
+    }
+
+
+def failed(row, sample):
+    return {"row": row, "sample": sample, "seconds": 4.0, "error": "ValueError: no nines"}
+
+
+@pytest.fixture
+def resolved(place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    return for_evaluation(resolve("run.yaml", [], []), None, 2, 2, None)
+
+
+@pytest.fixture
+def episodes(tmp_path):
+    """Of an evaluation of two prompts with two answers each; `shown` is what the terminal was told."""
+    shown = []
+    made = Episodes(tmp_path / "samples.jsonl", lambda *said: shown.append(said))
+    made.shown = shown
+    made.show()
+    made.hear(EpisodesExpected(4))
+    made.show()
+    return made
+
+
+def test_figures_are_those_of_the_episodes(resolved, episodes, tmp_path):
+    for said in (line(0, 0, 1.0), line(0, 1, 0.0), line(1, 0, 1.0), line(1, 1, 1.0)):
+        episodes.hear(EpisodePlayed(said))
+        episodes.show()
+    figures = work_out_figures(resolved, episodes, [1, 2], 1.0, [])
+    assert figures["complete"]
+    assert (figures["episodes"], figures["finished"], figures["failed"]) == (4, 4, 0)
+    assert figures["reward"]["value"] == figures["pass_at_k"]["1"]["value"] == 0.75
+    assert figures["pass_at_k"]["2"]["value"] == 1.0
+    assert figures["rewards"] == {"exact": 0.75}
+    assert (figures["response_length"], figures["truncated"]) == (15.0, 0.5)
+    assert (figures["seconds"], figures["tokens_per_s"], figures["episodes_per_s"]) == (2.0, 30.0, 2.0)
+    assert set(figures["config"]) >= {"evaluation", "sampling", "seed"}
+    assert episodes.shown[:2] == [("starting the engine", 0, 0), ("generating", 0, 4)]
+    assert episodes.shown[-1] == ("reward 0.750", 4, 4)
+    written = [json.loads(text) for text in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [each["completion"] for each in written] == ["2"] * 4
+
+
+def test_failed_episodes_are_counted_and_left_out_of_every_other_figure(resolved, episodes):
+    for said in (line(0, 0, 1.0), failed(0, 1), line(1, 0, 0.0)):
+        episodes.hear(EpisodePlayed(said))
+    episodes.show()
+    figures = work_out_figures(resolved, episodes, [1, 2], 1.0, [2])
+    assert not figures["complete"]
+    assert (figures["finished"], figures["failed"]) == (2, 1)
+    assert figures["reward"]["value"] == 0.5
+    assert figures["pass_at_k"]["2"] is None
+    assert episodes.shown[-1] == ("reward 0.500, 1 failed", 3, 4)
+
+
+def test_without_an_episode_that_ended_well_there_are_no_figures(resolved, episodes):
+    with pytest.raises(RunError, match="interrupted before the first episode ended") as interrupted:
+        work_out_figures(resolved, episodes, [1], 1.0, [2])
+    assert interrupted.value.exit_code == 130
+    episodes.hear(EpisodePlayed(failed(0, 0)))
+    with pytest.raises(RunError, match="all 1 episodes failed; the last one:\nValueError: no nines"):
+        work_out_figures(resolved, episodes, [1], 1.0, [])
