@@ -1,6 +1,6 @@
 """How long `areal --help` takes beside `python -c pass`, in turn in one run.
 
-    python benchmarks/help.py [--rounds 20]
+python benchmarks/help.py [--rounds 20]
 """
 
 from __future__ import annotations

@@ -20,12 +20,13 @@ from areal_core.config.context import LocalPath
 from areal_core.config.place import component
 from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
-from areal_core.config.sections import RewardTerm
+from areal_core.config.sections import EvaluationSection, RewardTerm
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Secret, Settings
 
 __all__ = [
     "CONFIG_FILE",
+    "EvaluationSection",
     "LocalPath",
     "Resolved",
     "RewardTerm",

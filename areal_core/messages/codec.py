@@ -58,7 +58,8 @@ def message(cls: type[_Message]) -> type[_Message]:
     """
     made = dataclass(frozen=True, slots=True)(cls)
     _KINDS[_kind(made)] = made
-    _PAYLOADS[made] = next((field.name for field in fields(made) if field.type in (bytes, "bytes")), "")  # type: ignore[arg-type]
+    names = [field.name for field in fields(made) if field.type in (bytes, "bytes")]  # type: ignore[arg-type]
+    _PAYLOADS[made] = names[0] if names else ""
     return made
 
 

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.plugins.catalog import CORE, Installed
 
@@ -73,7 +73,7 @@ def compare(
 
 
 def _by_name(records: Sequence[Provenance | Mapping[str, str | None]]) -> dict[str, Provenance]:
-    complete = (each if isinstance(each, Provenance) else Provenance(**each) for each in records)  # type: ignore[arg-type]
+    complete = (each if isinstance(each, Provenance) else Provenance(**dict[str, Any](each)) for each in records)
     return {record.name: record for record in complete}
 
 

@@ -7,10 +7,12 @@ What is exported here is public: a plugin may read run folders, supervise proces
 With `areal_core.runs.controller.RolloutHalf` it generates and scores as a run does; only that imports torch.
 """
 
+from areal_core.launchers.wardens import SupervisedProcess
 from areal_core.runs.execution import execute
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import Link, LinkedProcesses, run_role
 from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters
+from areal_core.runs.ownership import ask_owner
 from areal_core.runs.plan import make_plan
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
 from areal_core.runs.view import RunState
@@ -21,7 +23,9 @@ __all__ = [
     "LinkedProcesses",
     "RunFolder",
     "RunState",
+    "SupervisedProcess",
     "Supervisor",
+    "ask_owner",
     "execute",
     "load_tokenizer",
     "make_plan",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -88,7 +89,7 @@ class Run:
     async def _visit(self, channel) -> None:
         await channel.receive()
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> Self:
         await self.wardens.listen("127.0.0.1")
         await self.wardens.bring(self.launcher)
         return self

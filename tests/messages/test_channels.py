@@ -26,9 +26,9 @@ from areal_core.messages import (
     encode_frame,
     message,
     private_folder,
+    scores,  # noqa: F401 - a receiver knows only messages that it has imported
     serve,
 )
-from areal_core.messages import scores  # noqa: F401 - a receiver knows only messages that it has imported
 from areal_core.messages.credentials import Failed
 
 HANG_S = 60
@@ -145,7 +145,7 @@ def test_a_request_that_fails_is_not_answered_or_loses_its_peer():
         with pytest.raises(RunError, match="no such thing") as caught:
             await channel.request(Small(), HANG_S, "an answer")
         assert caught.value.hints == ("look elsewhere",)
-        with pytest.raises(RunError, match="no answer within 0.1 s: waited for an answer"):
+        with pytest.raises(RunError, match=r"no answer within 0\.1 s: waited for an answer"):
             await channel.request(Small(), 0.1, "an answer")
         with pytest.raises(ChannelClosed):
             await channel.request(Small(), HANG_S, "an answer")

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.data.sampler import PromptSampler
 from areal_core.background import on_failure
+from areal_core.config.sections import RolloutSection
+from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
-from areal_core.config.sections import RolloutSection
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum

@@ -262,29 +262,29 @@ def test_servers_join_and_leave(place, load, wait_until, tmp_path):
     async def check():
         first, second = addresses_of(place)
         joins, leaves = ServerJoins("late", second), ServerLeaves("late", second)
+        continued = rounds = 0
         async with (
             fleet_of(place, [first], tmp_path, drain_timeout_s=0) as fleet,
             load(fleet) as requests,
         ):
             await requests.more()
             await fleet.update_weights(WeightUpdate(1, place.models[1]))
-            await fleet.answer(joins)
-            late = fleet.roster.members["late"]
-            await wait_until(lambda: str(late.state) == "ready", "it joined")
-            assert late.version == 1
-            await wait_until(lambda: late.requests, "it is given requests")
-            await requests.more()
-            fleet.take_metrics()
-            await wait_until(lambda: late.requests, "it works while it is taken out")
-            await fleet.answer(leaves)
-            await wait_until(lambda: str(late.state) == "gone", "it is gone")
-            assert late.requests == 0
-            await requests.more(24)
-            assert fleet.take_metrics()["servers/continued"] >= 1, "what was not over after drain_timeout_s went on"
-            await fleet.answer(joins)
-            again = fleet.roster.members["late"]
-            await wait_until(lambda: str(again.state) == "ready", "it came back under its name")
-            await requests.more()
+            while not continued or rounds < 2:  # it comes back under its name
+                await fleet.answer(joins)
+                late = fleet.roster.members["late"]
+                await wait_until(lambda late=late: str(late.state) == "ready", "it joined")
+                assert late.version == 1
+                await requests.more()
+                fleet.take_metrics()
+                await wait_until(lambda late=late: late.requests, "it is given requests")
+                await asyncio.sleep(0.3)  # mostly some are half done by now; if not, the next round may be luckier
+                await fleet.answer(leaves)
+                await wait_until(lambda late=late: str(late.state) == "gone", "it is gone")
+                assert late.requests == 0
+                await requests.more(24)
+                # What was not over after drain_timeout_s went on elsewhere.
+                continued += fleet.take_metrics().get("servers/continued", 0)
+                rounds += 1
         requests.check(place.log_files)
 
     place.run(check())

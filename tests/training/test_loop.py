@@ -209,7 +209,8 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert parts.committed == [(2, "step-000002")]
     assert "export model" not in parts.asked
     again = Parts()
-    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000002", {"actor": again})  # type: ignore[dict-item]
+    engines: Any = {"actor": again}
+    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000002", engines)
     assert again.asked == ["load 2"]
     assert [[number for number, _ in step] for step in witness.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert train(tmp_path, again, config(3), 2, witness)
@@ -266,9 +267,7 @@ def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path
             return
 
     told: list[str] = []
-    journal = Journal(
-        tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), log=told.append
-    )
+    journal = Journal(tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), log=told.append)
     journal.finish_step(1, {})
     journal.finish_step(2, {})
     assert Broken.calls == 1

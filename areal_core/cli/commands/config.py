@@ -2,7 +2,7 @@
 
 show    print every value, defaults included, and where it came from
 check   say whether it is valid (exit code 1 if not)
-schema  print the JSON schema, with the components of --plugins; with --markdown, as a page to read
+schema  print the JSON schema, with the components of --plugins
 init    print a config to begin with, or write it to CONFIG; with --plugins, the plugin's default preset
 """
 
@@ -26,18 +26,13 @@ SUMMARY = "show, check and explain a config"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal config`."""
-    parser.add_argument("action", choices=(*_ACTIONS, "schema"), help="what to do with it")
+    parser.add_argument("action", choices=_ACTIONS, help="what to do with it")
     add_request_arguments(parser)
-    parser.add_argument("--markdown", action="store_true", help="of `schema`: write docs/config.md instead of JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Do what the first word says."""
     request = read_request(arguments)
-    if arguments.action == "schema":
-        return _schema(request, arguments.markdown)
-    if arguments.markdown:
-        raise UsageError("--markdown has a meaning only with areal config schema")
     return _ACTIONS[arguments.action](request)
 
 
@@ -65,15 +60,14 @@ def _check(request: Request) -> int:
     return 0
 
 
-def _schema(request: Request, markdown: bool) -> int:
-    from areal_core.config.reference import reference
+def _schema(request: Request) -> int:
     from areal_core.config.schema import json_schema
     from areal_core.plugins import PluginManager
 
     if request.config or request.overrides:
         raise UsageError("areal config schema describes every config; name plugins with --plugins")
     manager = PluginManager.load(request.plugins)
-    say(reference(manager).rstrip("\n") if markdown else json.dumps(json_schema(manager), indent=2))
+    say(json.dumps(json_schema(manager), indent=2))
     return 0
 
 
@@ -117,4 +111,4 @@ def _resolve(request: Request) -> Resolved:
     return resolve(request.config, request.plugins, request.overrides)
 
 
-_ACTIONS = {"show": _show, "check": _check, "init": _init}
+_ACTIONS = {"show": _show, "check": _check, "schema": _schema, "init": _init}

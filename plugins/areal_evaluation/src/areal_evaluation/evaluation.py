@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from areal_core.config.sections import EvaluationSection
+from areal_core.config import EvaluationSection
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces import Needs, ProcessSpecification
 from areal_core.messages import Credentials, private_folder
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import Resolved
-    from areal_core.launchers.wardens import SupervisedProcess
+    from areal_core.runs import SupervisedProcess
     from areal_evaluation.progress import Show
 
 SAMPLES_FILE, FIGURES_FILE = "samples.jsonl", "evaluation.json"

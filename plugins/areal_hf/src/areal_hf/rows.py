@@ -205,9 +205,8 @@ class Rows:
             source_rows = torch.tensor(sources, device=self.device)
             target_rows = torch.tensor(targets, device=self.device)
             self._integers[:, target_rows] = self._integers[:, source_rows]
-            for column in (
-                self._temperatures, self._greedy, self._stops, self._tokens, self._versions, self._logprobs,
-            ):  # fmt: skip
+            settings, outputs = (self._temperatures, self._greedy, self._stops), (self._tokens, self._versions)
+            for column in (*settings, *outputs, self._logprobs):
                 column.index_copy_(0, target_rows, column.index_select(0, source_rows))
         self._note_extremes()
         return sources, targets

@@ -10,7 +10,7 @@ from areal_core.errors import RunError
 from areal_core.messages import FrameDecoder, encode_frame
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Forward, Forwarded
-from areal_core.runs.ownership import ask_owner
+from areal_core.runs import ask_owner
 from areal_servers.messages import ServerJoins, ServerLeaves, ServerStanding
 from areal_servers.roster import State
 

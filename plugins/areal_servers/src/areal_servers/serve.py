@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError, UsageError
 from areal_core.launchers.keepers import Keepers
-from areal_core.runs import RunFolder
-from areal_core.runs.models import model_reference
+from areal_core.runs import RunFolder, model_reference
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.joining import INTERVAL_S, Joining

@@ -12,7 +12,7 @@ from areal_core.config import Secret, Settings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from areal_core.config.run_config import RunConfig
+    from areal_core.config import RunConfig
 
 OptionValue = bool | int | float | str | list[int | str]
 

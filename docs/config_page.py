@@ -1,18 +1,22 @@
-"""`docs/config.md`: a hand-written introduction (`reference.md`) around tables that are made from the models."""
+"""Writes `docs/config.md`: a hand-written introduction around tables that are made from the models.
+
+    python docs/config_page.py [PLUGIN ...]      with the settings of these plugins' components, to standard output
+    python docs/config_page.py > docs/config.md
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config.schema import json_schema
+from areal_core.plugins import PluginManager
 from areal_core.plugins.records import KINDS, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from areal_core.plugins import PluginManager
 
 _TABLES: Final = "<!-- every key -->\n"
 _TYPES: Final = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "mapping"}
@@ -29,7 +33,7 @@ def reference(manager: PluginManager) -> str:
             if settings.get("properties"):
                 parts.append(f"### `{name}`\n\n{with_article(KINDS[kind]).capitalize()}: {described['description']}.")
                 parts += _tables(name, settings | {"description": ""}, settings.get("$defs", {}))
-    template = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("config_introduction.md").read_text(encoding="utf-8")
     return template.replace(_TABLES, "\n\n".join(parts) + "\n")
 
 
@@ -74,3 +78,7 @@ def _values(part: dict[str, Any]) -> str:
     kind = part.get("type", "anything")
     bounds = [f" {word} {part[bound]}" for bound, word in _BOUNDS.items() if bound in part]
     return _TYPES.get(kind, kind) + "".join(bounds)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference(PluginManager.load(sys.argv[1:])))
