@@ -40,7 +40,7 @@ def test_help_imports_nothing_heavy(box, words):
 
 def test_help_lists_every_command_and_no_words_are_a_wrong_request(box):
     outcome = box.areal("--help")
-    for command in ("run", "eval", "plugins", "config", "audit"):
+    for command in ("run", "plugins", "config", "audit"):
         assert f"\n    {command} " in outcome.out
     assert box.areal().code == 2
     assert box.areal("--version").out == "areal 0.1.0\n"
