@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.attention import PackedLayout
 from areal_core.errors import RunError
+from areal_fsdp.attention import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # a compiler tunes its code for the sizes of the first call
 def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -> None:
     """Compare `module` with the model's own forward, first on one sequence, then on several packed ones.
 
@@ -66,8 +67,10 @@ def _wanted(module: RoleModule, sequence: torch.Tensor, target: torch.Tensor) ->
 
 
 def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    layout = PackedLayout.from_lengths([len(sequence) for sequence in sequences], targets.device)
-    outputs: dict[str, torch.Tensor] = module(torch.cat(list(sequences)), layout, targets, ["logprobs"])
+    lengths = [len(sequence) for sequence in sequences]
+    layout = Layout.of(lengths, targets.device, for_graphs=module.for_graphs)
+    ids = torch.cat(list(sequences))
+    outputs: dict[str, torch.Tensor] = module(ids, layout, targets, ["logprobs"])
     return outputs["values" if module.head_name else "logprobs"]
 
 
