@@ -182,7 +182,8 @@ def attention(
         float32, unused where there is no kernel.
     """
     if _has_kernel(query):
-        return current_kernel().forward(query, key, value, bounds, _reach(host_bounds, scale, window))
+        reach = _reach(host_bounds, scale, window)
+        return current_kernel(reach).forward(query, key, value, bounds, reach)
     layout = _layout(tuple(host_bounds.tolist()), query.device)
     attended = packed_attention(query, key, value, layout, scale=scale, window=window or None)
     return attended.contiguous(), query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
@@ -204,7 +205,9 @@ def attention_backward(
     """The gradients of query, key and value, in their shapes; without a kernel attention is computed once more."""
     if _has_kernel(query):
         reach = _reach(host_bounds, scale, window)
-        return current_kernel().backward(gradient.contiguous(), query, key, value, attended, denominator, bounds, reach)
+        return current_kernel(reach).backward(
+            gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
+        )
     layout = _layout(tuple(host_bounds.tolist()), query.device)
     leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
     with _autograd_inside_an_operation():

@@ -33,7 +33,7 @@ class FSDPConfig(Settings):
     compile: bool | None = Field(
         None, description="compile layers and head by torch.compile; null: on a GPU, but not on a CPU"
     )
-    attention_kernel: Literal["auto", "flash4", "torch"] = Field(
+    attention_kernel: Literal["auto", "flash4", "cudnn", "torch"] = Field(
         "auto", description="for half precision on a GPU; auto: the fastest that is installed and passes a probe"
     )
     logprob_chunk_tokens: int | None = Field(

@@ -45,11 +45,13 @@ class Kernel:
     Attributes:
         forward: (query, key, value, bounds, reach) to (output, log of the denominator).
         backward: (gradient, query, key, value, output, log of the denominator, bounds, reach) to three gradients.
+        has_windows: whether it takes sliding windows; PyTorch's takes its place where it does not.
     """
 
     name: str
     forward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     backward: Callable[..., Three]
+    has_windows: bool = True
 
 
 def _torch_kernel() -> Kernel:
@@ -107,18 +109,19 @@ def _cudnn_kernel() -> Kernel:
     """The library cuDNN through its Python front end (package nvidia-cudnn-frontend)."""
     from areal_fsdp.cudnn import backward, forward
 
-    return Kernel("cudnn", forward, backward)
+    return Kernel("cudnn", forward, backward, has_windows=False)
 
 
-_MAKERS = {"flash4": _flash4_kernel, "torch": _torch_kernel}
+_MAKERS = {"flash4": _flash4_kernel, "cudnn": _cudnn_kernel, "torch": _torch_kernel}
 """Fastest first."""
 
 _chosen: dict[str, Kernel] = {}
 
 
-def current_kernel() -> Kernel:
+def current_kernel(reach: Reach) -> Kernel:
     """The kernel of this process: what `choose_kernel` found, PyTorch's before it was called."""
-    return _chosen.get("kernel") or _torch_kernel()
+    found = _chosen.get("kernel")
+    return found if found is not None and (found.has_windows or not reach.window) else _torch_kernel()
 
 
 def choose_kernel(wanted: str, heads: int, key_heads: int, head_size: int, device: torch.device) -> str:

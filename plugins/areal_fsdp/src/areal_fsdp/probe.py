@@ -20,7 +20,6 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # a compiler tunes its code for the sizes of the first call
 def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -> None:
     """Compare `module` with the model's own forward, first on one sequence, then on several packed ones.
 
@@ -37,9 +36,10 @@ def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -
     ]
     targets = [sequence.roll(-1) for sequence in sequences]
     pairs = list(zip(sequences, targets, strict=True))
-    wanted = [_wanted(module, sequence, target) for sequence, target in pairs]
-    alone = torch.cat([_computed(module, [sequence], target) for sequence, target in pairs])
-    packed = _computed(module, sequences, torch.cat(targets))
+    with torch.compiler.set_stance("force_eager"):  # a compiler tunes its code for the sizes of the first call
+        wanted = [_wanted(module, sequence, target) for sequence, target in pairs]
+        alone = torch.cat([_computed(module, [sequence], target) for sequence, target in pairs])
+        packed = _computed(module, sequences, torch.cat(targets))
     kind = module.model.config.model_type
     if (error := _distance(alone, torch.cat(wanted))) > _TOLERANCE[dtype]:
         raise _changed_logits(kind, f"a probe differs by {error:.2g}, allowed are {_TOLERANCE[dtype]:.0e}")
