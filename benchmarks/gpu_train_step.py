@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KINDS = {
+    "attention": r"flash|fmha|attention|sdpa|fprop|bprop|cudnn",
     "matrix products": r"gemm|nvjet|xmma|cublas|splitk|wgmma",
-    "attention": r"flash|fmha|attention|sdpa|fprop|bprop",
-    "optimizer": r"adam|multi_tensor|lpnorm",
+    "optimizer": r"adam|multi_tensor|lpnorm|is_finite|sqrt_sub_where",
     "copies": r"memcpy|memset",
 }
 
@@ -232,7 +232,7 @@ def profile(setting: Setting, name: str, step: Callable[[], Any]) -> None:
     kinds = dict.fromkeys([*KINDS, "rest"], 0.0)
     rest: list[tuple[float, int, str]] = []
     for event in found.key_averages():
-        if "CUDA" not in str(event.device_type) or not event.self_device_time_total:
+        if "CUDA" not in str(event.device_type) or event.key.startswith("Optimizer.step"):  # a span, not a kernel
             continue
         milliseconds = event.self_device_time_total / 1000
         kind = next((kind for kind, words in KINDS.items() if re.search(words, event.key, re.IGNORECASE)), "rest")
@@ -244,9 +244,18 @@ def profile(setting: Setting, name: str, step: Callable[[], Any]) -> None:
         setting.say(f"    {milliseconds:7.2f} ms {count:5d} x {key[:110]}")
 
 
-def engine_rows(setting: Setting, folder: str, kernel: str, options: argparse.Namespace, *, recompute: bool) -> None:
+class ShardedEngine(FSDPEngine):
+    """The engine as it is with several ranks."""
+
+    def _must_shard(self) -> bool:
+        return True
+
+
+def engine_rows(
+    setting: Setting, folder: str, kernel: str, options: argparse.Namespace, *, recompute: bool, shard: bool
+) -> None:
     """All rows of one engine."""
-    engine = FSDPEngine(
+    engine = (ShardedEngine if shard else FSDPEngine)(
         FSDPConfig(
             learning_rate=1e-6, max_tokens_per_microbatch=setting.tokens, activation_checkpointing=recompute,
             attention_kernel=kernel,
@@ -255,12 +264,15 @@ def engine_rows(setting: Setting, folder: str, kernel: str, options: argparse.Na
     start = time.perf_counter()
     engine.setup(ModelReference(folder, "bfloat16"), Role.ACTOR, OptimizerSettings(1000, 1.0))
     setting.say(f"setup {time.perf_counter() - start:.1f} s")
-    label = f"engine, {kernel} attention" + (", checkpointing" if recompute else "")
+    label = f"engine{', sharded' if shard else ''}, {kernel} attention" + (", checkpointing" if recompute else "")
     batch, total = make_batch(setting), setting.tokens
     metric, both = loss_of(total, 0.0), ["logprobs", "entropy"]
-    if not recompute:
+    if not recompute and not shard:
         setting.measure(f"{label}: log-probabilities", lambda: engine.train(batch, metric, ["logprobs"]))
     setting.measure(f"{label}: and entropy", lambda: engine.train(batch, metric, both))
+    if shard:
+        engine.close()
+        return
     if options.profile:
         profile(setting, label, lambda: engine.train(batch, metric, both))
     if not recompute:
@@ -303,9 +315,10 @@ def main() -> None:
             AutoModelForCausalLM.from_config(setting.config, dtype=torch.bfloat16).save_pretrained(folder)
         setting.free()
         for kernel in options.kernels:
-            for kind in ("engine", "recompute"):
+            for kind in ("engine", "recompute", "sharded"):
                 if kind in options.rows:
-                    engine_rows(setting, folder, kernel, options, recompute=kind == "recompute")
+                    how = {"recompute": kind == "recompute", "shard": kind == "sharded"}
+                    engine_rows(setting, folder, kernel, options, **how)
                     setting.free()
     rate = f"matrix rate now {matrix_rate(setting.device, 256 if options.tiny else 8192) / 1e12:.0f} TFLOP/s"
     head = "| | ms | tokens/s | MFU | peak GiB |\n|---|---|---|---|---|"

@@ -30,7 +30,7 @@ def register_attention(bounds: torch.Tensor, longest: int) -> None:
     grouped = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> tuple[torch.Tensor, None]:
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        q, k, v = (tensor[0].transpose(0, 1).to(torch.bfloat16) for tensor in (query, key, value))
         attended: Any = varlen_attn(q, k, v, bounds, bounds, longest, longest, window_size=(-1, 0), **grouped)
         return attended.unsqueeze(0), None
 

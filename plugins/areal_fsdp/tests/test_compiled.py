@@ -7,8 +7,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from areal_core.errors import RunError
-from areal_core.interfaces import Role
-from areal_fsdp import compiling, logprobs
+from areal_core.interfaces import LossResult, Role
+from areal_fsdp import compiling, logprobs, masters
+from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.masters import _adamw
 
 
 def assert_close(found, wanted, tolerance=1e-5):
@@ -27,15 +29,19 @@ def traced(monkeypatch):
     monkeypatch.setattr(logprobs, "_SMALL_CHUNK_ELEMENTS", 0)
     torch._dynamo.reset()
     logprobs._functions.cache_clear()
+    masters._update_function.cache_clear()
     counters.clear()
     yield
     torch._dynamo.reset()
     logprobs._functions.cache_clear()
+    masters._update_function.cache_clear()
 
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "gpt2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("llama", "mistral"))]
+)
 def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recompute):
     eager = make_engine(kind, temperature=0.7)
     compiled = make_engine(
@@ -71,9 +77,63 @@ def test_bfloat16_with_masters(make_engine, program, batch):
     for recompute in (False, True):
         engine = make_engine(dtype="bfloat16", compile=True, activation_checkpointing=recompute)
         found, _ = program.gradients_of(engine, batch)
-        assert {gradient.dtype for gradient in found.values()} == {torch.float32}
+        assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}  # of a single micro-batch
         flat = [torch.cat([gradients[name].flatten() for name in sorted(exact)]) for gradients in (exact, found)]
         assert torch.cosine_similarity(*flat, dim=0) > 0.98
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("budget", [16384, 31])
+def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budget):
+    settings = {"warmup_steps": 3, "weight_decay": 0.1, "max_gradient_norm": 0.01, "max_tokens_per_microbatch": budget}
+    plain, own = (make_engine(dtype="bfloat16", compile=on, **settings) for on in (False, True))
+    for engine in (plain, own):
+        engine._masters.updates_itself = engine is own
+        for number in range(4):
+            if number == 2:
+                skipped = engine.train(batch, lambda p, o: LossResult(o["logprobs"].sum() * torch.nan), ["logprobs"])
+                assert skipped["skipped"] == 1
+            engine.train(batch, program.policy_loss, program.OUTPUTS)
+    assert int(own._updates) == 4
+    for (name, mine), theirs in zip(own._parameters.items(), plain._parameters.values(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=4e-4, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+        mine_state, their_state = own._optimizer.state[mine], plain._optimizer.state[theirs]
+        assert float(mine_state["step"]) == float(their_state["step"]) == 4
+    for working, mine in zip(own._masters._working, own._parameters.values(), strict=True):
+        assert torch.equal(working, mine.bfloat16())
+        assert working.grad is None
+
+
+def test_one_update_of_a_tensor():
+    torch.manual_seed(0)
+    for shape in [(6, 128), (7,)]:
+        parameter = torch.nn.Parameter(torch.randn(shape))
+        optimizer = torch.optim.AdamW([parameter], lr=0.01, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.1)
+        mine, moments = parameter.detach().clone(), [torch.zeros(shape), torch.zeros(shape)]
+        half = mine.bfloat16()
+        for number in (1, 2, 3):
+            parameter.grad = torch.randn(shape)
+            optimizer.step()
+            size, root = torch.tensor(0.01 / (1 - 0.8**number)), torch.tensor(1 - 0.9**number).sqrt()
+            scalars = (torch.tensor(2.0), torch.tensor(True), size, torch.tensor(1 - 0.001), root)
+            _adamw(mine, *moments, half, parameter.grad / 2, *scalars, 0.8, 0.9, 1e-4)
+            torch.testing.assert_close(mine, parameter.detach())
+            assert torch.equal(half, mine.bfloat16())
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_sharded(make_engine, program, batch, monkeypatch, recompute):
+    eager, _ = program.gradients_of(make_engine(), batch)
+    exact, _ = program.gradients_of(make_engine(dtype="bfloat16"), batch)
+    monkeypatch.setattr(FSDPEngine, "_must_shard", lambda self: True)
+    settings = {"compile": True, "activation_checkpointing": recompute, "max_tokens_per_microbatch": 40}
+    engine = make_engine(**settings)
+    assert_close(program.gradients_of(engine, batch)[0], eager)
+    assert_close(program.gradients_of(engine, batch)[0], eager)
+    half, _ = program.gradients_of(make_engine(**settings, dtype="bfloat16"), batch)
+    difference = torch.cat([(half[name] - exact[name]).flatten() for name in half]).norm()
+    assert difference < 0.02 * torch.cat([gradient.flatten() for gradient in exact.values()]).norm()
 
 
 def test_masters_add_up_in_float32(make_engine, program, batch):

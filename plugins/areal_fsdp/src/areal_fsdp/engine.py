@@ -95,7 +95,7 @@ class FSDPEngine:
             mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
             shard(module, mesh, self._config, self._dtype)
         elif self._dtype != torch.float32 and not self._role.is_frozen:
-            self._masters = Masters(module.model, self._dtype, self._device)
+            self._masters = Masters(module.model, self._dtype, self._device, is_compiled=module.compiled)
             return self._masters.parameters
         else:
             module.to(self._device)
@@ -147,6 +147,8 @@ class FSDPEngine:
         work = self._plan(batch)
         sums: dict[str, torch.Tensor] = {}
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        if self._masters is not None:
+            self._masters.expect(work.rounds)
         for number, (part, layout, counts) in enumerate(self._rounds(batch, work), start=1):
             if isinstance(self._module, FSDPModule):
                 self._module.set_requires_gradient_sync(number == work.rounds)
@@ -167,13 +169,17 @@ class FSDPEngine:
         assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        norm = gradient_norm(self._parameters.values())
-        step(self._optimizer, norm, self._config.max_gradient_norm)
-        if self._masters is not None:
-            self._masters.publish()
+        norm = gradient_norm(self._gradients())
+        step(self._optimizer, norm, self._config.max_gradient_norm, self._masters)
         value = float(norm)
         self._updates += math.isfinite(value)
         return {"gradient_norm": value, "learning_rate": rate, "skipped": float(not math.isfinite(value))}
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Of the parameters that have one, in their order."""
+        if self._masters is not None:
+            return self._masters.gradients()
+        return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def _plan(self, batch: PackedBatch) -> Work:
         rank, ranks = rank_and_ranks()
