@@ -251,6 +251,27 @@ class ShardedEngine(FSDPEngine):
         return True
 
 
+def say_when_the_host_was_where(setting: Setting, engine: FSDPEngine, step: Callable[[], Any]) -> None:
+    """How far the host is ahead of the device: milliseconds after the start of a step."""
+    moments, update = [], engine._update
+
+    def watched(rate: float) -> dict[str, float]:
+        moments.append(time.perf_counter())
+        event = torch.cuda.Event()
+        event.record()
+        moments.append(0.0 if event.query() else 1.0)
+        return update(rate)
+
+    engine._update = watched  # type: ignore[method-assign]
+    start = time.perf_counter()
+    step()
+    end = time.perf_counter()
+    del engine._update
+    busy = "busy" if moments[1] else "idle"
+    setting.say(f"host begins the update at {1000 * (moments[0] - start):.0f} ms, device then {busy}; all done at "
+                f"{1000 * (end - start):.0f} ms")  # fmt: skip
+
+
 def engine_rows(
     setting: Setting, folder: str, kernel: str, options: argparse.Namespace, *, recompute: bool, shard: bool
 ) -> None:
@@ -275,6 +296,8 @@ def engine_rows(
         return
     if options.profile:
         profile(setting, label, lambda: engine.train(batch, metric, both))
+        if setting.device.type == "cuda":
+            say_when_the_host_was_where(setting, engine, lambda: engine.train(batch, metric, both))
     if not recompute:
         bonus = loss_of(total, 0.01)
         setting.measure(f"{label}: entropy in the gradient", lambda: engine.train(batch, bonus, both))

@@ -38,10 +38,10 @@ def should_compile(wanted: bool | None, device: torch.device) -> bool:
     return wanted
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as one graph, compiled when it is first called."""
+def compiled(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+    """`function` as one graph, compiled when it is first called; `dynamic` as in `torch.compile`."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
-    result: Callable[..., Any] = torch.compile(function, fullgraph=True, backend=BACKEND)
+    result: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=BACKEND)
     return result
 
 

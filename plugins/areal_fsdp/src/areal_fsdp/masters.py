@@ -9,18 +9,30 @@ and moments, and writes the rounded parameter.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_fsdp.compiling import compiled, mark_dynamic
+from areal_fsdp.compiling import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-_INNER = 128
-"""Parameters are updated as rows of this many elements where that comes out even: aligned rows load in wide words."""
+    _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+_LAYER = re.compile(r".*?\.\d+\.")
+"""What a parameter's name begins with, if it belongs to one of several equal layers."""
+
+
+@dataclass(slots=True)
+class _Mode:
+    """Whether gradients are added to the masters'; shared with the hooks, which must not know the masters' owner:
+    Python frees no circle that goes through a tensor's hooks."""
+
+    adds: bool = True
 
 
 class Masters:
@@ -40,37 +52,25 @@ class Masters:
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> None:
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.updates_itself = is_compiled
-        self._adds = True
+        self._mode = _Mode()
         self._working: list[torch.nn.Parameter] = []
         parameter: Any  # whose hooks have no types
         for name, parameter in model.named_parameters():
             master = torch.nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
             self.parameters[name] = master
             parameter.data = master.detach().to(dtype)
-            parameter.register_post_accumulate_grad_hook(self._adder(master))
+            parameter.register_post_accumulate_grad_hook(_adder(master, self._mode))
             self._working.append(parameter)
         model.to(device)  # buffers
 
-    def _adder(self, master: torch.nn.Parameter) -> Callable[[torch.Tensor], None]:
-        def add(parameter: torch.Tensor) -> None:
-            if not self._adds or parameter.grad is None:
-                return
-            gradient, parameter.grad = parameter.grad, None
-            if master.grad is None:
-                master.grad = gradient.to(torch.float32)
-            else:
-                master.grad += gradient
-
-        return add
-
     def expect(self, rounds: int) -> None:
         """Say how many backward passes the next update has, before the first."""
-        self._adds = rounds > 1 or not self.updates_itself
+        self._mode.adds = rounds > 1 or not self.updates_itself
 
     def gradients(self) -> list[torch.Tensor]:
         """Of all parameters that have one, in their order; float32 or the model's dtype."""
         pairs = zip(self.parameters.values(), self._working, strict=True)
-        found = (master.grad if self._adds else working.grad for master, working in pairs)
+        found = (master.grad if self._mode.adds else working.grad for master, working in pairs)
         return [gradient for gradient in found if gradient is not None]
 
     @torch.no_grad()
@@ -87,36 +87,54 @@ class Masters:
             scale: [] float32, what gradients are multiplied by.
             is_finite: [] bool, whether anything is changed.
         """
-        update = _update_function()
-        working = dict(zip(self.parameters.values(), self._working, strict=True))
         steps = [state["step"] for state in optimizer.state.values()]
         torch._foreach_add_(steps, is_finite.float())
         for group in optimizer.param_groups:
             beta1, beta2 = group["betas"]
             corrections = [1 - beta ** steps[0].double() for beta in (beta1, beta2)]
-            size = (group["lr"] / corrections[0]).float()
+            size, root = (group["lr"] / corrections[0]).float(), corrections[1].sqrt().float()
             decay = torch.full_like(size, 1 - group["lr"] * group["weight_decay"])
-            root = corrections[1].sqrt().float()
-            for master in group["params"]:
-                gradient = master.grad if self._adds else working[master].grad
-                master.grad = working[master].grad = None
-                if gradient is None:
-                    continue
+            scalars = (scale, is_finite, size, decay, root, beta1, beta2, group["eps"])
+            for tensors in self._by_layer(set(group["params"]), optimizer):
+                _update_function()(tensors, *scalars)
+
+    def _by_layer(self, among: set[torch.nn.Parameter], optimizer: torch.optim.AdamW) -> Iterable[list[_Tensors]]:
+        """What an update reads and writes, one layer after another: equal layers share one graph."""
+        layers: dict[str, list[_Tensors]] = {}
+        for (name, master), working in zip(self.parameters.items(), self._working, strict=True):
+            if master not in among:
+                continue
+            gradient = master.grad if self._mode.adds else working.grad
+            master.grad = working.grad = None
+            if gradient is not None:
                 state = optimizer.state[master]
-                tensors = (master, state["exp_avg"], state["exp_avg_sq"], working[master], gradient)
-                rows = [_as_rows(tensor.detach()) for tensor in tensors]
-                update(*rows, scale, is_finite, size, decay, root, beta1, beta2, group["eps"])
+                tensors = (master.detach(), state["exp_avg"], state["exp_avg_sq"], working.detach(), gradient)
+                layer = _LAYER.match(name)
+                layers.setdefault(layer[0] if layer else "", []).append(tensors)
+        return layers.values()
 
 
-def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
-    rows = tensor.reshape(-1, _INNER) if tensor.numel() % _INNER == 0 else tensor.reshape(-1)
-    mark_dynamic(rows, 0)
-    return rows
+def _adder(master: torch.nn.Parameter, mode: _Mode) -> Callable[[torch.Tensor], None]:
+    def add(parameter: torch.Tensor) -> None:
+        if not mode.adds or parameter.grad is None:
+            return
+        gradient, parameter.grad = parameter.grad, None
+        if master.grad is None:
+            master.grad = gradient.to(torch.float32)
+        else:
+            master.grad += gradient
+
+    return add
 
 
 @cache
 def _update_function() -> Callable[..., None]:
-    return compiled(_adamw)
+    return compiled(_update, dynamic=False)
+
+
+def _update(tensors: list[_Tensors], *scalars: Any) -> None:
+    for several in tensors:
+        _adamw(*several, *scalars)
 
 
 def _adamw(
