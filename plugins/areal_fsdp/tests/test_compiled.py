@@ -26,6 +26,7 @@ def assert_close(found, wanted, tolerance=1e-5):
 def traced(monkeypatch):
     """Graphs are made and run as they are; counts start at nothing."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "FEWEST_TOKENS", 0)
     monkeypatch.setattr(logprobs, "_SMALL_CHUNK_ELEMENTS", 0)
     torch._dynamo.reset()
     logprobs._functions.cache_clear()

@@ -4,11 +4,17 @@ import pytest
 import torch
 
 from areal_core.interfaces import LossResult
+from areal_fsdp import compiling
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.kernels import choose_kernel
 from areal_fsdp.logprobs import token_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@pytest.fixture(autouse=True)
+def _compile_small_batches(monkeypatch):
+    monkeypatch.setattr(compiling, "FEWEST_TOKENS", 0)
 
 
 def likelihood(part, outputs):

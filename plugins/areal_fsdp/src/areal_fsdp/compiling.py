@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKEND = "inductor"
+FEWEST_TOKENS = 1024
+"""A GPU computes fewer uncompiled: the compiler tunes its code for the first call's size, and keeps it for all."""
 _GRAPHS = 64
 """Graphs that PyTorch may keep for one function. Roles, precisions and kinds of layers share the layers' code."""
 
@@ -62,7 +64,7 @@ def prepare_layers(layers: Sequence[Any], *, compile_them: bool, recompute: bool
         forward = layer.forward
         if recompute:
             forward = _recomputed(forward, {"context_fn": _contexts} if compile_them else {})
-        layer.forward = _any_size(compiled(forward)) if compile_them else forward
+        layer.forward = _compiled_for_any_size(forward) if compile_them else forward
 
 
 def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -72,19 +74,26 @@ def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callabl
     return call
 
 
-def _any_size(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled_for_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Mark what varies in a layer's inputs: hidden states and position embeddings [1, T, ...], bounds [B + 1]."""
+    graph = compiled(forward)
 
-    @wraps(function)
+    @wraps(forward)
     def call(hidden: torch.Tensor, *others: Any, **named: Any) -> Any:
+        if hidden.is_cuda and hidden.shape[1] < FEWEST_TOKENS:
+            return forward(hidden, *others, **named)
         mark_dynamic(hidden, 1)
         for value in (*others, *named.values()):
             for part in value if isinstance(value, tuple) else (value,):
                 if isinstance(part, torch.Tensor):
                     mark_dynamic(part, 1 if part.dim() > 1 else 0)
-        return function(hidden, *others, **named)
+        return graph(hidden, *others, **named)
 
     return call
+
+
+_CHECKED = "Detected that context_fn is passed"  # a warning of in-place operations: models' layers have none
+logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: _CHECKED not in str(record.msg))
 
 
 def _contexts() -> Any:
