@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 BACKEND = "inductor"
 FEWEST_TOKENS = 1024
-"""A GPU computes fewer uncompiled: the compiler tunes its code for the first call's size, and keeps it for all."""
+"""A GPU compiles for no fewer: the compiler tunes its code for the first call's size, and keeps it for all."""
 _GRAPHS = 64
 """Graphs that PyTorch may keep for one function. Roles, precisions and kinds of layers share the layers' code."""
 
@@ -60,11 +60,12 @@ def prepare_layers(layers: Sequence[Any], *, compile_them: bool, recompute: bool
     keep their input alone, and compiled ones the result of attention too: it is as small as the input, and the
     dearest to compute again for its size.
     """
+    modes: set[bool] = set()
     for layer in layers:
         forward = layer.forward
         if recompute:
             forward = _recomputed(forward, {"context_fn": _contexts} if compile_them else {})
-        layer.forward = _compiled_for_any_size(forward) if compile_them else forward
+        layer.forward = _compiled_for_any_size(forward, modes) if compile_them else forward
 
 
 def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -74,14 +75,21 @@ def _recomputed(forward: Callable[..., Any], options: dict[str, Any]) -> Callabl
     return call
 
 
-def _compiled_for_any_size(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark what varies in a layer's inputs: hidden states and position embeddings [1, T, ...], bounds [B + 1]."""
+def _compiled_for_any_size(forward: Callable[..., Any], modes: set[bool]) -> Callable[..., Any]:
+    """Mark what varies in a layer's inputs: hidden states and position embeddings [1, T, ...], bounds [B + 1].
+
+    Args:
+        forward: of the layer.
+        modes: whether gradients were on, of all calls that were compiled for; shared by the layers.
+    """
     graph = compiled(forward)
 
     @wraps(forward)
     def call(hidden: torch.Tensor, *others: Any, **named: Any) -> Any:
-        if hidden.is_cuda and hidden.shape[1] < FEWEST_TOKENS:
+        tokens, mode = hidden.shape[1], torch.is_grad_enabled()
+        if hidden.is_cuda and (tokens < 2 or (tokens < FEWEST_TOKENS and mode not in modes)):
             return forward(hidden, *others, **named)
+        modes.add(mode)
         mark_dynamic(hidden, 1)
         for value in (*others, *named.values()):
             for part in value if isinstance(value, tuple) else (value,):
