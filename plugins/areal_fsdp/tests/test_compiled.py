@@ -1,4 +1,4 @@
-"""Compiled layers and head against eager ones. The compiler's code generator is left out, except in the slow test."""
+"""Compiled layers and head against eager ones. The compiler's code generator is left out, except in the long test."""
 
 import shutil
 
@@ -145,7 +145,7 @@ def test_masters_add_up_in_float32(make_engine, program, batch):
     assert difference < 0.02 * torch.cat([gradient.flatten() for gradient in one.values()]).norm()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not (shutil.which("g++") or torch.cuda.is_available()), reason="needs a C++ compiler")
 @pytest.mark.parametrize("recompute", [False, True])
 def test_generated_code_equals_eager(make_engine, program, batch, recompute):
