@@ -47,6 +47,23 @@ SIZES = {
 }
 VOCABULARY = 151936
 ASK_TIMEOUT_S = 2.0
+SHOWN = (
+    "reward/mean",
+    "staleness/mean",
+    "time/step_s",
+    "time/wait_s",
+    "time/release_s",
+    "time/train_s",
+    "time/publish_s",
+    "time/verify_s",
+    "publish/stop_s",
+    "publish/transfer_s",
+    "publish/resume_s",
+    "batch/sampled_tokens",
+    "servers/continued",
+    "verify/logprob_difference_mean",
+    "verify/logprob_difference_p99",
+)
 
 
 def make_model(folder: Path, size: str) -> None:
@@ -188,24 +205,7 @@ def main() -> int:
         print(f"  GPU {gpu} while '{phase}': {min(used):,} to {max(used):,} MiB ({len(used)} readings)")
     for line in metrics.read_text().splitlines() if metrics.is_file() else []:
         step = json.loads(line)
-        shown = (
-            "reward/mean",
-            "staleness/mean",
-            "time/step_s",
-            "time/wait_s",
-            "time/release_s",
-            "time/train_s",
-            "time/publish_s",
-            "time/verify_s",
-            "publish/stop_s",
-            "publish/transfer_s",
-            "publish/resume_s",
-            "batch/sampled_tokens",
-            "servers/continued",
-            "verify/logprob_difference_mean",
-            "verify/logprob_difference_p99",
-        )
-        print(f"  step {step['step']}", "  ".join(f"{key} {step[key]:.4g}" for key in shown if key in step))
+        print(f"  step {step['step']}", "  ".join(f"{key} {step[key]:.4g}" for key in SHOWN if key in step))
     return code or 0
 
 

@@ -1,7 +1,7 @@
 """Writes `docs/config.md`: a hand-written introduction around tables that are made from the models.
 
-    python docs/config_page.py [PLUGIN ...]      with the settings of these plugins' components, to standard output
-    python docs/config_page.py > docs/config.md
+python docs/config_page.py [PLUGIN ...]      with the settings of these plugins' components, to standard output
+python docs/config_page.py > docs/config.md
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
 
         def kill(number):
             if number == 5:
+                parameters.on_tensor = None
                 time.sleep(0.5)  # by now the servers have stopped and wait for what comes
                 place.signal(1, signal.SIGKILL)
 
@@ -149,7 +150,6 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
             await requests.more()
             parameters.on_tensor = kill
             await publish()
-            parameters.on_tensor = None
             other = place.member(0)
             await wait_until(lambda: str(other.state) == "ready", "the other serves again, without a restart")
             assert other.version == place.version

@@ -89,8 +89,10 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     found = {}
 
     def keep(rate):
-        found.update({name: whole(p.grad).to("cpu", copy=True) for name, p in engine._parameters.items()})
+        gradients = zip(engine._parameters, engine._gradients(), strict=True)
+        found.update({name: whole(gradient).to("cpu", copy=True) for name, gradient in gradients})
         engine._optimizer.zero_grad()
+        engine._module.zero_grad()
         return {}
 
     update, engine._update = engine._update, keep

@@ -167,10 +167,11 @@ def test_names_are_those_of_the_files(make_engine, model_folder):
 
 def test_bfloat16_keeps_float32_masters(make_engine, program, batch, tmp_path):
     engine = make_engine(dtype="bfloat16", learning_rate=1e-6)
-    before = {name: p.to_local().clone() for name, p in engine._parameters.items()}
+    assert {p.dtype for p in engine._parameters.values()} == {torch.float32}
+    before = {name: p.detach().clone() for name, p in engine._parameters.items()}
     metrics = program.train(engine, batch)
     assert metrics["skipped"] == 0
-    changed = [name for name, p in engine._parameters.items() if not torch.equal(p.to_local(), before[name])]
+    changed = [name for name, p in engine._parameters.items() if not torch.equal(p, before[name])]
     assert len(changed) == len(before)
     assert {tensor.dtype for _, tensor in engine.named_full_parameters()} == {torch.bfloat16}
     exact = make_engine().forward(batch, ["logprobs"])["logprobs"]

@@ -4,8 +4,17 @@ import pytest
 import torch
 
 from areal_core.interfaces import LossResult
+from areal_fsdp import compiling
+from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.kernels import choose_kernel
+from areal_fsdp.logprobs import token_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+@pytest.fixture(autouse=True)
+def _compile_small_batches(monkeypatch):
+    monkeypatch.setattr(compiling, "FEWEST_TOKENS", 0)
 
 
 def likelihood(part, outputs):
@@ -30,8 +39,57 @@ def test_learns(make_engine, batch, settings, dtype, tmp_path, program):
     assert (exported - outputs).abs().mean() < (1e-4 if dtype == "float32" else 0.1)
 
 
-def test_gradients_in_bfloat16_point_the_same_way(make_engine, program, batch):
-    exact, _ = program.gradients_of(make_engine(), batch)
-    half, _ = program.gradients_of(make_engine(dtype="bfloat16"), batch)
-    flat = [torch.cat([gradients[name].flatten() for name in sorted(exact)]) for gradients in (exact, half)]
-    assert torch.cosine_similarity(*flat, dim=0) > 0.98
+def flat(gradients):
+    return torch.cat([gradients[name].flatten().float() for name in sorted(gradients)])
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gpt2"])
+def test_gradients_in_bfloat16_point_the_same_way(make_engine, program, batch, kind):
+    exact, _ = program.gradients_of(make_engine(kind, compile=False), batch)
+    for settings in ({}, {"compile": False}, {"activation_checkpointing": True}, {"max_tokens_per_microbatch": 40}):
+        half, _ = program.gradients_of(make_engine(kind, dtype="bfloat16", **settings), batch)
+        assert torch.cosine_similarity(flat(exact), flat(half), dim=0) > 0.98, settings
+
+
+def test_float32_is_the_same_compiled(make_engine, program, batch):
+    exact, _ = program.gradients_of(make_engine(compile=False), batch)
+    found, _ = program.gradients_of(make_engine(), batch)
+    assert (flat(found) - flat(exact)).norm() < 1e-5 * flat(exact).norm()
+
+
+def test_sharded_on_one_rank(make_engine, program, batch, monkeypatch):
+    exact, _ = program.gradients_of(make_engine(compile=False), batch)
+    monkeypatch.setattr(FSDPEngine, "_must_shard", lambda self: True)
+    for settings in ({}, {"activation_checkpointing": True, "max_tokens_per_microbatch": 40}):
+        half, _ = program.gradients_of(make_engine(dtype="bfloat16", **settings), batch)
+        assert torch.cosine_similarity(flat(exact), flat(half), dim=0) > 0.98
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("vocabulary", [2000, 3072])
+def test_head_has_float32_logits(compiled, vocabulary):
+    torch.manual_seed(0)
+    leaves = [torch.randn(size, 256, device="cuda").bfloat16().requires_grad_() for size in (300, vocabulary)]
+    targets = torch.randint(vocabulary, (300,), device="cuda")
+    upstream = torch.randn(2, 300, device="cuda", dtype=torch.float64)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    found = token_logprobs(
+        leaves[0], leaves[1], None, targets, temperature=8.0, chunk_tokens=128, with_entropy=True, compiled=compiled
+    )
+    log_p = torch.log_softmax(exact[0] @ exact[1].T / 8.0, -1)
+    wanted = log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+    for values in (found, wanted):
+        sum((value * weight).sum() for value, weight in zip(values, upstream, strict=True)).backward()
+    for mine, right in zip(found, wanted, strict=True):
+        assert (mine - right).abs().max() < 5e-5
+    for mine, right in zip(leaves, exact, strict=True):
+        assert (mine.grad - right.grad).norm() < 0.01 * right.grad.norm()
+
+
+@pytest.mark.parametrize("name", ["cudnn", "flash4"])
+def test_hopper_kernels(make_engine, program, batch, name):
+    pytest.importorskip({"cudnn": "cudnn", "flash4": "flash_attn.cute"}[name])
+    assert choose_kernel(name, 12, 2, 128, torch.device("cuda", 0)) == name
+    exact, _ = program.gradients_of(make_engine(compile=False), batch)
+    half, _ = program.gradients_of(make_engine(dtype="bfloat16", attention_kernel="auto"), batch)
+    assert torch.cosine_similarity(flat(exact), flat(half), dim=0) > 0.98

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_fsdp.logprobs import token_logprobs
+from areal_fsdp.logprobs import _of_logits, _of_logits_at_once, _reduce, _reduce_at_once, token_logprobs
 
 TOKENS, HIDDEN, VOCABULARY = 37, 12, 1009
 
@@ -57,6 +57,20 @@ def test_values_and_gradients_equal_naive(temperature, bias, of_entropy):
     for found, exact in zip(leaves, doubles, strict=True):
         if found is not None:
             torch.testing.assert_close(found.grad.double(), exact.grad, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [1009, 640])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_what_is_compiled_equals_what_is_not(vocabulary, temperature):
+    torch.manual_seed(0)
+    logits, targets = 5 * torch.randn(TOKENS, vocabulary), torch.randint(vocabulary, (TOKENS,))
+    wanted = _reduce(logits.clone(), targets, temperature, True)
+    for mine, theirs in zip(_reduce_at_once(logits, targets, temperature, True), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    of_logprobs, of_entropy = torch.randn(2, TOKENS)
+    for upstream in ((None, None), (wanted[2], of_entropy)):
+        rest = (targets, wanted[0], of_logprobs, *upstream, temperature, torch.float32)
+        torch.testing.assert_close(_of_logits_at_once(logits, *rest), _of_logits(logits.clone(), *rest))
 
 
 def test_entropy_alone_has_gradients():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from areal_fsdp.config import FSDPConfig
-from areal_fsdp.optimizer import clip_gradients, gradient_norm, learning_rate_at, make_optimizer
+from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
 
 
 def rates(updates, total=20, **settings):
@@ -43,18 +43,27 @@ def test_equals_torch_adamw_with_decay_for_matrices_only():
         torch.testing.assert_close(mine, other)
 
 
-def test_clipping_is_that_of_torch():
-    parameters = [torch.nn.Parameter(torch.zeros(5)) for _ in range(3)]
-    for parameter in parameters:
-        parameter.grad = torch.randn(5)
-    copies = [torch.nn.Parameter(torch.zeros(5)) for _ in range(3)]
-    for copy, parameter in zip(copies, parameters, strict=True):
-        copy.grad = parameter.grad.clone()
-    norm = gradient_norm(parameters)
-    assert float(norm) == pytest.approx(float(torch.nn.utils.clip_grad_norm_(copies, 0.5)))
-    clip_gradients(parameters, 0.5, float(norm))
-    for copy, parameter in zip(copies, parameters, strict=True):
-        torch.testing.assert_close(copy.grad, parameter.grad)
-    untouched = parameters[0].grad.clone()
-    clip_gradients(parameters, 100.0, 0.5)
-    assert torch.equal(untouched, parameters[0].grad)
+@pytest.mark.parametrize(("max_norm", "scale"), [(0.5, 1), (1e6, 1), (None, 1), (0.5, torch.nan), (0.5, torch.inf)])
+def test_step_clips_as_torch_does_and_skips_what_is_not_finite(max_norm, scale):
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(5)) for _ in range(3)]
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
+    config = FSDPConfig(learning_rate=0.1, epsilon=1e-2)
+    optimizer = make_optimizer(parameters, config)
+    plain = torch.optim.AdamW(copies, lr=0.1, betas=config.betas, eps=1e-2, weight_decay=0.0)
+    before = [p.detach().clone() for p in parameters]
+    for factor in (1, 3):
+        for copy, parameter in zip(copies, parameters, strict=True):
+            parameter.grad = factor * torch.randn(5) * scale
+            copy.grad = parameter.grad.clone()
+        norm = gradient_norm([p.grad for p in parameters])
+        if max_norm:
+            wanted = torch.nn.utils.clip_grad_norm_(copies, max_norm)
+            torch.testing.assert_close(norm, wanted, equal_nan=True)
+        step(optimizer, norm, max_norm, None)
+        assert all(p.grad is None for p in parameters)
+        if scale == 1:
+            plain.step()
+    for copy, parameter, old in zip(copies, parameters, before, strict=True):
+        torch.testing.assert_close(parameter, copy if scale == 1 else old)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0 if scale == 1 else 0.0}

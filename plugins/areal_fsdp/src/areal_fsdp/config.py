@@ -26,10 +26,21 @@ class FSDPConfig(Settings):
     max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
     max_tokens_per_microbatch: int = Field(16384, ge=1, description="tokens that go through the model at once")
     activation_checkpointing: bool = Field(
-        False, description="keep only each layer's input and compute the layer again in the backward pass"
+        False,
+        description="keep only each layer's input (compiled: and attention's result) and compute the layer again in "
+        "the backward pass",
     )
-    logprob_chunk_tokens: int = Field(
-        1024, ge=1, description="tokens whose logits exist at once; more where the vocabulary is tiny"
+    compile: bool | None = Field(
+        None, description="compile layers and head by torch.compile; null: on a GPU, but not on a CPU"
+    )
+    attention_kernel: Literal["auto", "flash4", "cudnn", "torch"] = Field(
+        "auto", description="for half precision on a GPU; auto: the fastest that is installed and passes a probe"
+    )
+    logprob_chunk_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens whose logits exist at once, more where the vocabulary is tiny; null: 1,024 on a CPU, by "
+        "its memory on a GPU",
     )
     offload_parameters: bool = Field(
         False, description="keep parameters, gradients and optimizer in host memory (GPUs only)"

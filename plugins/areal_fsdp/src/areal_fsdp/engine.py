@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,14 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
-from areal_core.data.attention import PackedLayout
 from areal_core.errors import RunError
+from areal_fsdp.attention import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
-from areal_fsdp.model import RoleModule, load_model, recompute_activations, shard
-from areal_fsdp.optimizer import clip_gradients, gradient_norm, learning_rate_at, make_optimizer
+from areal_fsdp.compiling import prepare_layers, should_compile
+from areal_fsdp.kernels import choose_kernel
+from areal_fsdp.masters import Masters
+from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
+from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
 from areal_fsdp.probe import check_module
 from areal_fsdp.work import Work, join_group_of_one, rank_and_ranks
 
@@ -42,6 +45,7 @@ class FSDPEngine:
         self._config = settings
         self._device = torch.device("cpu")
         self._module: RoleModule | None = None
+        self._masters: Masters | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._updates = torch.zeros((), dtype=torch.int64)
@@ -53,37 +57,57 @@ class FSDPEngine:
             torch.cuda.set_device(self._device)
         self._reference, self._role, self._run = model, role, settings
         self._dtype = getattr(torch, model.dtype)
+        is_compiled = should_compile(self._config.compile, self._device)
         module = RoleModule(
-            load_model(model, role),
+            load_model(model, role, compiled=is_compiled),
             role,
             temperature=settings.temperature,
             chunk_tokens=self._config.logprob_chunk_tokens,
+            compiled=is_compiled,
+            for_graphs=is_compiled or self._has_kernels(),
         )
-        self._longest = getattr(module.model.config.get_text_config(), "max_position_embeddings", None)
-        if self._config.activation_checkpointing and not role.is_frozen:
-            recompute_activations(module.model)
-        if self._must_shard():
-            join_group_of_one(self._device)
-            mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
-            shard(module, mesh, self._config, self._dtype)
-        else:
-            module.to(self._device)
+        text = module.model.config.get_text_config()
+        self._longest = getattr(text, "max_position_embeddings", None)
+        if self._has_kernels():
+            self._choose_kernel(text)
+        recompute = self._config.activation_checkpointing and not role.is_frozen
+        prepare_layers(list(decoder_layers(module.model)), compile_them=is_compiled, recompute=recompute)
+        self._parameters = self._place(module)
         self._module = module
-        self._parameters = dict(module.model.named_parameters())
         check_module(module, self._device, self._dtype)
         self._reshard()
         if not role.is_frozen:
             self._optimizer = make_optimizer(self._parameters.values(), self._config)
 
+    def _has_kernels(self) -> bool:
+        return self._device.type == "cuda" and self._dtype != torch.float32
+
+    def _choose_kernel(self, text: Any) -> None:
+        heads = text.num_attention_heads
+        key_heads = getattr(text, "num_key_value_heads", None) or heads
+        head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+        choose_kernel(self._config.attention_kernel, heads, key_heads, head_size, self._device)
+
+    def _place(self, module: RoleModule) -> dict[str, torch.nn.Parameter]:
+        """Bring the model to the device, sharded where there is anything to shard; the parameters that learn."""
+        if self._must_shard():
+            join_group_of_one(self._device)
+            mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
+            shard(module, mesh, self._config, self._dtype)
+        elif self._dtype != torch.float32 and not self._role.is_frozen:
+            self._masters = Masters(module.model, self._dtype, self._device, is_compiled=module.compiled)
+            return self._masters.parameters
+        else:
+            module.to(self._device)
+        return dict(module.model.named_parameters())
+
     def _must_shard(self) -> bool:
         """Whether `fully_shard` has anything to do.
 
         With one rank there is nothing to shard, and its hooks and copies cost 9% of the demonstration's train step (88
-        ms instead of 80, benchmarks/train_step.py). It is still needed where the model computes in another precision
-        than its parameters have, or where they are offloaded.
+        ms instead of 80, benchmarks/train_step.py). It is still needed where parameters are offloaded.
         """
-        lower = self._dtype != torch.float32 and not self._role.is_frozen
-        return rank_and_ranks()[1] > 1 or lower or (self._config.offload_parameters and self._device.type != "cpu")
+        return rank_and_ranks()[1] > 1 or (self._config.offload_parameters and self._device.type != "cpu")
 
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
@@ -94,11 +118,14 @@ class FSDPEngine:
         place = torch.arange(batch.token_count)
         needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": place}
         slim = PackedBatch(Ragged(batch.lengths, needed))
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
-            for part, counts in self._rounds(slim, self._plan(batch)):
-                computed = self._compute(part, outputs)
+            for part, layout, counts in self._rounds(slim, self._plan(batch)):
+                computed = self._ready()(part["input_ids"], layout, part["targets"], outputs)
                 if counts:
-                    result[:, part["place"].cpu()] = torch.stack([computed[name] for name in outputs]).cpu()
+                    found.append((part["place"], torch.stack([computed[name] for name in outputs])))
+        for places, values in found:  # only now is the device waited for
+            result[:, places.cpu()] = values.cpu()
         self._reshard()
         if rank_and_ranks()[1] > 1:
             dist.all_reduce(result)  # each token is on one rank and 0 on the others
@@ -119,10 +146,12 @@ class FSDPEngine:
             return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
         work = self._plan(batch)
         parts: list[Mapping[str, Metric]] = []
-        for number, (part, counts) in enumerate(self._rounds(batch, work), start=1):
+        if self._masters is not None:
+            self._masters.expect(work.rounds)
+        for number, (part, layout, counts) in enumerate(self._rounds(batch, work), start=1):
             if isinstance(self._module, FSDPModule):
                 self._module.set_requires_gradient_sync(number == work.rounds)
-            computed = self._compute(part, outputs)
+            computed = self._ready()(part["input_ids"], layout, part["targets"], outputs)
             if counts:
                 result = loss(part, computed)
                 parts.append({**result.metrics, "loss": Metric.sum(result.loss)})
@@ -130,24 +159,27 @@ class FSDPEngine:
             if not counts or not total.requires_grad:  # sharding's collectives wait for every rank's backward pass
                 total = torch.stack([value.sum() for value in computed.values()]).sum() * 0
             torch.autograd.backward(total)
+        update = self._update(rate)  # put in the device's queue before the first value is asked for
         metrics = reduce_over_ranks(combine(parts))
-        return {**metrics, **_means(loss=float(metrics["loss"].values)), **self._update(rate)}
+        return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
 
     def _update(self, rate: float) -> dict[str, Metric]:
         """Clip and apply the gradients, unless they are not finite."""
         assert self._optimizer is not None
-        parameters = self._parameters.values()
-        norm = float(gradient_norm(parameters))
-        if math.isfinite(norm):
-            if self._config.max_gradient_norm is not None:
-                clip_gradients(parameters, self._config.max_gradient_norm, norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-            self._updates += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        skipped = Metric.sum(float(not math.isfinite(norm)))
-        return {**_means(gradient_norm=norm, learning_rate=rate), "skipped": skipped}
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        norm = gradient_norm(self._gradients())
+        step(self._optimizer, norm, self._config.max_gradient_norm, self._masters)
+        value = float(norm)
+        self._updates += math.isfinite(value)
+        skipped = Metric.sum(float(not math.isfinite(value)))
+        return {**_means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
+
+    def _gradients(self) -> list[torch.Tensor]:
+        """Of the parameters that have one, in their order."""
+        if self._masters is not None:
+            return self._masters.gradients()
+        return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def _plan(self, batch: PackedBatch) -> Work:
         rank, ranks = rank_and_ranks()
@@ -156,18 +188,19 @@ class FSDPEngine:
             batch.lengths.tolist(), batch.unit_rows, rank=rank, ranks=ranks, max_tokens=budget, longest=self._longest
         )
 
-    def _rounds(self, batch: PackedBatch, work: Work) -> Iterator[tuple[PackedBatch, bool]]:
-        """This rank's micro-batches on the device, and whether each counts; the same number on every rank."""
+    def _rounds(self, batch: PackedBatch, work: Work) -> list[tuple[PackedBatch, Layout, bool]]:
+        """This rank's micro-batches on the device, and whether each counts; the same number on every rank.
+
+        All are there before the first is computed, because a copy to a GPU waits for what the GPU has to do.
+        """
+        rounds = []
         for number in range(work.rounds):
             counts = number < len(work.microbatches)
             rows = work.microbatches[number] if counts else work.dummy
             part = batch if len(rows) == len(batch) else batch.select(rows)
-            yield part.to(self._device), counts
-
-    def _compute(self, part: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        layout = PackedLayout.from_lengths(part.lengths, self._device)
-        computed: dict[str, torch.Tensor] = self._ready()(part["input_ids"], layout, part["targets"], outputs)
-        return computed
+            layout = Layout.of(part.lengths, self._device, for_graphs=self._ready().for_graphs)
+            rounds.append((part.to(self._device), layout, counts))
+        return rounds
 
     def _check_outputs(self, outputs: Sequence[str]) -> None:
         known = ["values"] if self._role.is_scalar else ["logprobs", "entropy"]
@@ -186,8 +219,7 @@ class FSDPEngine:
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, in the dtype that the model was asked for."""
-        self._ready()
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._ready().model.named_parameters():  # of masters, what they were rounded to
             whole = parameter.detach()
             if isinstance(whole, DTensor):
                 moved = whole.to(self._device)  # from host memory, if parameters are offloaded
@@ -204,6 +236,8 @@ class FSDPEngine:
         """Restore a checkpoint; collective."""
         self._ready()
         read_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+        if self._masters is not None:
+            self._masters.publish()
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""
@@ -211,7 +245,7 @@ class FSDPEngine:
 
     def close(self) -> None:
         """Free model and optimizer; safe to call twice."""
-        self._module = self._optimizer = None
+        self._module = self._optimizer = self._masters = None
         self._parameters = {}
 
 

@@ -4,20 +4,41 @@ The logits of a chunk of tokens are made, reduced to one or two numbers a token,
 makes them again. Its formulas, with z = logits / T, p = softmax(z), H = -sum(p log p):
 
     d log p_y / d z_j = [j = y] - p_j          d H / d z_j = -p_j (log p_j + H)
+
+On a GPU half-precision hidden states give float32 logits (the product is rounded nowhere), and the weight's gradient
+adds up float32 products. With `compiled`, what is done to the logits is one kernel that reads them once, and one that
+turns them into their gradient, so that entropy costs a few operations on numbers that are read anyway.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
+from areal_fsdp.compiling import compiled as compile_function
+from areal_fsdp.compiling import mark_dynamic
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _SMALL_CHUNK_ELEMENTS = 2**20
 """Logits that a chunk may have in any case: 4 MiB in float32, so that a tiny vocabulary is not cut into many calls."""
+_CHUNK_ON_CPU = 1024
+_SHARE_OF_GPU = 1 / 16
+"""Of a GPU's memory, for a chunk's logits and their gradient: 8,192 tokens of 152,000 words on 141 GB. A product over
+fewer tokens spends its time on the weight's gradient, which is read and written for each chunk."""
+
+
+def default_chunk_tokens(vocabulary: int, device: torch.device) -> int:
+    """Tokens whose logits may exist at once: a power of two, by the GPU's memory; on a CPU by its cache."""
+    if device.type != "cuda":
+        return _CHUNK_ON_CPU
+    room = torch.cuda.get_device_properties(device).total_memory * _SHARE_OF_GPU
+    tokens = int(room / (6 * vocabulary))  # float32 logits, half-precision gradient
+    return max(_CHUNK_ON_CPU, 1 << (tokens.bit_length() - 1)) if tokens else _CHUNK_ON_CPU
 
 
 def token_logprobs(
@@ -29,6 +50,7 @@ def token_logprobs(
     temperature: float,
     chunk_tokens: int,
     with_entropy: bool,
+    compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and its entropy.
 
@@ -40,26 +62,133 @@ def token_logprobs(
         temperature: above 0.
         chunk_tokens: tokens whose logits exist at once (more where the vocabulary is tiny).
         with_entropy: whether to give the entropy.
+        compiled: whether to compile what is done to the logits.
 
     Returns:
         log-probabilities [T] float32 and the entropy in nats, [T] float32, or None.
     """
     chunk = max(chunk_tokens, _SMALL_CHUNK_ELEMENTS // len(weight))
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, chunk, with_entropy
+        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled
     )
     return logprobs, entropy
 
 
 def _chunks(total: int, size: int) -> Iterator[slice]:
+    """As few as possible, and all of nearly the same length."""
+    size = -(-total // max(1, -(-total // size)))
     return (slice(start, start + size) for start in range(0, total, size))
 
 
-def _scaled_logits(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[tokens, vocabulary] float32, a tensor of its own."""
+    if not hidden.is_cuda or hidden.dtype == torch.float32:
+        return F.linear(hidden, weight, bias).float()
+    logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return logits if bias is None else logits.add_(bias)
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`total` += left.T @ right, where `total` is float32."""
+    if left.dtype == torch.float32:
+        total.addmm_(left.T, right)
+    elif left.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left.T, right, torch.float32, out=total)
+    else:
+        total += left.T @ right
+
+
+def _reduce(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Logarithm of the denominator, log-probability of the target, entropy; `logits` is used up."""
+    scaled = logits if temperature == 1 else logits.div_(temperature)
+    normalizer = scaled.logsumexp(-1)
+    logprobs = scaled.gather(1, targets[:, None])[:, 0] - normalizer
+    if not with_entropy:
+        return normalizer, logprobs, None
+    scaled -= normalizer[:, None]
+    return normalizer, logprobs, -(scaled.exp() * scaled).sum(-1)
+
+
+def _reduce_at_once(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """As `_reduce`, written so that a compiler reads the logits once and writes none: in blocks that registers hold."""
+    scaled = (logits if temperature == 1 else logits / temperature).view(len(logits), -1, _block(logits.shape[1]))
+    tops = scaled.amax(-1)
+    shifted = scaled - tops[..., None]
+    powers = shifted.exp()
+    sums, weighted = powers.sum(-1), (powers * shifted).sum(-1)
+    top = tops.amax(-1)
+    below = tops - top[:, None]
+    factors = below.exp()
+    total = (sums * factors).sum(-1)
+    lse = total.log()
+    logprobs = logits.gather(1, targets[:, None])[:, 0] / temperature - top - lse
+    mean = (factors * (weighted + sums * below)).sum(-1) / total  # of the scaled logits, less their top
+    return top + lse, logprobs, lse - mean if with_entropy else None
+
+
+def _block(vocabulary: int) -> int:
+    """Logits that are reduced at once; all where the vocabulary does not split evenly, which reads them twice."""
+    return next((size for size in (512, 256, 128, 64) if vocabulary % size == 0), vocabulary)
+
+
+def _of_logits(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    normalizer: torch.Tensor,
+    of_logprobs: torch.Tensor,
+    entropy: torch.Tensor | None,
+    of_entropy: torch.Tensor | None,
+    temperature: float,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    logits = F.linear(hidden, weight, bias).float()
-    return logits if temperature == 1 else logits.div_(temperature)
+    """The logits' gradient, by the formulas above; `logits` is used up."""
+    log_p = (logits if temperature == 1 else logits.div_(temperature)).sub_(normalizer[:, None])
+    p = log_p.exp()
+    scale = -of_logprobs[:, None]
+    if of_entropy is not None and entropy is not None:
+        scale = log_p.add_(entropy[:, None]).mul_(-of_entropy[:, None]).add_(scale)
+    result = p.mul_(scale).scatter_add_(1, targets[:, None], of_logprobs[:, None])
+    return result.div_(temperature).to(dtype)
+
+
+def _of_logits_at_once(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    normalizer: torch.Tensor,
+    of_logprobs: torch.Tensor,
+    entropy: torch.Tensor | None,
+    of_entropy: torch.Tensor | None,
+    temperature: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As `_of_logits`, written so that a compiler reads the logits once and writes the gradient once."""
+    log_p = (logits if temperature == 1 else logits / temperature) - normalizer[:, None]
+    scale = of_logprobs[:, None]
+    if of_entropy is not None and entropy is not None:
+        scale = scale + of_entropy[:, None] * (log_p + entropy[:, None])
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    result = torch.where(is_target, of_logprobs[:, None], 0.0) - log_p.exp() * scale
+    return (result / temperature).to(dtype)
+
+
+@cache
+def _functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
+    if not compiled:
+        return _reduce, _of_logits
+    return _any_tokens(compile_function(_reduce_at_once)), _any_tokens(compile_function(_of_logits_at_once))
+
+
+def _any_tokens(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        for value in inputs:
+            mark_dynamic(value, 0)
+        return function(*inputs)
+
+    return call
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -73,19 +202,20 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         chunk: int,
         with_entropy: bool,
+        compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         logprobs = torch.empty_like(normalizer)
         entropy = torch.empty_like(normalizer) if with_entropy else None
+        reduce, _ = _functions(compiled)
         for part in _chunks(len(hidden), chunk):
-            logits = _scaled_logits(hidden[part], weight, bias, temperature)
-            normalizer[part] = logits.logsumexp(-1)
-            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - normalizer[part]
+            logits = _logits(hidden[part], weight, bias)
+            normalizer[part], logprobs[part], found = reduce(logits, targets[part], temperature, with_entropy)
+            del logits  # before the next chunk's are made
             if entropy is not None:
-                logits -= normalizer[part, None]
-                entropy[part] = -(logits.exp() * logits).sum(-1)
+                entropy[part] = found
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.compiled = temperature, chunk, compiled
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -100,21 +230,23 @@ class _TokenLogprobs(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        _, gradient_of_logits = _functions(ctx.compiled)
         for part in _chunks(len(hidden), ctx.chunk):
-            log_p = _scaled_logits(hidden[part], weight, bias, ctx.temperature).sub_(normalizer[part, None])
-            p = log_p.exp()
-            scale = -of_logprobs[part, None]
-            if of_entropy is not None:
-                scale = log_p.add_(entropy[part, None]).mul_(-of_entropy[part, None]).add_(scale)
-            of_logits = p.mul_(scale).scatter_add_(1, targets[part, None], of_logprobs[part, None])
-            of_logits = of_logits.div_(ctx.temperature)
+            logits = _logits(hidden[part], weight, bias)
+            of_logits = gradient_of_logits(
+                logits,
+                targets[part],
+                normalizer[part],
+                of_logprobs[part],
+                None if of_entropy is None else entropy[part],
+                None if of_entropy is None else of_entropy[part],
+                ctx.temperature,
+                hidden.dtype,
+            )
+            del logits
             if of_bias is not None:
-                of_bias += of_logits.sum(0)
-            of_logits = of_logits.to(hidden.dtype)
+                of_bias += of_logits.sum(0, dtype=torch.float32)
             torch.mm(of_logits, weight, out=of_hidden[part])
-            if hidden.dtype == torch.float32:
-                of_weight.addmm_(of_logits.T, hidden[part])
-            else:
-                of_weight += of_logits.T @ hidden[part]
+            _add_product(of_weight, of_logits, hidden[part])
         cast_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-        return of_hidden, of_weight.to(weight.dtype), cast_bias, None, None, None, None
+        return of_hidden, of_weight.to(weight.dtype), cast_bias, None, None, None, None, None

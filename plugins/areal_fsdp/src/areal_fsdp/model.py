@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,12 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as _transformers_logging
 
 from areal_core.errors import RunError
 from areal_fsdp.attention import PACKED, register_packed_attention
-from areal_fsdp.logprobs import token_logprobs
+from areal_fsdp.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.norms import speed_up_norms
 
 if TYPE_CHECKING:
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
-    from areal_core.data.attention import PackedLayout
     from areal_core.interfaces import ModelReference, Role
+    from areal_fsdp.attention import Layout
     from areal_fsdp.config import FSDPConfig
 
 
@@ -46,10 +44,29 @@ class RoleModule(torch.nn.Module):
 
     The head's product is computed here and not in the model, so that logits exist for a chunk of tokens at a time.
     This module is the root of sharding: the head's parameters are whole while `forward` runs.
+
+    Args:
+        model: with packed attention.
+        role: what is computed.
+        temperature: logits are divided by it.
+        chunk_tokens: tokens whose logits exist at once, None for the device's own number.
+        compiled: whether the head's reductions are compiled.
+        for_graphs: the kind of `Layout` that `forward` takes.
     """
 
-    def __init__(self, model: PreTrainedModel, role: Role, *, temperature: float, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        role: Role,
+        *,
+        temperature: float,
+        chunk_tokens: int | None = None,
+        compiled: bool = False,
+        for_graphs: bool = False,
+    ) -> None:
         super().__init__()
+        self.compiled = compiled
+        self.for_graphs = for_graphs
         self.model = model
         self.head_name = _scalar_head_name(model) if role.is_scalar else ""
         self.temperature = temperature
@@ -63,7 +80,7 @@ class RoleModule(torch.nn.Module):
         return head
 
     def forward(
-        self, input_ids: torch.Tensor, layout: PackedLayout, targets: torch.Tensor, outputs: Sequence[str]
+        self, input_ids: torch.Tensor, layout: Layout, targets: torch.Tensor, outputs: Sequence[str]
     ) -> dict[str, torch.Tensor]:
         """Args: input_ids and targets, [T] int64; outputs, of `logprobs`, `entropy`, `values`.
 
@@ -74,7 +91,7 @@ class RoleModule(torch.nn.Module):
             input_ids=input_ids.unsqueeze(0),
             position_ids=layout.position_ids.unsqueeze(0),
             use_cache=False,
-            packed_layout=layout,
+            packed_layout=layout.packed,
         )[0][0]
         if self.head_name:
             return {"values": self.head(hidden)[:, 0].float()}
@@ -85,8 +102,9 @@ class RoleModule(torch.nn.Module):
             getattr(head, "bias", None),
             targets,
             temperature=self.temperature,
-            chunk_tokens=self.chunk_tokens,
+            chunk_tokens=self.chunk_tokens or default_chunk_tokens(len(head.weight), hidden.device),
             with_entropy="entropy" in outputs,
+            compiled=self.compiled,
         )
         return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
 
@@ -119,8 +137,10 @@ def _scalar_head_name(model: PreTrainedModel) -> str:
     return heads[0]
 
 
-def load_model(reference: ModelReference, role: Role) -> PreTrainedModel:
+def load_model(reference: ModelReference, role: Role, *, compiled: bool = False) -> PreTrainedModel:
     """Load a model on the CPU, in eval mode, with packed attention.
+
+    Norms in layers that will be compiled stay as they are: the compiler merges them with their neighbours.
 
     A model that learns is held in float32 whatever `reference.dtype` says: small updates vanish in bfloat16. A frozen
     one is held in the dtype that it computes in.
@@ -153,7 +173,7 @@ def load_model(reference: ModelReference, role: Role) -> PreTrainedModel:
                 hints=["check the folder: config.json, *.safetensors; or download it again"],
             ) from error
     _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
-    speed_up_norms(model)
+    speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
     model.set_attn_implementation(PACKED)
     model.eval()
     model.requires_grad_(not role.is_frozen)
@@ -189,7 +209,7 @@ def _quiet() -> Iterator[None]:
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The model's layers, which are sharded and checkpointed one by one.
+    """The model's layers, which are sharded, compiled and checkpointed one by one.
 
     Raises:
         RunError: there is no list of as many modules as the config has layers.
@@ -199,15 +219,6 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return module
     raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
-
-
-def recompute_activations(model: PreTrainedModel) -> None:
-    """Keep only each layer's input for the backward pass.
-
-    The layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around the recomputation.
-    """
-    for layer in decoder_layers(model):
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def shard(module: RoleModule, mesh: DeviceMesh, config: FSDPConfig, dtype: torch.dtype) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TOLERANCE = 1e-5
 
 
-def speed_up_norms(model: torch.nn.Module) -> int:
+def speed_up_norms(model: torch.nn.Module, *, except_in: torch.nn.Module | None = None) -> int:
     """Replace the `forward` of each plain RMS norm; the module, its name and its parameter stay.
 
     A norm is taken for plain if its class is called `...RMSNorm`, it has a weight vector and `variance_epsilon`, and
@@ -27,13 +27,15 @@ def speed_up_norms(model: torch.nn.Module) -> int:
 
     Args:
         model: on the CPU, before sharding.
+        except_in: a part of it whose norms stay as they are.
 
     Returns:
         How many were replaced.
     """
     replaced = 0
+    kept = set(except_in.modules()) if except_in is not None else set()
     for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm") and _is_plain(module):
+        if module not in kept and type(module).__name__.endswith("RMSNorm") and _is_plain(module):
             module.forward = partial(_forward, module, module.forward)
             replaced += 1
     return replaced

@@ -1,9 +1,9 @@
-"""AdamW, its learning rate, and the clipping of gradients; the same for plain and for sharded parameters."""
+"""AdamW, its learning rate, and its step with clipped gradients; the same for plain and for sharded parameters."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_fsdp.config import FSDPConfig
+    from areal_fsdp.masters import Masters
 
 
 def learning_rate_at(update: int, config: FSDPConfig, total_updates: int) -> float:
@@ -62,13 +63,34 @@ def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: FSDPConfig)
     return optimizer
 
 
-def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """Norm of all gradients of all ranks together, [] float32; collective where parameters are sharded."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+def gradient_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Norm of all gradients of all ranks together, [] float32; collective where they are sharded."""
+    found = list(gradients)
+    if found and not isinstance(found[0], DTensor):
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found, 2.0, torch.float32)))
+    norm = torch.nn.utils.get_total_norm(found, foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm: float) -> None:
-    """Scale all gradients so that their norm is at most `max_norm`; `norm` is what it is now."""
-    if norm > max_norm:
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], max_norm / (norm + 1e-6))
+def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | None, masters: Masters | None) -> None:
+    """Clip and apply the gradients, unless their norm is not finite, and free them. Nothing waits for the device.
+
+    Clipping happens inside the kernel that updates: it costs no pass over the gradients.
+
+    Args:
+        optimizer: made by `make_optimizer`.
+        norm: [] of all gradients of all ranks.
+        max_norm: what it is clipped to, None for never.
+        masters: whose parameters learn, None where those of the model do.
+    """
+    is_finite = norm.isfinite()
+    over = torch.ones_like(norm) if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1)
+    if masters is not None and masters.updates_itself:
+        masters.step(optimizer, 1 / over, is_finite)
+        return
+    scaled: Any = optimizer
+    scaled.found_inf, scaled.grad_scale = (~is_finite).float(), None if max_norm is None else over
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    if masters is not None:
+        masters.publish()

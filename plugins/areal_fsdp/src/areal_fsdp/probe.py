@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.attention import PackedLayout
 from areal_core.errors import RunError
+from areal_fsdp.attention import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,9 +36,10 @@ def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -
     ]
     targets = [sequence.roll(-1) for sequence in sequences]
     pairs = list(zip(sequences, targets, strict=True))
-    wanted = [_wanted(module, sequence, target) for sequence, target in pairs]
-    alone = torch.cat([_computed(module, [sequence], target) for sequence, target in pairs])
-    packed = _computed(module, sequences, torch.cat(targets))
+    with torch.compiler.set_stance("force_eager"):  # a compiler tunes its code for the sizes of the first call
+        wanted = [_wanted(module, sequence, target) for sequence, target in pairs]
+        alone = torch.cat([_computed(module, [sequence], target) for sequence, target in pairs])
+        packed = _computed(module, sequences, torch.cat(targets))
     kind = module.model.config.model_type
     if (error := _distance(alone, torch.cat(wanted))) > _TOLERANCE[dtype]:
         raise _changed_logits(kind, f"a probe differs by {error:.2g}, allowed are {_TOLERANCE[dtype]:.0e}")
@@ -66,8 +67,10 @@ def _wanted(module: RoleModule, sequence: torch.Tensor, target: torch.Tensor) ->
 
 
 def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    layout = PackedLayout.from_lengths([len(sequence) for sequence in sequences], targets.device)
-    outputs: dict[str, torch.Tensor] = module(torch.cat(list(sequences)), layout, targets, ["logprobs"])
+    lengths = [len(sequence) for sequence in sequences]
+    layout = Layout.of(lengths, targets.device, for_graphs=module.for_graphs)
+    ids = torch.cat(list(sequences))
+    outputs: dict[str, torch.Tensor] = module(ids, layout, targets, ["logprobs"])
     return outputs["values" if module.head_name else "logprobs"]
 
 

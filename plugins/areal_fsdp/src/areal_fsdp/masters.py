@@ -1,0 +1,164 @@
+"""Half-precision computing on one rank: float32 masters beside the parameters that the model computes with.
+
+Sharding would do it too, but gathers, splits and copies each layer although there is nobody to share it with. Here the
+model holds its parameters in half precision; the optimizer holds float32 ones, and after an update they are rounded
+into the model. Gradients of several micro-batches add up in float32, each as soon as the backward pass has it. That of
+a single one stays as the backward pass made it, if the update is compiled: one kernel then reads it, updates master
+and moments, and writes the rounded parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from areal_fsdp.compiling import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+_LAYER = re.compile(r".*?\.\d+\.")
+"""What a parameter's name begins with, if it belongs to one of several equal layers."""
+
+
+@dataclass(slots=True)
+class _Mode:
+    """Whether gradients are added to the masters'; shared with the hooks, which must not know the masters' owner:
+    Python frees no circle that goes through a tensor's hooks."""
+
+    adds: bool = True
+
+
+class Masters:
+    """Float32 copies of a model's parameters, which learn.
+
+    Args:
+        model: with float32 parameters, which become `dtype` here; tied ones stay tied.
+        dtype: what the model computes in.
+        device: where model and masters go.
+        is_compiled: whether the update is compiled.
+
+    Attributes:
+        parameters: by name, float32; their `grad` grows as backward passes run, or stays None (see `gradients`).
+        updates_itself: whether `step` is to be used, and not the optimizer's own.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> None:
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+        self.updates_itself = is_compiled
+        self._mode = _Mode()
+        self._working: list[torch.nn.Parameter] = []
+        parameter: Any  # whose hooks have no types
+        for name, parameter in model.named_parameters():
+            master = torch.nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
+            self.parameters[name] = master
+            parameter.data = master.detach().to(dtype)
+            parameter.register_post_accumulate_grad_hook(_adder(master, self._mode))
+            self._working.append(parameter)
+        model.to(device)  # buffers
+
+    def expect(self, rounds: int) -> None:
+        """Say how many backward passes the next update has, before the first."""
+        self._mode.adds = rounds > 1 or not self.updates_itself
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Of all parameters that have one, in their order; float32 or the model's dtype."""
+        pairs = zip(self.parameters.values(), self._working, strict=True)
+        found = (master.grad if self._mode.adds else working.grad for master, working in pairs)
+        return [gradient for gradient in found if gradient is not None]
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the masters into the model's parameters."""
+        torch._foreach_copy_([p.detach() for p in self._working], list(self.parameters.values()))
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.AdamW, scale: torch.Tensor, is_finite: torch.Tensor) -> None:
+        """AdamW's update, by kernels of our own, and the model's parameters with it; gradients are freed.
+
+        Args:
+            optimizer: its groups' settings are used and its state is changed, as by its own step.
+            scale: [] float32, what gradients are multiplied by.
+            is_finite: [] bool, whether anything is changed.
+        """
+        steps = [state["step"] for state in optimizer.state.values()]
+        torch._foreach_add_(steps, is_finite.float())
+        for group in optimizer.param_groups:
+            beta1, beta2 = group["betas"]
+            corrections = [1 - beta ** steps[0].double() for beta in (beta1, beta2)]
+            size, root = (group["lr"] / corrections[0]).float(), corrections[1].sqrt().float()
+            decay = torch.full_like(size, 1 - group["lr"] * group["weight_decay"])
+            scalars = (scale, is_finite, size, decay, root, beta1, beta2, group["eps"])
+            for tensors in self._by_layer(set(group["params"]), optimizer):
+                _update_function()(tensors, *scalars)
+
+    def _by_layer(self, among: set[torch.nn.Parameter], optimizer: torch.optim.AdamW) -> Iterable[list[_Tensors]]:
+        """What an update reads and writes, one layer after another: equal layers share one graph."""
+        layers: dict[str, list[_Tensors]] = {}
+        for (name, master), working in zip(self.parameters.items(), self._working, strict=True):
+            if master not in among:
+                continue
+            gradient = master.grad if self._mode.adds else working.grad
+            master.grad = working.grad = None
+            if gradient is not None:
+                state = optimizer.state[master]
+                tensors = (master.detach(), state["exp_avg"], state["exp_avg_sq"], working.detach(), gradient)
+                layer = _LAYER.match(name)
+                layers.setdefault(layer[0] if layer else "", []).append(tensors)
+        return layers.values()
+
+
+def _adder(master: torch.nn.Parameter, mode: _Mode) -> Callable[[torch.Tensor], None]:
+    def add(parameter: torch.Tensor) -> None:
+        if not mode.adds or parameter.grad is None:
+            return
+        gradient, parameter.grad = parameter.grad, None
+        if master.grad is None:
+            master.grad = gradient.to(torch.float32)
+        else:
+            master.grad += gradient
+
+    return add
+
+
+@cache
+def _update_function() -> Callable[..., None]:
+    return compiled(_update, dynamic=False)
+
+
+def _update(tensors: list[_Tensors], *scalars: Any) -> None:
+    for several in tensors:
+        _adamw(*several, *scalars)
+
+
+def _adamw(
+    master: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    working: torch.Tensor,
+    gradient: torch.Tensor,
+    scale: torch.Tensor,
+    is_finite: torch.Tensor,
+    size: torch.Tensor,
+    decay: torch.Tensor,
+    root: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    """One parameter: master x decay - size x mean / (sqrt(square) / root + epsilon), with both moments corrected."""
+    scaled = gradient.float() * scale
+    new_mean = mean + (1 - beta1) * (scaled - mean)
+    new_square = beta2 * square + (1 - beta2) * scaled * scaled
+    learned = master * decay - size * new_mean / (new_square.sqrt() / root + epsilon)
+    learned = torch.where(is_finite, learned, master)
+    mean.copy_(torch.where(is_finite, new_mean, mean))
+    square.copy_(torch.where(is_finite, new_square, square))
+    working.copy_(learned)
+    master.copy_(learned)
