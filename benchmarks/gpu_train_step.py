@@ -24,12 +24,12 @@ import torch
 from plain_loop import plain_loop
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from areal_attention.kernels import _MAKERS, Reach
 from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
 from areal_fsdp.attention import Layout
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_fsdp.kernels import _MAKERS, Reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

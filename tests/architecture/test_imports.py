@@ -14,8 +14,8 @@ CORE = ROOT / "areal_core"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
 TORCH_FREE = ("plugins", "config", "cli")
 FIRST_PARTY = {path.name.removeprefix("areal_") for path in PLUGINS} | {"deepspeed", "ray", "slurm"}
-LIBRARIES = {"areal_servers"}
-"""Plugins that are libraries as well: others may import them, and declare it like any dependency."""
+LIBRARIES = {"areal_attention", "areal_servers"}
+"""Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
 
 
 SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation"}

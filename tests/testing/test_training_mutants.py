@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from areal_attention.packed import PackedLayout
 from areal_core.data import Metric, PackedBatch
-from areal_core.data.attention import PackedLayout
 from areal_core.interfaces import LossResult, Role
 from areal_core.testing.conformance import TrainEngineSuite
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from areal_core.data.attention import packed_attention
+from areal_attention.packed import packed_attention
 from areal_core.errors import RunError
 from areal_core.interfaces import LossResult, Role
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from areal_attention.kernels import choose_kernel
 from areal_core.interfaces import LossResult
 from areal_fsdp import compiling
 from areal_fsdp.engine import FSDPEngine
-from areal_fsdp.kernels import choose_kernel
 from areal_fsdp.logprobs import token_logprobs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

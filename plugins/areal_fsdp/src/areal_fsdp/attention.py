@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import AttentionInterface
 
-from areal_core.data.attention import PackedLayout, packed_attention
+from areal_attention.kernels import Reach, Three, current_kernel
+from areal_attention.packed import PackedLayout, packed_attention
 from areal_core.errors import RunError
-from areal_fsdp.kernels import Reach, Three, current_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

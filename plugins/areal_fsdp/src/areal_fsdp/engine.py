@@ -12,12 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from areal_attention.kernels import choose_kernel
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
 from areal_fsdp.attention import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
 from areal_fsdp.compiling import prepare_layers, should_compile
-from areal_fsdp.kernels import choose_kernel
 from areal_fsdp.masters import Masters
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_core.data.attention import PackedLayout, packed_attention
+from areal_attention.packed import PackedLayout, packed_attention
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
@@ -61,19 +61,17 @@ def _torch_kernel() -> Kernel:
         return {"window_size_left": reach.window - 1 if reach.window else None, "window_size_right": 0}
 
     def forward(q: Any, k: Any, v: Any, bounds: Any, reach: Reach) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.ops.aten._flash_attention_forward(
-            q, k, v, bounds, bounds, reach.longest, reach.longest, 0.0, True, False, scale=reach.scale,
-            **(sides(reach) if reach.window else {}),
-        )  # fmt: skip
+        packed = (bounds, bounds, reach.longest, reach.longest, 0.0, True)
+        window = sides(reach) if reach.window else {}
+        found = torch.ops.aten._flash_attention_forward(q, k, v, *packed, False, scale=reach.scale, **window)
         return found[0], found[1]
 
     def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bounds: Any, reach: Reach) -> Three:
         state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
         unused = torch.empty(0, device=q.device)
-        return torch.ops.aten._flash_attention_backward(
-            grad, q, k, v, out, lse, bounds, bounds, reach.longest, reach.longest, 0.0, True, state, unused,
-            scale=reach.scale, **(sides(reach) if reach.window else {}),
-        )  # fmt: skip
+        packed = (bounds, bounds, reach.longest, reach.longest, 0.0, True, state, unused)
+        window = sides(reach) if reach.window else {}
+        return torch.ops.aten._flash_attention_backward(grad, q, k, v, out, lse, *packed, scale=reach.scale, **window)
 
     return Kernel("torch", forward, backward)
 
@@ -107,7 +105,7 @@ def _flash4_kernel() -> Kernel:
 
 def _cudnn_kernel() -> Kernel:
     """The library cuDNN through its Python front end (package nvidia-cudnn-frontend)."""
-    from areal_fsdp.cudnn import backward, forward
+    from areal_attention.cudnn import backward, forward
 
     return Kernel("cudnn", forward, backward, has_windows=False)
 

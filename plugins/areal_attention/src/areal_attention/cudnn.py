@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from areal_fsdp.kernels import Reach, Three
+    from areal_attention.kernels import Reach, Three
 
 _FEWEST_SEQUENCES = 16
 _SHORTEST = 256
@@ -145,7 +145,7 @@ def _shape(query: torch.Tensor, key: torch.Tensor, bounds: torch.Tensor, reach: 
 def forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, reach: Reach
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `areal_fsdp.kernels.Kernel.forward`; the statistics lie as cuDNN wants them, [T, heads] in a [heads, T]."""
+    """As `Kernel.forward`; the statistics lie as cuDNN wants them, [T, heads] in a [heads, T]."""
     shape = _shape(query, key, bounds, reach)
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     out = torch.empty_like(query)
@@ -165,7 +165,7 @@ def backward(
     bounds: torch.Tensor,
     reach: Reach,
 ) -> Three:
-    """As `areal_fsdp.kernels.Kernel.backward`."""
+    """As `areal_attention.kernels.Kernel.backward`."""
     shape = _shape(query, key, bounds, reach)
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

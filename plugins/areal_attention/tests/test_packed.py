@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_core.data.attention import PackedLayout, packed_attention
+from areal_attention.packed import PackedLayout, packed_attention
 
 
 def one_by_one(query, key, value, lengths, scale=None, window=None):
@@ -101,7 +101,7 @@ def test_empty_sequences_are_refused(lengths):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the variable-length kernel is CUDA's")
 @pytest.mark.parametrize("window", [None, 5])
 def test_variable_length_kernel(window, monkeypatch):
-    monkeypatch.setattr("areal_core.data.attention._bucketed_attention", None)  # it must not be what answers
+    monkeypatch.setattr("areal_attention.packed._bucketed_attention", None)  # it must not be what answers
     lengths = [70, 3, 200, 1, 64]
     inputs = make_inputs(lengths, size=64, dtype=torch.bfloat16, device="cuda")
     layout = PackedLayout.from_lengths(lengths, "cuda")
