@@ -10,7 +10,7 @@ RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-long test-fast lint servers clean
+.PHONY: demo test test-long test-fast test-pythons lint servers clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
@@ -22,6 +22,22 @@ test-long: $(VENV)/test servers
 
 test-fast: $(VENV)/test
 	$(BIN)/python -m pytest -m "not slow and not long"
+
+# The half that needs no torch, on every further Python of this machine. PyTorch's build for CPUs is pinned for one
+# Python only; another one would bring gigabytes for GPUs.
+find_python = $(shell for found in python$(1) $$HOME/.pyenv/versions/$(1)*/bin/python; do \
+	$$found -c pass 2>/dev/null && echo $$found && break; done)
+PYTHONS := $(foreach version,3.12 3.13,$(if $(call find_python,$(version)),$(version)))
+TORCH_FREE := tests/config tests/cli tests/plugins tests/messages tests/launchers tests/runs/test_ownership.py
+
+test-pythons: $(PYTHONS:%=test-python-%)
+	@echo "ran on: $(if $(PYTHONS),$(PYTHONS),no further Python: neither 3.12 nor 3.13 is on this machine)"
+
+test-python-%: constraints.txt
+	$(call find_python,$*) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		numpy packaging pluggy pydantic pyyaml rich safetensors hypothesis "pytest>=8" "pytest-timeout>=2.3"
+	PYTHONPATH=. .venv-$*/bin/python -m pytest -p no:cacheprovider -m "not slow and not long" $(TORCH_FREE)
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ With `--deterministic` an uninterrupted run is made as well, and the parameters 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -18,19 +19,21 @@ import tempfile
 import time
 from pathlib import Path
 
+from areal_core.messages.processes import Owner, WhoOwns
+from areal_core.runs import RunFolder, ask_owner
+
 AREAL = [sys.executable, "-m", "areal_core"]
 
 
 def phase(run_dir: Path) -> str:
-    """What the trainer was doing, as it last said."""
-    try:
-        return str(json.loads((run_dir / "status" / "trainer.json").read_text())["phase"])
-    except (OSError, ValueError):
-        return "starting"
+    """What the trainer is doing, as the run says itself."""
+    epoch = RunFolder(run_dir).last_epoch
+    owner = ask_owner(epoch, WhoOwns(), 2.0) if epoch is not None else None
+    return str(owner.phases.get("trainer-0", "starting")) if isinstance(owner, Owner) else "starting"
 
 
-def killed(words: list[str], run_dir: Path, after_s: float) -> str | None:
-    """Start, wait, kill the parent; the phase it was in, or None where the run was done before."""
+def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> str | None:
+    """Start, wait, kill; whom, and the phase that the trainer was in, or None where the run was done before."""
     process = subprocess.Popen([*AREAL, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     first_step = step_of(run_dir)
     deadline = time.monotonic() + 120
@@ -40,12 +43,33 @@ def killed(words: list[str], run_dir: Path, after_s: float) -> str | None:
         _, errors = process.communicate(timeout=after_s)
     except subprocess.TimeoutExpired:
         seen = phase(run_dir)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        os.kill(process.pid if victim == "supervisor" else find(process.pid, victim), signal.SIGKILL)
+        process.communicate(timeout=120)
         return seen
     if process.returncode:
         raise SystemExit(f"the run failed instead of being killed:\n{errors.decode()}")
     return None
+
+
+def find(supervisor: int, victim: str) -> int:
+    """The process of a run that is to be killed; the supervisor where it is not there (yet, or any more)."""
+    words = {"warden": "launchers.warden", "engine": "areal_hf.server", "reward": "rewards.worker"}.get(victim, victim)
+    for pid in descendants(supervisor):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            if words in command and "keeper.py" not in command:
+                return pid
+    return supervisor
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything that a process has started, and what these have."""
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                children.append(int(path.parent.name))
+    return children + [deeper for child in children for deeper in descendants(child)]
 
 
 def step_of(run_dir: Path) -> int:
@@ -64,8 +88,8 @@ def audit(run_dir: Path) -> dict[str, object]:
 
 
 def leftovers(run_dir: Path) -> list[str]:
-    """Processes of the run that outlived their parent by two seconds."""
-    deadline = time.monotonic() + 2
+    """Processes of the run that outlived the kill by ten seconds."""
+    deadline = time.monotonic() + 10
     while True:
         done = subprocess.run(["pgrep", "-fa", str(run_dir)], capture_output=True, text=True, check=False)
         lines = [line for line in done.stdout.splitlines() if "pgrep" not in line and "kill_and_resume" not in line]
@@ -85,27 +109,36 @@ def main() -> int:
         "--longest", type=float, default=2.0, help="seconds of work after which a kill comes at the latest"
     )
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument(
+        "--victims", default="supervisor", help="drawn from: supervisor,warden,controller,trainer,engine,reward"
+    )
     arguments, overrides = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="kill-"))
     run_dir = folder / "run"
     words = ["run", *([arguments.config] if arguments.config else []), *overrides]
     words += ["--plugins", arguments.plugins] if arguments.plugins else []
     words += ["deterministic=true", "rollout.max_staleness=0"] if arguments.deterministic else []
-    draw, phases, kills = random.Random(arguments.seed), [], 0
+    draw, phases, victims, kills = random.Random(arguments.seed), [], [], 0
     command = [*words, f"run_dir={run_dir}"]
     while kills < arguments.kills:
-        seen = killed(command, run_dir, draw.uniform(0.0, arguments.longest))
+        victim = draw.choice(arguments.victims.split(","))
+        seen = killed(command, run_dir, draw.uniform(0.0, arguments.longest), victim)
         if seen is None:
             break
         kills += 1
         phases.append(seen)
+        victims.append(victim)
         assert not leftovers(run_dir), leftovers(run_dir)
         result = audit(run_dir)
-        print(f"kill {kills:3d} in {seen:10s} committed step {result['committed_step']:4d}: clean", flush=True)
+        print(
+            f"kill {kills:3d} of {victim:10s} in {seen:10s} committed step {result['committed_step']:4d}: clean",
+            flush=True,
+        )
         command = ["run", "--resume", str(run_dir), "--allow-changed-plugins"]
     if kills == arguments.kills:
         subprocess.run([*AREAL, *command], check=True, stdout=subprocess.DEVNULL)
-    print(f"{kills} kills, in { {p: phases.count(p) for p in sorted(set(phases))} }; {audit(run_dir)}")
+    counts = [{name: found.count(name) for name in sorted(set(found))} for found in (victims, phases)]
+    print(f"{kills} kills: {counts[0]}, in {counts[1]}; {audit(run_dir)}")
     if arguments.deterministic:
         whole = folder / "whole"
         subprocess.run([*AREAL, *words, f"run_dir={whole}"], check=True, stdout=subprocess.DEVNULL)

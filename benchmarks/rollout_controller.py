@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
-from areal_core.rollout.controller import RolloutController, RolloutPolicy
+from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.staleness import StalenessBound
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ class OneGeneration:
 async def measure(folder: Path, size: int, batches: int, tokens: int, group_size: int) -> tuple[float, float]:
     """Episodes per second after the first batch, and growth of memory in MiB from the tenth batch on."""
     engine = ZeroLatencyEngine(tokens)
-    ledger = Ledger(folder)
+    ledger = Ledger(folder / "epochs/000001/ledger", folder)
     runner = EpisodeRunner(OneGeneration(), engine, RewardSum([]), FakeTokenizer(), on_failure=ledger.failed)
     dataset = CountingDataset(100_000)
     controller = RolloutController(
-        RolloutPolicy(StalenessBound(size // group_size, 2, 2), group_size),
+        RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size),
         runner,
         engine,
         dataset,
@@ -81,7 +81,7 @@ async def measure(folder: Path, size: int, batches: int, tokens: int, group_size
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         await controller.publish(WeightUpdate(step + 1, folder), step + 1)
         if step % 10 == 9:
-            controller.commit(step + 1, f"step-{step + 1}")
+            controller.commit(step + 1, folder / f"step-{step + 1}")
     seconds = time.perf_counter() - began
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - memory
     await controller.close()

@@ -21,7 +21,7 @@ from areal_core.rollout.probe import probe_weights
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer, Questioned
+    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer
     from areal_core.rollout.controller import RolloutController
     from areal_core.rollout.evaluation import Evaluator
 
@@ -86,11 +86,11 @@ class RolloutService:
 
     async def answer(self, message: Any) -> Any:
         """The reply to any request; what this service does not know the engine may."""
-        handler = self._answers.get(type(message))
+        handler = self._answers.get(type(message)) or getattr(self._engine, "answer", None)
         try:
-            if handler is not None:
-                return await handler(message)
-            return await cast("Questioned", self._engine).answer(message)
+            if handler is None:
+                raise RunError(f"nobody here answers {type(message).__name__}")
+            return await handler(message)
         except ArealError as error:
             return Failed(error.message, error.hints)
 

@@ -17,7 +17,8 @@ from areal_core.errors import RunError
 from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
-from areal_core.messages import Credentials, FrameDecoder, encode_frame, serve
+from areal_core.messages import ChannelCorrupt, Credentials, FrameDecoder, encode_frame, serve
+from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Forward, Forwarded, ProcessEnded, Status
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.controller import RolloutController
@@ -137,7 +138,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
         """In the link's thread."""
         if isinstance(message, ProcessEnded):
             processes.hear(message)
-        elif isinstance(message, Forward) and service is not None:
+        elif isinstance(message, Forward):
             work = _answer(service, message, number, link)
             loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
 
@@ -162,12 +163,12 @@ async def _serve(run: RunFolder, link: Link) -> None:
     )
     controller.restore(discard=config.deterministic)
     evaluator = None if config.evaluation is None else half.evaluator(config.evaluation)
+    service = RolloutService(
+        controller, half.engine, evaluator, lambda: asdict(audit(ledger.database, run.path, sampler))
+    )
     try:
         with link.phase("starting the inference engine"):
             await half.start()
-        service = RolloutService(
-            controller, half.engine, evaluator, lambda: asdict(audit(ledger.database, run.path, sampler))
-        )
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
         link.announce("controller", server.address)
@@ -182,10 +183,14 @@ async def _serve(run: RunFolder, link: Link) -> None:
         ledger.close()
 
 
-async def _answer(service: RolloutService, forwarded: Forward, number: int, link: Link) -> None:
+async def _answer(service: RolloutService | None, forwarded: Forward, number: int, link: Link) -> None:
     """The reply to a question that came through the supervisor."""
-    request = FrameDecoder().feed(forwarded.request)[0].message
-    reply = await service.answer(request)
+    try:
+        (request,) = FrameDecoder().feed(forwarded.request)
+        starting = Failed("the rollout controller is still starting: ask again in a moment")
+        reply = starting if service is None else await service.answer(request.message)
+    except (ChannelCorrupt, ValueError):
+        reply = Failed("the question is none that this run knows")
     link.post(Forwarded(b"".join(encode_frame(reply))), -number)
 
 
