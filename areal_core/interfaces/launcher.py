@@ -75,8 +75,6 @@ class ProcessEnd(NamedTuple):
 
     def describe(self) -> str:
         """In words, with what it wrote last."""
-        if self.code == LOST:
-            return f"was lost with its node {self.last_words}"
         how = describe_exit(self.code)
         return f"{how}; the end of its log:\n{self.last_words}" if self.last_words else how
 
@@ -85,6 +83,8 @@ def describe_exit(code: int) -> str:
     """An exit code in words: `ended with exit code 1`, `was killed by SIGKILL`."""
     import signal
 
+    if code == LOST:
+        return "was lost with its node"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

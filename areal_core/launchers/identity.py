@@ -10,9 +10,7 @@ from pathlib import Path
 def identify(pid: int) -> str:
     """A process of this machine: boot, namespace, number, moment of its start; words without spaces."""
     with suppress(OSError):
-        # The name in brackets may hold anything; the start is the 20th field behind it.
-        start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        return f"{_place()} {pid} {start}"
+        return f"{_place()} {pid} {_fields(pid)[19]}"
     return f"{_place()} {pid} -"
 
 
@@ -21,7 +19,10 @@ def has_ended(identity: str) -> bool | None:
     place, _, rest = identity.rpartition(" ")[0].rpartition(" ")
     if place != _place() or place.startswith("-"):
         return None
-    return identify(int(rest)) != identity
+    with suppress(OSError):
+        # One that has ended and that nobody has asked about yet keeps its number.
+        return _fields(int(rest))[0] in "ZX" or identify(int(rest)) != identity
+    return True
 
 
 def processes_with(variable: str, value: str) -> list[int]:
@@ -33,6 +34,12 @@ def processes_with(variable: str, value: str) -> list[int]:
             if entry in path.read_bytes().split(b"\0") and (pid := int(path.parent.name)) != own:
                 pids.append(pid)
     return pids
+
+
+def _fields(pid: int) -> list[str]:
+    """What the kernel says of a process: first its state, as the 20th its start."""
+    # The name in brackets in front of them may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _place() -> str:

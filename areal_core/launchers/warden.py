@@ -82,20 +82,25 @@ class Warden:
                 order = await self._channel.receive()
                 self._heard = time.monotonic()
                 if not isinstance(order, Beat):
-                    start_task(self._obey(order), f"order {type(order).__name__}")
+                    await self._obey(order)
 
     async def _obey(self, order: object) -> None:
+        """One order after another: what is said of a process comes behind its start."""
         match order:
             case StartProcess():
                 await self._start(order)
             case SignalProcess(name, number) if name in self._keepers.processes:
                 self._keepers.processes[name].signal(number)
             case EndProcess(name, grace_s) if name in self._keepers.processes:
-                await self._keepers.processes[name].end(grace_s)
+                start_task(self._keepers.processes[name].end(grace_s), f"end of {name}")
 
     async def _start(self, order: StartProcess) -> None:
         log = Path(order.log)
-        process = await self._keepers.launch(order.name, order.command, order.environment, order.gpus, log)
+        try:
+            process = await self._keepers.launch(order.name, order.command, order.environment, order.gpus, log)
+        except (OSError, ValueError) as error:
+            self._channel.post(ProcessEnded(order.name, 127, f"its keeper cannot be started: {error}"))
+            return
         start_task(self._report_end(process), f"end of {order.name}")
 
     async def _report_end(self, process: KeptProcess) -> None:

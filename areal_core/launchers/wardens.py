@@ -221,7 +221,7 @@ class Wardens:
             self.nodes.remove(node)
             # Whatever runs there has ended, or will within the lease.
             for process in [p for p in self.processes.values() if p.node is node]:
-                self._set_end(process, ProcessEnd(LOST, node.ready.host))
+                self._set_end(process, ProcessEnd(LOST, ""))
 
     def _hear(self, process: SupervisedProcess, message: Any, number: int) -> None:
         process.heard = time.monotonic()

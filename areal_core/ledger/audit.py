@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.ledger.store import DATABASE, copy_database
+from areal_core.ledger.store import DATABASE, copy_database, readable
 
 if TYPE_CHECKING:
     from areal_core.data.sampler import PromptSampler
@@ -45,7 +45,7 @@ def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = No
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "ledger"
         copy_database(ledger, copy)
-        with closing(sqlite3.connect(copy / DATABASE)) as database:
+        with closing(sqlite3.connect(copy / DATABASE)) as database, readable(ledger):
             return audit(database, run_dir, sampler)
 
 

@@ -72,12 +72,13 @@ class Ledger:
         with _disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
-        # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
-        # cannot. Write-ahead logging keeps what a killed process had committed.
-        self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=NORMAL")
-        self._database.executescript(SCHEMA)
+        with readable(folder):
+            # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
+            # cannot. Write-ahead logging keeps what a killed process had committed.
+            self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(SCHEMA)
         self._pending = _Pending()
         # A segment's number is never used again, also not after a resume.
         self._segment_number = 1 + max((int(p.stem) for p in self.folder.glob("*.safetensors")), default=-1)
@@ -157,7 +158,12 @@ class Ledger:
         """`step` steps are in the checkpoint, and the next group to issue is `position`: the commit point.
 
         Only then are files removed that nothing rests on any more, former epochs' among them.
+
+        Raises:
+            RunError: somebody else owns the run by now, or the disk cannot be written.
         """
+        if any(path > self.folder.parent for path in self._run_dir.glob("epochs/[0-9]*")):
+            raise RunError(f"somebody else has taken over the run in {self._run_dir}; this process has no say in it")
         self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
@@ -170,8 +176,9 @@ class Ledger:
             ).fetchall()
         keep = {self._run_dir / name for (name,) in used}
         for path in self._run_dir.glob("epochs/*/ledger/*"):
-            is_former = path.parent != self.folder and path.name.startswith(DATABASE)
-            if is_former or (path.suffix == ".safetensors" and path not in keep):
+            is_database = path.name.startswith(DATABASE) and path.parent < self.folder
+            is_segment = path.suffix == ".safetensors" and path.parent <= self.folder and path not in keep
+            if is_database or is_segment:
                 path.unlink()
 
     @property
@@ -273,6 +280,18 @@ def copy_database(source: Path, target: Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, partial / name)
     partial.rename(target)
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Turns what SQLite says of a damaged ledger into a RunError that says what can be done."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise RunError(
+            f"the ledger {folder / DATABASE} is damaged or cannot be opened: {error}",
+            hints=["put a whole copy in its place, or move its epoch's folder away to go on from the one before it"],
+        ) from error
 
 
 @contextmanager

@@ -31,9 +31,19 @@ class BlockingChannel:
 
     @classmethod
     def connect(
-        cls, address: str, timeout_s: float, name: str = "", credentials: Credentials | None = None
+        cls,
+        address: str,
+        timeout_s: float,
+        name: str = "",
+        credentials: Credentials | None = None,
+        *,
+        is_patient: bool = True,
     ) -> BlockingChannel:
         """Connect and say hello; see `areal_core.messages.connect`.
+
+        Args:
+            address, timeout_s, name, credentials: as there.
+            is_patient: whether an address that nobody serves yet is tried again.
 
         Raises:
             TimeoutError: nobody serves the address within `timeout_s` seconds.
@@ -48,7 +58,7 @@ class BlockingChannel:
                 own.connect(place if scheme == "unix" else (host, int(port)))
             except (FileNotFoundError, ConnectionError, TimeoutError):
                 own.close()
-                if time.monotonic() > deadline:
+                if not is_patient or time.monotonic() > deadline:
                     raise TimeoutError(f"nobody listens on {address} after {timeout_s:g} s") from None
                 time.sleep(RETRY_S)
             else:

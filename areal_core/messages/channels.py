@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LONGEST_SOCKET_PATH = 100
 HELLO_TIMEOUT_S = 30.0
+_LARGEST_HELLO = 1 << 16
 RETRY_S = 0.02
 
 
@@ -41,7 +42,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, on_connected: Callable[[Channel], object] | None = None) -> None:
         self.peer = ""
         self._on_connected = on_connected
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(_LARGEST_HELLO) if on_connected else FrameDecoder()
         self._received: asyncio.Queue[Frame | None] = asyncio.Queue()
         self._numbers = itertools.count(1)
         self._replies: dict[int, asyncio.Future[Any]] = {}

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 _PREFIX = struct.Struct("<4sIQ")
 _MAGIC = b"ARL2"
-_LARGEST_HEADER = 1 << 28
-_LARGEST_PAYLOAD = 1 << 36
+_LARGEST = 1 << 36
 _KINDS: dict[str, type] = {}
 _PAYLOADS: dict[type, str] = {}
 _Message = TypeVar("_Message")
@@ -77,18 +76,23 @@ def encode_frame(message: Any, number: int = 0) -> list[bytes]:
     if name := _payload_field(cls):
         payload = values.pop(name)
     header = json.dumps([_kind(cls), number, values], separators=(",", ":"), default=_encode).encode()
-    if len(header) > _LARGEST_HEADER or len(payload) > _LARGEST_PAYLOAD:
+    if len(header) + len(payload) > _LARGEST:
         raise ValueError(f"a message {cls.__name__} is too large: {len(header)} + {len(payload)} bytes")
     pieces = [_PREFIX.pack(_MAGIC, len(header), len(payload)) + header]
     return [*pieces, payload] if payload else pieces
 
 
 class FrameDecoder:
-    """Turns a stream of bytes, cut anywhere, into messages."""
+    """Turns a stream of bytes, cut anywhere, into messages.
 
-    __slots__ = ("_buffer", "_missing")
+    Args:
+        largest_first: bytes that the first frame may have; few where it says who sends.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_buffer", "_largest", "_missing")
+
+    def __init__(self, largest_first: int = _LARGEST) -> None:
+        self._largest = largest_first
         self._buffer = bytearray()
         self._missing = 0
 
@@ -112,6 +116,7 @@ class FrameDecoder:
                 header = bytes(view[header_start:payload_start])
                 payload = bytes(view[payload_start:end])
             frames.append(_decode(header, payload))
+            self._largest = _LARGEST
             start = end
         del self._buffer[:start]
         self._missing = self._bounds(0)[2] if len(self._buffer) >= _PREFIX.size else 0
@@ -120,7 +125,7 @@ class FrameDecoder:
     def _bounds(self, start: int) -> tuple[int, int, int]:
         """Where header and payload of the frame at `start` begin, and where it ends."""
         magic, header_length, payload_length = _PREFIX.unpack_from(self._buffer, start)
-        if magic != _MAGIC or header_length > _LARGEST_HEADER or payload_length > _LARGEST_PAYLOAD:
+        if magic != _MAGIC or header_length + payload_length > self._largest:
             raise ChannelCorrupt("the peer does not speak the protocol of this channel")
         payload_start = start + _PREFIX.size + header_length
         return start + _PREFIX.size, payload_start, payload_start + payload_length
@@ -150,7 +155,7 @@ def _decode(header: bytes, payload: bytes) -> Frame:
         return Frame(_build(cls, values), int(number))
     except KeyError as error:
         raise ChannelCorrupt(f"a message arrived that is not known here: {error}") from None
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ChannelCorrupt(f"a frame arrived that is not of the form of a message: {error!s:.200}") from None
 
 

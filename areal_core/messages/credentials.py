@@ -39,7 +39,7 @@ class Credentials:
 
     def refusal(self, hello: Hello) -> str:
         """Why somebody is not let in; empty for one who is."""
-        if not secrets.compare_digest(self.token, hello.token):
+        if not secrets.compare_digest(self.token.encode(), hello.token.encode(errors="replace")):
             return "the token is another run's"
         if hello.epoch != self.epoch:
             return f"epoch {hello.epoch} of the run is over: it is in epoch {self.epoch}"

@@ -166,13 +166,6 @@ class StepMetrics:
 
 
 @message
-class Note:
-    """Something worth a line on the terminal."""
-
-    text: str
-
-
-@message
 class RunProcess:
     """Start a process for the one that asks, which is told of its end with `ProcessEnded`.
 

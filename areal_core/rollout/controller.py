@@ -81,7 +81,7 @@ class RolloutController:
         keep_group: Filter | None = None,
         samples: SampleLog | None = None,
     ) -> None:
-        self._section = section
+        self.section = section
         self._runner = runner
         self._engine = engine
         self._dataset = dataset
@@ -118,7 +118,7 @@ class RolloutController:
             heapq.heappush(self._ready, (-1, order, group))
         self.counts = AdmissionCounts(
             ready=len(self._ready),
-            consumed=self._ledger.committed_step * self._section.batch_size,
+            consumed=self._ledger.committed_step * self.section.batch_size,
             trained=self._ledger.committed_step,
         )
 
@@ -172,7 +172,7 @@ class RolloutController:
         Raises:
             RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
         """
-        began, size = time.monotonic(), self._section.batch_size
+        began, size = time.monotonic(), self.section.batch_size
         self._awaited = step
         while True:
             self._flush()
@@ -190,7 +190,7 @@ class RolloutController:
         metrics |= self._engine.take_metrics()
         if batch is None:
             return None, metrics
-        batch, staleness = mask_stale(batch, self._published, step, self._section)
+        batch, staleness = mask_stale(batch, self._published, step, self.section)
         return batch, metrics | staleness | batch_metrics(batch)
 
     async def publish(self, update: WeightUpdate, trained: int) -> None:
@@ -218,7 +218,7 @@ class RolloutController:
             occurrence = self._sampler[number]
             self._ledger.issued(number, *occurrence)
             self.counts.running += 1
-            size = self._section.group_size
+            size = self.section.group_size
             group = PromptGroup(number, occurrence, [None] * size, size)
             row = self._dataset[occurrence[0]]
             for index in range(size):
@@ -227,11 +227,11 @@ class RolloutController:
                 task.add_done_callback(self._forget)
 
     def _may_admit(self) -> bool:
-        if self._paused or self._fatal is not None or capacity(self._section, self.counts) <= 0:
+        if self._paused or self._fatal is not None or capacity(self.section, self.counts) <= 0:
             return False
         # While newer weights are still on their way, what would be sampled now may already be too old to be used.
         lag = self._awaited - self.counts.trained
-        return self._section.stale != "drop" or lag <= self._section.max_staleness
+        return self.section.stale != "drop" or lag <= self.section.max_staleness
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
@@ -254,7 +254,7 @@ class RolloutController:
             if self._paused:  # closing
                 raise
             group.failure = (
-                f"the episode took longer than rollout.episode_timeout_s: {self._section.episode_timeout_s:g}"
+                f"the episode took longer than rollout.episode_timeout_s: {self.section.episode_timeout_s:g}"
             )
             self._ledger.failed(group.number, index, 0, group.failure)
         group.missing -= 1
@@ -271,7 +271,7 @@ class RolloutController:
             self._consecutive_failures = 0
             if self._samples is not None:
                 self._samples.saw(group, self.version)
-        incomplete = self._section.incomplete_groups
+        incomplete = self.section.incomplete_groups
         if group.failure and (incomplete == "replace" or (incomplete == "use" and not episodes)):
             self._leave(group.number, "failed")
         elif not group.failure and self._keep_group and not self._keep_group([e.reward for e in episodes]):
@@ -281,13 +281,13 @@ class RolloutController:
                 group.episodes = []
             self.counts.ready += 1
             self._ended.append(group)
-        if self.counts.ready >= self._section.batch_size or self._fatal:
+        if self.counts.ready >= self.section.batch_size or self._fatal:
             self._changed.set()
         self._admit()
 
     def _count_failure(self, group: PromptGroup) -> None:
         self._consecutive_failures += 1
-        if self._consecutive_failures >= self._section.max_consecutive_failures:
+        if self._consecutive_failures >= self.section.max_consecutive_failures:
             self._fail(
                 RunError(
                     f"{self._consecutive_failures} prompt groups failed one after another; "
@@ -302,11 +302,11 @@ class RolloutController:
         self._ledger.dropped(number, reason, self.counts.trained)
 
     def _drop_stale(self, step: int) -> None:
-        if self._section.stale != "drop":
+        if self.section.stale != "drop":
             return
         fresh = []
         for item in self._ready:
-            if item[2].staleness(self._published, step) > self._section.max_staleness:
+            if item[2].staleness(self._published, step) > self.section.max_staleness:
                 self._leave(item[2].number, "stale")
                 self.counts.ready -= 1
             else:
@@ -333,10 +333,10 @@ class RolloutController:
     async def _wait_for_change(self, began: float) -> None:
         if self._fatal is not None:
             raise self._fatal
-        remaining = began + self._section.stall_timeout_s - time.monotonic()
+        remaining = began + self.section.stall_timeout_s - time.monotonic()
         if remaining <= 0:
             raise RunError(
-                f"no batch was complete within rollout.stall_timeout_s: {self._section.stall_timeout_s:g}; "
+                f"no batch was complete within rollout.stall_timeout_s: {self.section.stall_timeout_s:g}; "
                 f"{self.describe()}",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
@@ -351,7 +351,7 @@ class RolloutController:
         counts = self.counts
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
-            f"{counts.ready} of {self._section.batch_size} groups ready, {counts.running} running, "
+            f"{counts.ready} of {self.section.batch_size} groups ready, {counts.running} running, "
             f"weights of version {self.version}" + (f"; since the last batch: {events}" if events else "")
         )
 
@@ -364,7 +364,7 @@ class RolloutController:
             except RunError as error:
                 self._fail(error)
                 return
-            overdue = time.monotonic() - self._section.episode_timeout_s
+            overdue = time.monotonic() - self.section.episode_timeout_s
             for task, started in list(self._running.items()):
                 if started >= overdue:
                     break  # tasks are in the order in which they were started

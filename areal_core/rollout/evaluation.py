@@ -85,10 +85,14 @@ class Evaluator:
 
         await asyncio.gather(*(work() for _ in range(min(at_once, self.episodes))))
 
-    async def run(self) -> dict[str, float]:
-        """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored."""
+    async def run(self, timeout_s: float | None = None) -> dict[str, float]:
+        """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.
+
+        Args:
+            timeout_s: of one episode.
+        """
         played: list[Played] = []
-        await self.play(played.append, at_once=self.episodes)
+        await self.play(played.append, at_once=self.episodes, timeout_s=timeout_s)
         # Ended in any order: sums are made in one, so that equal evaluations give equal figures.
         finished = [episode for _, _, episode, _ in sorted(played, key=lambda p: p[:2]) if episode is not None]
         metrics = {"episodes": float(len(finished)), "failed": float(len(played) - len(finished))}

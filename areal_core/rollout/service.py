@@ -141,7 +141,7 @@ class RolloutService:
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:
             raise RunError("the config has no evaluation section")
-        return messages.Evaluated(await self._evaluator.run())
+        return messages.Evaluated(await self._evaluator.run(self._controller.section.episode_timeout_s))
 
     async def _commit(self, request: messages.Commit) -> Done:
         self._controller.commit(request.step, request.folder)

@@ -14,8 +14,6 @@ from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import run_role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from areal_core.runs.link import Link
 
 ROLES = ("preparer", "controller", "trainer")
@@ -24,8 +22,13 @@ ROLES = ("preparer", "controller", "trainer")
 def main(role: str, run_dir: Path) -> int:
     """Play a role to its end; the exit code."""
     assert role in ROLES, role
-    play: Callable[[RunFolder, Link], int] = importlib.import_module(f"areal_core.runs.{role}").play
-    return run_role(lambda link: play(RunFolder(run_dir), link))
+
+    def play(link: Link) -> int:
+        """The role's module is imported when the link beats already: torch may take long to import."""
+        code: int = importlib.import_module(f"areal_core.runs.{role}").play(RunFolder(run_dir), link)
+        return code
+
+    return run_role(play)
 
 
 if __name__ == "__main__":

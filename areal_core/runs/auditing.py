@@ -15,7 +15,7 @@ from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Forward, Forwarded
 from areal_core.messages.rollouts import AuditLedger
 from areal_core.runs.folder import RunFolder
-from areal_core.runs.ownership import ask_owner
+from areal_core.runs.ownership import ask_owner, owner_has_ended
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,8 +40,9 @@ def audit_run(folder: Path) -> dict[str, Any]:
             if isinstance(reply, Failed):
                 raise RunError(reply.text, hints=reply.hints)
             return dict(reply.report)
-        if isinstance(answer, Failed):
-            raise RunError(f"the run is in progress and cannot be audited now: {answer.text}", hints=answer.hints)
+        if isinstance(answer, Failed) or not owner_has_ended(epochs[-1]):
+            words = answer.text if isinstance(answer, Failed) else "its owner does not answer"
+            raise RunError(f"the run is in progress and cannot be audited now: {words}")
     ledgers = [epoch.ledger for epoch in epochs if (epoch.ledger / DATABASE).is_file()]
     if not ledgers:
         raise UsageError(f"{run.path} holds no ledger", hints=["name the folder of a run that was started"])

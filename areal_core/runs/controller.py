@@ -138,8 +138,10 @@ async def _serve(run: RunFolder, link: Link) -> None:
         """In the link's thread."""
         if isinstance(message, ProcessEnded):
             processes.hear(message)
-        elif isinstance(message, Forward):
-            work = _answer(service, message, number, link)
+        elif isinstance(message, Forward) and (answering := service) is None:
+            link.post(Failed("the rollout controller is still starting: ask again in a moment"), -number)
+        elif isinstance(message, Forward) and answering is not None:
+            work = _answer(answering, message, number, link)
             loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
 
     link.on_message(hear)
@@ -183,12 +185,11 @@ async def _serve(run: RunFolder, link: Link) -> None:
         ledger.close()
 
 
-async def _answer(service: RolloutService | None, forwarded: Forward, number: int, link: Link) -> None:
+async def _answer(service: RolloutService, forwarded: Forward, number: int, link: Link) -> None:
     """The reply to a question that came through the supervisor."""
     try:
         (request,) = FrameDecoder().feed(forwarded.request)
-        starting = Failed("the rollout controller is still starting: ask again in a moment")
-        reply = starting if service is None else await service.answer(request.message)
+        reply = await service.answer(request.message)
     except (ChannelCorrupt, ValueError):
         reply = Failed("the question is none that this run knows")
     link.post(Forwarded(b"".join(encode_frame(reply))), -number)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import Needs
 from areal_core.messages import Credentials
-from areal_core.messages.processes import Note, Status, StepMetrics
+from areal_core.messages.processes import Status, StepMetrics
 from areal_core.plugins import compare
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import claim, next_epoch, release
 from areal_core.runs.plan import make_plan
 from areal_core.runs.summary import summarise_run
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
-from areal_core.runs.view import RunState, open_view
+from areal_core.runs.view import RunState, open_view, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,16 +53,16 @@ def execute(
     run = RunFolder(folder.resolve())
     plan = make_plan(resolved)
     if dry_run:
-        _say(plan)
+        say(plan)
         return 0
     resolved.plugins.events.configure(resolved.config)
     if resume is not None:
         _check_plugins(resolved, run, allowed=allow_changed_plugins)
-    epoch = next_epoch(run, _say)
+    epoch = next_epoch(run, say)
     began = time.monotonic()
     code = asyncio.run(_own_and_supervise(resolved, run, epoch))
     if not code:
-        _say(summarise_run(run, resolved.config.steps, time.monotonic() - began))
+        say(summarise_run(run, resolved.config.steps, time.monotonic() - began))
     return code
 
 
@@ -83,14 +82,15 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
     state = RunState(run)
     credentials = Credentials.create(epoch.number)
     launcher: Launcher = resolved.config.launcher.build()
-    supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), _say)
-    outcome = "failed"
+    supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say)
+    outcome, is_owner = "failed", False
     try:
         address = await supervisor.listen()
         claim(epoch, address, credentials)
-        _say(f"run folder: {run.path}")
-        run.config.write_text(resolved.to_yaml())
-        run.plugins.write_text(json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
+        is_owner = True
+        say(f"run folder: {run.path}")
+        _replace(run.config, resolved.to_yaml())
+        _replace(run.plugins, json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state) as view:
             code = await _supervise(resolved, run, launcher, supervisor, state, view)
@@ -100,13 +100,21 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
         raise
     finally:
         await supervisor.close()
-        if epoch.path.exists():
+        if is_owner:
             release(epoch)
             resolved.plugins.events.run_finished(run.path, outcome)
     if not code:
         return 0
-    _say(f"stopped after a checkpoint; go on with: areal run --resume {run.path}")
+    stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
+    say(f"{stopped}; go on with: areal run --resume {run.path}")
     return 128 + (supervisor.signals or [signal.SIGINT])[0]
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
 
 
 async def _supervise(
@@ -153,10 +161,3 @@ def _hear(state: RunState, process: SupervisedProcess, said: Any) -> None:
             state.hear(process.specification.role, dict(fields))
         case StepMetrics(line):
             state.add(dict(line))
-        case Note(text):
-            _say(f"{process.name}: {text}")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -122,6 +122,10 @@ class RunFolder:
         numbers = sorted(int(path.name) for path in (self.path / "epochs").glob("[0-9]*") if path.name.isdigit())
         return [self.epoch(number) for number in numbers]
 
+    def checkpoints(self) -> list[Path]:
+        """The folders of all checkpoints, of all epochs, the first one first."""
+        return sorted(self.path.glob("epochs/*/checkpoints/step-*"))
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics so far; one that was cut off by a crash is left out."""
         lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []

@@ -139,7 +139,7 @@ class Link:
             self._handler(message, number)
             return
         reply = self._replies.pop(-number, None)
-        if reply is None:
+        if reply is None or not reply.set_running_or_notify_cancel():  # nobody waits for it any more
             return
         if isinstance(message, Failed):
             reply.set_exception(RunError(message.text, hints=message.hints))
@@ -163,7 +163,11 @@ class LinkedProcess:
     async def end(self, grace_s: float = 0.0) -> ProcessEnd:
         """See `RunningProcess.end`."""
         self._link.post(EndProcess(self.name, grace_s))
-        return await self.wait()
+        try:
+            async with asyncio.timeout(grace_s + ANSWER_TIMEOUT_S):
+                return await self.wait()
+        except TimeoutError:
+            raise RunError(f"{self.name} has not ended {grace_s + ANSWER_TIMEOUT_S:g} s after it was told to") from None
 
 
 class LinkedProcesses:

@@ -51,6 +51,10 @@ class Ownership:
     process: str
 
 
+_UNKNOWN = Ownership("", "a host that its damaged files do not name", "- ? -")
+"""Of an epoch whose files cannot be read: waited for as one that cannot be seen from here."""
+
+
 def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
     """Make an epoch this process's own.
 
@@ -60,8 +64,8 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
     owner = Ownership(address, socket.gethostname(), identify(os.getpid()))
     made = epoch.path.with_name(f".{epoch.path.name}-{os.getpid()}-{socket.gethostname()}")
     shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
     try:
+        made.mkdir(parents=True)
         (made / epoch.owner.name).write_text(json.dumps(asdict(owner)))
         descriptor = os.open(made / epoch.token.name, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -70,7 +74,7 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
     except OSError as error:
         if epoch.path.exists():
             raise UsageError(f"another process has just begun to run in {epoch.run}") from None
-        raise RunError(f"the run folder {epoch.run} cannot be written: {error.strerror}") from error
+        raise UsageError(f"the run folder {epoch.run} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
 
@@ -101,10 +105,10 @@ def next_epoch(run: RunFolder, say: Callable[[str], None]) -> EpochFolder:
 def ask_owner(epoch: EpochFolder, question: Any, timeout_s: float) -> Any:
     """Ask the supervisor that owns an epoch something; None where nobody answers."""
     try:
-        owner = Ownership(**json.loads(epoch.owner.read_text()))
-        credentials = Credentials(epoch.token.read_text(), epoch.number)
-        channel = BlockingChannel.connect(owner.address, timeout_s, "visitor", credentials)
-    except (OSError, ValueError, TypeError):
+        owner, token = _read(epoch)
+        credentials = Credentials(token, epoch.number)
+        channel = BlockingChannel.connect(owner.address, timeout_s, "visitor", credentials, is_patient=False)
+    except (OSError, ValueError):
         return None
     try:
         number = channel.send_request(question)
@@ -119,6 +123,21 @@ def ask_owner(epoch: EpochFolder, question: Any, timeout_s: float) -> Any:
         channel.close()
 
 
+def owner_has_ended(epoch: EpochFolder) -> bool:
+    """Whether the owner of an epoch is known to be gone; False where that cannot be seen from here."""
+    return has_ended(_read(epoch)[0].process) is True
+
+
+def _read(epoch: EpochFolder) -> tuple[Ownership, str]:
+    """The owner of an epoch and the run's token; where the files are damaged, an owner that nothing is known of."""
+    try:
+        owner = Ownership(**json.loads(epoch.owner.read_text()))
+        _, process, _ = owner.process.rsplit(" ", 2)
+        return owner if process.isdecimal() else _UNKNOWN, epoch.token.read_text()
+    except (OSError, ValueError, TypeError, AttributeError):
+        return _UNKNOWN, ""
+
+
 def _wait_for_end(former: EpochFolder, say: Callable[[str], None]) -> None:
     """Until the owner of an epoch can do no harm any more."""
     answer = ask_owner(former, WhoOwns(), ASK_TIMEOUT_S)
@@ -127,7 +146,7 @@ def _wait_for_end(former: EpochFolder, say: Callable[[str], None]) -> None:
             f"another process is running in {former.run}: process {answer.pid} on {answer.host}",
             hints=["wait for it, or choose another run_dir=PATH"],
         )
-    owner = Ownership(**json.loads(former.owner.read_text()))
+    owner, token = _read(former)
     deadline = time.monotonic() + LEASE_S + MARGIN_S
     while has_ended(owner.process) is not True and (left := deadline - time.monotonic()) > 0:
         say(
@@ -137,15 +156,15 @@ def _wait_for_end(former: EpochFolder, say: Callable[[str], None]) -> None:
         time.sleep(min(COUNTDOWN_S, left))
         if isinstance(ask_owner(former, WhoOwns(), ASK_TIMEOUT_S), Owner):
             raise UsageError(f"another process is running in {former.run}, on {owner.host}: it answers again")
-    _wait_for_processes(former)
+    _wait_for_processes(former, token)
 
 
-def _wait_for_processes(former: EpochFolder) -> None:
+def _wait_for_processes(former: EpochFolder, token: str) -> None:
     """Until no process of the epoch is left on this host: wardens end them, within moments."""
     if sys.platform != "linux":
         return
-    token, deadline = former.token.read_text(), time.monotonic() + GONE_TIMEOUT_S
-    while pids := processes_with("AREAL_TOKEN", token):
+    deadline = time.monotonic() + GONE_TIMEOUT_S
+    while token and (pids := processes_with("AREAL_TOKEN", token)):
         if time.monotonic() > deadline:
             raise RunError(
                 f"processes of the former owner of {former.run} are still there after {GONE_TIMEOUT_S:g} s: {pids}",

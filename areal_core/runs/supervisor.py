@@ -11,8 +11,10 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
+from areal_core.background import on_failure
 from areal_core.errors import ArealError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
 from areal_core.launchers.wardens import LEASE_S, SupervisedProcess, Wardens
@@ -45,6 +47,8 @@ GRACE_S = 20.0
 POLL_S = 0.25
 TOLD_S = 10.0
 """Silence of a process after which it is told."""
+IMPATIENCE_S = 1.0
+"""A second Ctrl-C within it may be the echo of the first."""
 CAUSE_S = 5.0
 """Within which the processes that end with the first one have said why."""
 FORWARD_TIMEOUT_S = 60.0
@@ -86,11 +90,15 @@ class Supervisor:
         self._dying: list[tuple[SupervisedProcess, Dying]] = []
         self._changed = asyncio.Event()
         self._silent: set[str] = set()
+        self._failure: BaseException | None = None
+        self._is_impatient = False
+        self._asked_at = 0.0
         self.signals: list[int] = []
         """Signals that asked this program to stop, in order."""
 
     async def listen(self) -> str:
         """Be there for wardens and visitors; the address."""
+        on_failure(self._set_failure)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._see_signal, number)
@@ -123,23 +131,30 @@ class Supervisor:
         Raises:
             RunError: a process failed; says which, where, and why.
         """
-        passed_on = 0
+        is_passed_on = False
         while True:
             self._changed.clear()
-            ended = [process for process in self._essential() if process.ended.done()]
-            stopped = (0, INTERRUPTED_EXIT_CODE, *([-signal.SIGTERM] if passed_on else ()))
-            if any(process.ended.result().code not in stopped for process in ended):
+            if self._failure is not None:
+                raise self._failure
+            ended = {process: process.ended.result().code for process in self._essential() if process.ended.done()}
+            stopped = (0, INTERRUPTED_EXIT_CODE, *((-signal.SIGTERM, -signal.SIGKILL) if is_passed_on else ()))
+            if any(code not in stopped for code in ended.values()):
                 raise await self._cause()
             if main in ended:
-                return main.ended.result().code and INTERRUPTED_EXIT_CODE
+                return ended[main] and INTERRUPTED_EXIT_CODE
             self._check_silence()
-            if len(self.signals) > passed_on:
-                passed_on = len(self.signals)
-                if passed_on > 1:
-                    raise RunError("stopped at once; the last committed checkpoint is kept", exit_code=130)
-                for process in self._essential():
-                    if process.specification.role == main.specification.role:
-                        process.signal(signal.SIGTERM)
+            if self._is_impatient:
+                first = self.signals[0]
+                raise RunError("stopped at once; the last committed checkpoint is kept", exit_code=128 + first)
+            same = [p for p in self._essential() if p.specification.role == main.specification.role]
+            if self.signals and not is_passed_on:
+                is_passed_on = True
+                self._say("stopping, after a checkpoint where there is something to keep; Ctrl-C again stops at once")
+                for process in same:
+                    process.signal(signal.SIGTERM)
+            if is_passed_on and any(ended.get(process, 0) < 0 for process in same):
+                for process in same:  # one was not ready to listen: the others would wait for it
+                    process.node.post(EndProcess(process.name, 0.0))
             update()
             try:
                 async with asyncio.timeout(POLL_S):
@@ -259,7 +274,19 @@ class Supervisor:
         self._changed.set()
 
     def _see_signal(self, number: int) -> None:
+        """The first asks for a checkpoint. Only a second Ctrl-C ends the run at once: notices and signals of schedulers
+        and closing terminals come in twos and threes."""
+        if not self.signals:
+            self._asked_at = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - self._asked_at > IMPATIENCE_S:
+            self._is_impatient = True
         self.signals.append(number)
+        self._changed.set()
+
+    def _set_failure(self, name: str, error: BaseException) -> None:
+        """Background work of this very program has failed."""
+        traceback.print_exception(error)
+        self._failure = self._failure or RunError(f"the supervisor failed: {name}: {type(error).__name__}: {error}")
         self._changed.set()
 
     def _was_noticed(self, node: Node, number: int) -> None:

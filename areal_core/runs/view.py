@@ -5,6 +5,7 @@ It is told what the processes say and takes no part in the run.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 PREPARATION_INTERVAL_S = 5.0
 SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def say(line: str) -> None:
+    """A line on standard output; that its reader has gone, as in `areal run | head`, does not end a run."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write("areal: nobody reads the output any more; the run goes on, its metrics are in its folder\n")
 
 
 class View(Protocol):
@@ -116,8 +127,7 @@ class PlainView:
 
     def _say(self, line: str) -> None:
         self._printed = time.monotonic()
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        say(line)
 
 
 class LiveView:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -28,9 +29,11 @@ class Witness:
 
     Attributes:
         steps: for each trained batch a list of (group number, digest of its token ids).
+        best: the best score of an evaluation.
     """
 
     steps: list[list[tuple[int, str]]] = field(default_factory=list)
+    best: float = -math.inf
 
     def see(self, batch: PackedBatch | None) -> None:
         """A batch is about to be trained on."""
@@ -48,7 +51,8 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
     for role, engine in engines.items():
         engine.load(folder / role)
     state = json.loads((folder / STATE_FILE).read_text())
-    return Witness([[(number, digest) for number, digest in step] for step in state["witness"]])
+    best = -math.inf if state["best"] is None else state["best"]
+    return Witness([[(number, digest) for number, digest in step] for step in state["witness"]], best)
 
 
 def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
@@ -74,7 +78,8 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
     for role, engine in engines.items():
         engine.save(temporary / role)
     if is_first:
-        (temporary / STATE_FILE).write_text(json.dumps({"step": step, "witness": witness.steps}))
+        best = witness.best if math.isfinite(witness.best) else None
+        (temporary / STATE_FILE).write_text(json.dumps({"step": step, "witness": witness.steps, "best": best}))
         _sync(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
@@ -84,11 +89,19 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
 
 
 def prune_checkpoints(run_dir: Path, keep: int, committed: Path) -> None:
-    """Delete all but the last `keep` checkpoints of all epochs of a run; never the committed one."""
-    found = sorted(run_dir.glob("epochs/*/checkpoints/step-*"))
-    for old in found[:-keep]:
-        if old != committed:
-            shutil.rmtree(old)
+    """Delete all but the last `keep` checkpoints of this epoch and former ones, and what former ones left half done.
+
+    Args:
+        run_dir: of the run.
+        keep: checkpoints to keep, the committed one among them.
+        committed: the latest one, of this epoch.
+    """
+    epoch = committed.parent.parent
+    found = sorted(path for path in run_dir.glob("epochs/*/checkpoints/step-*") if path.parent.parent <= epoch)
+    left = [p for pattern in ("checkpoints/.step-*", "weights") for p in run_dir.glob(f"epochs/*/{pattern}")]
+    for path in [*found[:-keep], *(p for p in left if epoch not in p.parents and p < epoch)]:
+        if path != committed:
+            shutil.rmtree(path)
 
 
 def _sync(folder: Path) -> None:

@@ -69,7 +69,6 @@ class Trainer:
         self._step = 0
         self._committed = 0
         self._skipped = 0
-        self._best = -math.inf
         self._witness = Witness()
 
     def run(self, step: int, version: int, witness: Witness) -> bool:
@@ -201,8 +200,8 @@ class Trainer:
         # Exporting is collective, so all ranks must know what rank 0 measured.
         score = agree(metrics.get("evaluation/reward", -math.inf))
         evaluation = self._config.evaluation
-        if evaluation is not None and evaluation.keep_best and score > self._best:
-            self._best = score
+        if evaluation is not None and evaluation.keep_best and score > self._witness.best:
+            self._witness.best = score
             if self._step:
                 self._actor.export(self._run_dir / "best")
         return metrics

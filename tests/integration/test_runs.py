@@ -67,6 +67,9 @@ def test_interrupt_then_resume(workplace: Workplace) -> None:
     assert live.code == 0, live.out + live.err
     assert json.loads(live.out)["groups"]["consumed"] >= 3 * 4
     process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    for notice in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they come in twos and threes: no second wish
+        process.send_signal(notice)
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     assert "areal run --resume" in out

@@ -12,6 +12,7 @@ import torch
 
 from areal_core.data import PackedBatch, PromptGroup, Trajectory
 from areal_core.errors import RunError
+from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE, Ledger
 
 if TYPE_CHECKING:
@@ -146,3 +147,31 @@ def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path
     third = Ledger.take_over(tmp_path / "epochs/000003/ledger", folders, tmp_path)
     assert third.unfinished() == [0]
     third.close()
+
+
+def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
+    """One that was stopped, and goes on after somebody else has taken the run over."""
+    first = open_ledger(tmp_path)
+    first.issued(0, 0, 0)
+    first.flush(*batch_of([0]))
+    first.consumed([0], step=0)
+    second = Ledger.take_over(tmp_path / "epochs/000002/ledger", [first.folder], tmp_path)
+    second.issued(1, 1, 0)
+    second.flush(*batch_of([1]))
+    before = {path: path.read_bytes() for path in second.folder.iterdir()}
+    with pytest.raises(RunError, match="somebody else has taken over the run"):
+        first.commit(1, tmp_path / "epochs/000001/checkpoints/step-000001", 1)
+    assert first.committed_step == 0
+    assert {path: path.read_bytes() for path in second.folder.iterdir()} == before
+    first.close()
+    second.close()
+
+
+def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "epochs/000001/ledger"
+    folder.mkdir(parents=True)
+    (folder / DATABASE).write_bytes(b"no database" * 400)
+    with pytest.raises(RunError, match="is damaged or cannot be opened"):
+        open_ledger(tmp_path)
+    with pytest.raises(RunError, match="is damaged or cannot be opened"):
+        audit_folder(folder, tmp_path)

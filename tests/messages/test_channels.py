@@ -168,7 +168,9 @@ def test_nobody_listening_is_a_timeout(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shown", [Credentials("wrong", 3), Credentials("right", 2), Credentials("", 0)], ids=["token", "epoch", "none"]
+    "shown",
+    [Credentials("wrong", 3), Credentials("ü\ud800", 3), Credentials("right", 2), Credentials("", 0)],
+    ids=["token", "unicode", "epoch", "none"],
 )
 def test_whoever_shows_other_credentials_is_not_let_in(shown):
     served = []
@@ -260,12 +262,32 @@ SMALL = f"{Small.__module__}.Small".encode()
         frame(b'["%s",0,{"text":7}]' % SMALL),
         frame(b'["%s",0,{"text":"a","more":"b"}]' % SMALL),
         frame(b'["%s","x",{"text":"a"}]' % SMALL),
+        frame(b'["%s",Infinity,{"text":"a"}]' % SMALL),
+        frame(b"[" * 200_000),
     ],
 )
 def test_garbage_is_refused(garbage):
     decoder = FrameDecoder()
     with pytest.raises(ChannelCorrupt):
         decoder.feed(garbage)
+
+
+def test_who_has_not_said_hello_cannot_announce_gigabytes():
+    """And so cannot fill the memory of a run whose token it does not know."""
+    too_large = b"ARL2" + (100).to_bytes(4, "little") + (1 << 30).to_bytes(8, "little")
+    with pytest.raises(ChannelCorrupt):
+        FrameDecoder(largest_first=1 << 16).feed(too_large)
+    decoder = FrameDecoder(largest_first=1 << 16)
+    assert decoder.feed(b"".join(encode_frame(Small()))) != []
+    assert decoder.feed(too_large) == [], "whoever has said hello may"
+
+    async def scenario(address):
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        writer.write(too_large)
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario)
 
 
 def test_garbage_closes_the_channel():

@@ -97,6 +97,38 @@ def test_one_that_ended_in_order_is_not_asked(tmp_path: Path) -> None:
     assert next_epoch(run, pytest.fail).number == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("owner.json", '{"addr'),
+        ("owner.json", "7"),
+        ("owner.json", None),
+        ("owner.json", '{"address": "tcp:x", "host": "h", "process": "e4 1"}'),
+        ("token", None),
+    ],
+)
+def test_an_owner_whose_files_are_damaged_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None
+) -> None:
+    run = RunFolder(tmp_path)
+    claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    damaged = run.epoch(1).path / name
+    damaged.unlink()
+    if text is not None:
+        damaged.write_text(text)
+    monkeypatch.setattr(ownership, "LEASE_S", 0.1)
+    monkeypatch.setattr(ownership, "MARGIN_S", 0.1)
+    said: list[str] = []
+    assert next_epoch(run, said.append).number == 2
+    assert "a host that its damaged files do not name" in said[0]
+
+
+def test_a_folder_that_cannot_be_written_is_a_wrong_request(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written: Not a directory"):
+        claim(RunFolder(tmp_path / "file/run").epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+
+
 def test_of_many_that_claim_an_epoch_one_gets_it(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_attention.packed import PackedLayout
 from areal_core.data import Metric, PackedBatch
 from areal_core.interfaces import LossResult, Role
 from areal_core.testing.conformance import TrainEngineSuite
+from areal_fsdp.attention import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -37,22 +37,23 @@ class TestCorrectEngine(TrainEngineSuite):
 class OffByOneShift(FSDPEngine):
     """Position t is taken to be about the token at t."""
 
-    def _compute(self, part, outputs):
-        return super()._compute(part.with_tokens(targets=part["input_ids"]), outputs)
+    def _compute(self, part, layout, outputs):
+        return super()._compute(part.with_tokens(targets=part["input_ids"]), layout, outputs)
 
 
 class PaddingCountedInTheLoss(FSDPEngine):
     """Each micro-batch is filled up with a sequence that nobody masks."""
 
     def _rounds(self, batch, work):
-        for part, counts in super()._rounds(batch, work):
-            yield PackedBatch.concatenate([part, part.select([0])]), counts
+        for part, _, counts in super()._rounds(batch, work):
+            filled = PackedBatch.concatenate([part, part.select([0])])
+            yield filled, Layout.of(filled.lengths, self._device, for_graphs=False), counts
 
 
 class SequencesSeeEachOther(FSDPEngine):
-    def _compute(self, part, outputs):
-        layout = PackedLayout.from_lengths([part.token_count], self._device)
-        return self._ready()(part["input_ids"], layout, part["targets"], outputs)
+    def _compute(self, part, layout, outputs):
+        together = Layout.of([part.token_count], self._device, for_graphs=False)
+        return super()._compute(part, replace(layout, packed=together.packed), outputs)
 
 
 class TemperatureIgnored(FSDPEngine):
@@ -136,9 +137,9 @@ class UnitsByPosition(FSDPEngine):
     """Values of units are cut by position instead of being selected with their unit."""
 
     def _rounds(self, batch, work):
-        for part, counts in super()._rounds(batch, work):
+        for part, layout, counts in super()._rounds(batch, work):
             cut = {key: value[: len(part.unit_rows)] for key, value in batch.units.items()}
-            yield replace(part, units=cut), counts
+            yield replace(part, units=cut), layout, counts
 
 
 class GradientNotCleared(FSDPEngine):
@@ -183,16 +184,16 @@ class ReferenceThatPretendsToLearn(FSDPEngine):
 
 
 class EntropyOfTheWrongSign(FSDPEngine):
-    def _compute(self, part, outputs):
-        computed = super()._compute(part, outputs)
+    def _compute(self, part, layout, outputs):
+        computed = super()._compute(part, layout, outputs)
         return {**computed, "entropy": -computed["entropy"]} if "entropy" in computed else computed
 
 
 class EntropyWithoutTemperature(FSDPEngine):
-    def _compute(self, part, outputs):
-        computed, module = super()._compute(part, outputs), self._ready()
+    def _compute(self, part, layout, outputs):
+        computed, module = super()._compute(part, layout, outputs), self._ready()
         temperature, module.temperature = module.temperature, 1.0
-        plain = super()._compute(part, outputs)
+        plain = super()._compute(part, layout, outputs)
         module.temperature = temperature
         return {**computed, **{name: plain[name] for name in plain if name == "entropy"}}
 
@@ -225,8 +226,12 @@ class KeysOfOtherSequences(FSDPEngine):
     """Per-sequence keys are cut by position instead of being selected with their sequence."""
 
     def _rounds(self, batch, work):
-        for part, counts in super()._rounds(batch, work):
-            yield part.with_sequences(**{key: value[: len(part)] for key, value in batch.sequences.items()}), counts
+        for part, layout, counts in super()._rounds(batch, work):
+            yield (
+                part.with_sequences(**{key: value[: len(part)] for key, value in batch.sequences.items()}),
+                layout,
+                counts,
+            )
 
 
 class TiedParametersTwice(FSDPEngine):

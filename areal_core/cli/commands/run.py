@@ -71,12 +71,16 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _new_folder(resolved: Resolved) -> Path:
     """The folder of a new run; one that exists belongs to another run."""
+    from areal_core.config import CONFIG_FILE
+
     time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{time}"
     if folder.exists():
+        is_run = (folder / CONFIG_FILE).is_file()
+        hints = (f"go on with it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
-            f"the run folder {folder} exists already",
-            hints=(f"go on with it: areal run --resume {folder}", "or choose another: run_dir=PATH"),
+            f"the run folder {folder} exists already" + ("" if is_run else ", and is no run"),
+            hints=(*hints, "choose another: run_dir=PATH"),
         )
     return folder
 

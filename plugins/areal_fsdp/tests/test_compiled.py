@@ -167,7 +167,7 @@ def test_not_on_a_cpu_unless_asked(monkeypatch, caplog):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_kernel_that_is_missing_is_refused_by_name(make_engine, monkeypatch):
-    from areal_fsdp import kernels
+    from areal_attention import kernels
 
     monkeypatch.setitem(kernels._MAKERS, "flash4", lambda: __import__("nothing_of_this_name"))
     with pytest.raises(RunError, match="attention_kernel: flash4 cannot be used here"):

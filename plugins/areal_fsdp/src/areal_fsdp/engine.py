@@ -121,7 +121,7 @@ class FSDPEngine:
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for part, layout, counts in self._rounds(slim, self._plan(batch)):
-                computed = self._ready()(part["input_ids"], layout, part["targets"], outputs)
+                computed = self._compute(part, layout, outputs)
                 if counts:
                     found.append((part["place"], torch.stack([computed[name] for name in outputs])))
         for places, values in found:  # only now is the device waited for
@@ -151,7 +151,7 @@ class FSDPEngine:
         for number, (part, layout, counts) in enumerate(self._rounds(batch, work), start=1):
             if isinstance(self._module, FSDPModule):
                 self._module.set_requires_gradient_sync(number == work.rounds)
-            computed = self._ready()(part["input_ids"], layout, part["targets"], outputs)
+            computed = self._compute(part, layout, outputs)
             if counts:
                 result = loss(part, computed)
                 parts.append({**result.metrics, "loss": Metric.sum(result.loss)})
@@ -201,6 +201,10 @@ class FSDPEngine:
             layout = Layout.of(part.lengths, self._device, for_graphs=self._ready().for_graphs)
             rounds.append((part.to(self._device), layout, counts))
         return rounds
+
+    def _compute(self, part: PackedBatch, layout: Layout, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        computed: dict[str, torch.Tensor] = self._ready()(part["input_ids"], layout, part["targets"], outputs)
+        return computed
 
     def _check_outputs(self, outputs: Sequence[str]) -> None:
         known = ["values"] if self._role.is_scalar else ["logprobs", "entropy"]
