@@ -98,7 +98,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "a.yaml", "b.yaml"], "2 configs are named, a.yaml and b.yaml, and a run has one"),
         (
             ["run", "run.yaml", "run_dir=there"],
-            "the run folder there exists already\n  go on with it: areal run --resume there",
+            "the run folder there exists already, and is no run\n  choose another: run_dir=PATH",
         ),
         (["run", "--resume", "there"], "there is no run folder: it has no config.yaml"),
         (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
