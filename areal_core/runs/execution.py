@@ -96,13 +96,17 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
             code = await _supervise(resolved, run, launcher, supervisor, state, view)
         outcome = "interrupted" if code else "done"
     except RunError as error:
+        if is_owner and run.last_epoch != epoch:
+            raise RunError(f"somebody else has taken over the run in {run.path} while this program was stopped or "
+                "could not be reached; it has ended its own processes") from error
         error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
         raise
     finally:
         await supervisor.close()
         if is_owner:
             release(epoch)
-            resolved.plugins.events.run_finished(run.path, outcome)
+            if run.last_epoch == epoch:
+                resolved.plugins.events.run_finished(run.path, outcome)
     if not code:
         return 0
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
