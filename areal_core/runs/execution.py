@@ -97,8 +97,10 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
         outcome = "interrupted" if code else "done"
     except RunError as error:
         if is_owner and run.last_epoch != epoch:
-            raise RunError(f"somebody else has taken over the run in {run.path} while this program was stopped or "
-                "could not be reached; it has ended its own processes") from error
+            raise RunError(
+                f"somebody else has taken over the run in {run.path} while this program was stopped or "
+                "could not be reached; it has ended its own processes"
+            ) from error
         error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
         raise
     finally:

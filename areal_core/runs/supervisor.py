@@ -324,8 +324,8 @@ def _reply(process: SupervisedProcess, number: int, message: Any) -> None:
 
 
 def role_process(
-    name: str, role: str, run_dir: Path, environment: Mapping[str, str] | None = None, needs: Needs = Needs()
+    name: str, role: str, run_dir: Path, environment: Mapping[str, str] | None = None, needs: Needs | None = None
 ) -> ProcessSpecification:
     """A process that plays a role of areal's own: `python -m areal_core.runs ROLE RUN_DIR`."""
     command: Sequence[str] = [sys.executable, "-m", "areal_core.runs", role, str(run_dir)]
-    return ProcessSpecification(name, role, command, environment or {}, needs, speaks=True)
+    return ProcessSpecification(name, role, command, environment or {}, needs or Needs(), speaks=True)

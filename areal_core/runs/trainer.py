@@ -73,6 +73,7 @@ class Interruption:
         self._seen = True
 
     def __call__(self) -> bool:
+        """Whether it was seen."""
         return self._seen
 
 
