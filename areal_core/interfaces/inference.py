@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
@@ -43,6 +44,25 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     stop: tuple[str, ...] = ()
+
+    def unsupported(self, honoured: Collection[str] = ()) -> list[str]:
+        """Names of the settings that are switched on and that not every engine honours, nor one that honours these."""
+        known = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy", *honoured}
+        return [s.name for s in fields(self) if s.name not in known and getattr(self, s.name) != s.default]
+
+    def check(self) -> None:
+        """Refuse settings that mean nothing.
+
+        Raises:
+            ValueError: the temperature or a number of tokens is out of range.
+        """
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}, it must be a finite number above 0")
+        if self.max_new_tokens < 1 or not 0 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"max_new_tokens is {self.max_new_tokens} and min_new_tokens {self.min_new_tokens}; "
+                "at least one token is generated, and at most max_new_tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.background import start_task
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from areal_core.interfaces import GenerationRequest, ModelReference, Processes, RunningProcess, WeightUpdate
     from areal_hf.config import HFConfig
 
-_HONOURED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
 _DEATH_GRACE_S = 5.0
 """How long a process whose channel has closed may take to end by itself, so that its exit code can be told."""
 
@@ -297,17 +295,6 @@ def check_sampling(sampling: SamplingParameters) -> None:
     Raises:
         ValueError: a setting is out of range, or one that is not implemented is switched on.
     """
-    asked = [
-        spec.name
-        for spec in fields(SamplingParameters)
-        if spec.name not in _HONOURED and getattr(sampling, spec.name) != spec.default
-    ]
-    if asked:
+    if asked := sampling.unsupported():
         raise ValueError(f"the embedded engine does not support the sampling settings {', '.join(asked)}")
-    if not 0 < sampling.temperature < float("inf"):
-        raise ValueError(f"temperature is {sampling.temperature}, it must be a finite number above 0")
-    if sampling.max_new_tokens < 1 or not 0 <= sampling.min_new_tokens <= sampling.max_new_tokens:
-        raise ValueError(
-            f"max_new_tokens is {sampling.max_new_tokens} and min_new_tokens {sampling.min_new_tokens}; "
-            "at least one token is generated, and at most max_new_tokens"
-        )
+    sampling.check()

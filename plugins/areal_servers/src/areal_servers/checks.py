@@ -6,14 +6,12 @@ And servers that are not the run's.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
 from areal_servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from areal_core.interfaces import GenerationRequest, ModelReference
     from areal_servers.interface import ServerIdentity
 
-_ALWAYS = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
 _SHAPE = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim")
 
 
@@ -46,20 +43,9 @@ def check_request(request: GenerationRequest, vocabulary: int, context: int, hon
             f"request {name} wants {len(prompt) + sampling.max_new_tokens} tokens ({len(prompt)} of prompt and "
             f"{sampling.max_new_tokens} new ones), but the servers take {context}"
         )
-    asked = [
-        setting.name
-        for setting in fields(SamplingParameters)
-        if setting.name not in honoured | _ALWAYS and getattr(sampling, setting.name) != setting.default
-    ]
-    if asked:
+    if asked := sampling.unsupported(honoured):
         raise ValueError(f"the servers do not support the sampling settings {', '.join(asked)}")
-    if not 0 < sampling.temperature < float("inf"):
-        raise ValueError(f"temperature is {sampling.temperature}, it must be a finite number above 0")
-    if sampling.max_new_tokens < 1 or not 0 <= sampling.min_new_tokens <= sampling.max_new_tokens:
-        raise ValueError(
-            f"max_new_tokens is {sampling.max_new_tokens} and min_new_tokens {sampling.min_new_tokens}; "
-            "at least one token is generated, and at most max_new_tokens"
-        )
+    sampling.check()
 
 
 def check_identity(identity: ServerIdentity, model: ModelReference) -> None:

@@ -9,7 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from areal_core.interfaces import InferenceCapabilities, ModelReference, TensorDescription
+from areal_core.interfaces import (
+    GenerationRequest,
+    InferenceCapabilities,
+    ModelReference,
+    SamplingParameters,
+    TensorDescription,
+)
 from areal_servers import tending, updating
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 from areal_servers.fleet import ServerFleet
@@ -150,6 +156,23 @@ def write_weights(folder):
     return folder
 
 
+def request(name="r", most=TOKENS, affinity=""):
+    return GenerationRequest(name, [1, 2], SamplingParameters(max_new_tokens=most), 0, affinity)
+
+
+async def until(condition, what, seconds=60.0):
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"waited in vain for: {what}") from None
+
+
+def states(fleet):
+    return {name: str(member.state) for name, member in fleet.roster.members.items()}
+
+
 @pytest.fixture
 def running(tmp_path, monkeypatch):
     """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
@@ -177,4 +200,5 @@ def running(tmp_path, monkeypatch):
             await fleet.close()
 
     run.server, run.write_weights = FakeServer, write_weights
+    run.request, run.until, run.states = request, until, states
     return run

@@ -8,30 +8,13 @@ import json
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.interfaces import TensorDescription, WeightUpdate
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.interface import ServerIdentity
 from areal_servers.messages import ServerJoins, ServerLeaves
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
-
-
-def request(name="r", most=TOKENS, affinity=""):
-    return GenerationRequest(name, [1, 2], SamplingParameters(max_new_tokens=most), 0, affinity)
-
-
-async def until(condition, what, seconds=60.0):
-    try:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"waited in vain for: {what}") from None
-
-
-def states(fleet):
-    return {name: str(member.state) for name, member in fleet.roster.members.items()}
 
 
 def test_a_faulty_server_does_not_fail_requests(running):
@@ -41,7 +24,9 @@ def test_a_faulty_server_does_not_fail_requests(running):
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
             servers["a"].fault = ServerLostError("500")
-            found = await asyncio.gather(*(fleet.generate(request(f"r{n}", affinity=str(n % 3))) for n in range(30)))
+            found = await asyncio.gather(
+                *(fleet.generate(running.request(f"r{n}", affinity=str(n % 3))) for n in range(30))
+            )
             assert [len(one.output_ids) for one in found] == [TOKENS] * 30
 
     asyncio.run(check())
@@ -54,7 +39,7 @@ def test_two_faulty_servers_do_not_fail_requests(running):
         servers = {name: running.server(slots=32) for name in "abc"}
         async with running(servers) as fleet:
             servers["a"].fault = servers["b"].fault = ServerLostError("500")
-            found = await asyncio.gather(*(fleet.generate(request(f"r{n}")) for n in range(20)))
+            found = await asyncio.gather(*(fleet.generate(running.request(f"r{n}")) for n in range(20)))
             assert [len(one.output_ids) for one in found] == [TOKENS] * 20
 
     asyncio.run(check())
@@ -82,11 +67,11 @@ def test_a_server_with_faults_now_and_then_does_not_fail_a_request(running):
                 number = 0
                 while not is_over:
                     number += 1
-                    await fleet.generate(request(f"lucky{number}", most=1))
+                    await fleet.generate(running.request(f"lucky{number}", most=1))
 
             workers = [asyncio.create_task(keep_busy()) for _ in range(4)]
             for number in range(10):
-                found = await fleet.generate(request(f"unlucky{number}"))
+                found = await fleet.generate(running.request(f"unlucky{number}"))
                 assert len(found.output_ids) == TOKENS
             is_over = True
             await asyncio.gather(*workers)
@@ -101,7 +86,7 @@ def test_a_request_that_every_server_fails_under_ends_with_the_reason(running):
             for server in servers.values():
                 server.fault = ServerLostError("it burns")
             with pytest.raises(ValueError, match=r"servers failed under this request; the last one: it burns"):
-                await fleet.generate(request())
+                await fleet.generate(running.request())
 
     asyncio.run(check())
 
@@ -114,7 +99,7 @@ def test_a_refusal_is_an_error_at_once(running):
                 server.fault = RequestRefusedError("/generate was refused (400): no")
                 server.pieces.clear()
             with pytest.raises(ValueError, match="no"):
-                await fleet.generate(request())
+                await fleet.generate(running.request())
             assert sum(len(server.pieces) for server in servers.values()) == 1
 
     asyncio.run(check())
@@ -126,15 +111,17 @@ def test_an_answer_of_a_form_that_is_not_known_counts_as_a_fault_of_the_server(r
         async with running(servers) as fleet:
             servers["a"].fault = KeyError("meta_info")
             for number in range(6):
-                found = await fleet.generate(request(f"r{number}"))
+                found = await fleet.generate(running.request(f"r{number}"))
                 assert len(found.output_ids) == TOKENS
             servers["b"].update_fault = AttributeError("'list' object has no attribute 'get'")
             servers["a"].fault = None
-            await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both ready")
+            await running.until(lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both ready")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            assert states(fleet)["b"] != "ready"
+            assert running.states(fleet)["b"] != "ready"
             servers["b"].update_fault = None
-            await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both ready after the update")
+            await running.until(
+                lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both ready after the update"
+            )
 
     asyncio.run(check())
 
@@ -144,10 +131,10 @@ def test_a_refused_server_does_not_limit_requests(running):
         small = running.server(context=8)
         async with running({"a": running.server(), "b": small}, min_servers=1) as fleet:
             small.identity = ServerIdentity("1", "", 8, 4, "float16")  # of another dtype: refused
-            await until(lambda: states(fleet)["a"] == "ready", "a is ready")
+            await running.until(lambda: running.states(fleet)["a"] == "ready", "a is ready")
             fleet.roster.lose(fleet.roster.members["b"], "for this test")
-            await until(lambda: states(fleet)["b"] == "refused", "b is refused")
-            assert len((await fleet.generate(request())).output_ids) == TOKENS
+            await running.until(lambda: running.states(fleet)["b"] == "refused", "b is refused")
+            assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
     asyncio.run(check())
 
@@ -160,18 +147,18 @@ def test_a_server_joins_and_leaves(running):
             joins, leaves = ServerJoins("late", "http://late"), ServerLeaves("late", "http://late")
             assert (await fleet.answer(leaves)).state == "", "nothing happens to a server that is not there"
             assert (await fleet.answer(joins)).state == "starting"
-            await until(lambda: states(fleet)["late"] == "ready", "it joined")
+            await running.until(lambda: running.states(fleet)["late"] == "ready", "it joined")
             assert late.version == "1"
             assert (await fleet.answer(joins)).state == "ready", "asking again changes nothing"
-            going = [asyncio.create_task(fleet.generate(request(f"r{n}", most=50))) for n in range(6)]
-            await until(lambda: fleet.roster.members["late"].requests, "it is given requests")
+            going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=50))) for n in range(6)]
+            await running.until(lambda: fleet.roster.members["late"].requests, "it is given requests")
             assert (await fleet.answer(leaves)).state == "leaving"
             for found in await asyncio.gather(*going):
                 assert len(found.output_ids) == 50
-            await until(lambda: states(fleet)["late"] == "gone", "it is gone")
+            await running.until(lambda: running.states(fleet)["late"] == "gone", "it is gone")
             assert (await fleet.answer(leaves)).state == "gone"
             await fleet.answer(joins)
-            await until(lambda: states(fleet)["late"] == "ready", "it came back under its name")
+            await running.until(lambda: running.states(fleet)["late"] == "ready", "it came back under its name")
 
     asyncio.run(check())
 
@@ -182,7 +169,7 @@ def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
         late.is_healthy = False
         async with running({"a": running.server(), "late": late}, addresses=["http://a"], min_servers=1) as fleet:
             await fleet.answer(ServerJoins("late", "http://late"))
-            await until(lambda: states(fleet).get("late") == "starting", "it was seen")
+            await running.until(lambda: running.states(fleet).get("late") == "starting", "it was seen")
             assert (await fleet.answer(ServerLeaves("late", "http://late"))).state == "gone"
             late.is_healthy = True
             await asyncio.sleep(0.2)
@@ -202,7 +189,9 @@ def test_a_name_or_an_address_that_is_taken_is_refused_in_words(running):
             for name, address in (("b", "http://c"), ("c", "http://b"), ("c", "http://a"), ("a", "http://c")):
                 with pytest.raises(RunError, match=r"the run has a server . at http://. already"):
                     await fleet.answer(ServerJoins(name, address))
-            assert (await fleet.answer(ServerLeaves("b", "http://other"))).state == states(fleet)["b"], "it stays"
+            assert (await fleet.answer(ServerLeaves("b", "http://other"))).state == running.states(fleet)["b"], (
+                "it stays"
+            )
             with pytest.raises(RunError, match="cannot answer a str"):
                 await fleet.answer("what?")
 
@@ -215,7 +204,7 @@ def test_the_run_says_why_it_does_not_use_a_server(running):
         bad.first_fault = ServerLostError("no kernel image")
         async with running({"a": running.server(), "bad": bad}, addresses=["http://a"], min_servers=1) as fleet:
             await fleet.answer(ServerJoins("bad", "http://bad"))
-            await until(lambda: states(fleet)["bad"] == "refused", "it is refused")
+            await running.until(lambda: running.states(fleet)["bad"] == "refused", "it is refused")
             standing = await fleet.answer(ServerJoins("bad", "http://bad"))
             assert standing.state == "refused"
             assert "no kernel image" in standing.reason
@@ -246,10 +235,10 @@ def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(runni
 
             fleet.adapter.generate = dies
             fleet.roster.lose(fleet.roster.members["b"], "for this test")
-            await until(lambda: not shot.is_healthy, "it died in its first request")
+            await running.until(lambda: not shot.is_healthy, "it died in its first request")
             await asyncio.sleep(0.1)
             shot.first_fault, shot.is_healthy = None, True
-            await until(lambda: states(fleet)["b"] == "ready", "it is used again")
+            await running.until(lambda: running.states(fleet)["b"] == "ready", "it is used again")
 
     asyncio.run(check())
 
@@ -259,8 +248,8 @@ def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
         servers = {"a": running.server(), "b": running.server()}
         servers["b"].first_fault = ServerLostError("no kernel image")
         async with running(servers, min_servers=1) as fleet:
-            await until(lambda: states(fleet)["b"] == "refused", "it is refused")
+            await running.until(lambda: running.states(fleet)["b"] == "refused", "it is refused")
             assert "is healthy but cannot serve this model: no kernel image" in fleet.roster.reasons()
-            assert len((await fleet.generate(request())).output_ids) == TOKENS
+            assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
     asyncio.run(check())

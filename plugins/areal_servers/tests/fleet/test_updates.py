@@ -7,28 +7,11 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.interfaces import TensorDescription, WeightUpdate
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
-
-
-def request(name="r", most=TOKENS, affinity=""):
-    return GenerationRequest(name, [1, 2], SamplingParameters(max_new_tokens=most), 0, affinity)
-
-
-async def until(condition, what, seconds=60.0):
-    try:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"waited in vain for: {what}") from None
-
-
-def states(fleet):
-    return {name: str(member.state) for name, member in fleet.roster.members.items()}
 
 
 def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(running, tmp_path):
@@ -41,7 +24,7 @@ def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(run
             await fleet.form_group("127.0.0.1", 1, "gloo", "")
             await fleet.update_weights(WeightUpdate(1, None, TENSORS))
             servers["b"].update_fault = None
-            assert states(fleet) == {"a": "ready", "b": "lost"}
+            assert running.states(fleet) == {"a": "ready", "b": "lost"}
             version, offered = 1, False
             for version in range(2, 5):
                 await asyncio.sleep(0.2)  # it is up again and waits
@@ -52,7 +35,7 @@ def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(run
                     fleet.offer_folder(WeightUpdate(version, running.write_weights(tmp_path / f"v{version}")))
                     break
             assert offered, "the trainer was never asked for a folder"
-            await until(lambda: states(fleet)["b"] == "ready", "it caught up")
+            await running.until(lambda: running.states(fleet)["b"] == "ready", "it caught up")
             assert servers["b"].version == str(version)
             assert not fleet.needs_folder()
 
@@ -70,9 +53,9 @@ def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
             await fleet.form_group("127.0.0.1", 1, "gloo", "")
             with pytest.raises(RunError, match="no server took over"):
                 await fleet.update_weights(WeightUpdate(1, None, TENSORS))
-            assert "updating" not in states(fleet).values()
+            assert "updating" not in running.states(fleet).values()
             async with asyncio.timeout(60):
-                found = await fleet.generate(request())
+                found = await fleet.generate(running.request())
             assert set(found.versions) == {0}
 
     asyncio.run(check())
@@ -83,15 +66,15 @@ def test_a_loss_during_an_update_leaves_the_others_with_the_new_version(running)
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
             servers["b"].update_fault = ServerLostError("killed")
-            going = [asyncio.create_task(fleet.generate(request(f"r{n}", most=200))) for n in range(6)]
+            going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=200))) for n in range(6)]
             await asyncio.sleep(0.05)
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            assert states(fleet) == {"a": "ready", "b": "lost"}
+            assert running.states(fleet) == {"a": "ready", "b": "lost"}
             servers["b"].update_fault = None
             for found in await asyncio.gather(*going):
                 assert found.output_ids == found.versions == sorted(found.versions)
                 assert len(found.versions) == 200
-            await until(lambda: states(fleet)["b"] == "ready", "it caught up")
+            await running.until(lambda: running.states(fleet)["b"] == "ready", "it caught up")
             assert servers["b"].version == "1"
 
     asyncio.run(check())
@@ -104,9 +87,9 @@ def test_with_no_server_left_requests_end_with_the_reasons(running):
             fleet._tending.settings = fleet.settings.model_copy(update={"start_timeout_s": 0.6})
             for server in servers.values():
                 server.is_healthy = False
-            await until(lambda: set(states(fleet).values()) <= {"lost", "starting"}, "both are lost")
+            await running.until(lambda: set(running.states(fleet).values()) <= {"lost", "starting"}, "both are lost")
             with pytest.raises(RunError, match="no server is left") as caught:
-                await asyncio.wait_for(fleet.generate(request()), 60)
+                await asyncio.wait_for(fleet.generate(running.request()), 60)
             assert "a lost" in str(caught.value)
             assert "b lost" in str(caught.value)
 
@@ -120,7 +103,7 @@ def test_the_only_server_is_lost_during_an_update(running):
         servers = {"a": running.server()}
         async with running(servers) as fleet:
             servers["a"].update_fault = ServerLostError("killed")
-            going = asyncio.create_task(fleet.generate(request(most=50)))
+            going = asyncio.create_task(fleet.generate(running.request(most=50)))
             await asyncio.sleep(0.02)
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             servers["a"].update_fault = None
@@ -153,7 +136,7 @@ def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_
             for version in (1, 2):
                 await fleet.release_memory()
                 assert not server.has_memory
-                waiting = asyncio.create_task(fleet.generate(request()))
+                waiting = asyncio.create_task(fleet.generate(running.request()))
                 await asyncio.sleep(0.1)
                 assert not waiting.done()
                 await fleet.update_weights(
@@ -174,7 +157,9 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
             await fleet.release_memory()
             assert "did not give its memory away" in (tmp_path / "logs" / "servers.jsonl").read_text()
             await fleet.update_weights(WeightUpdate(1, running.write_weights(tmp_path / "version-1")))
-            await until(lambda: states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights")
+            await running.until(
+                lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights"
+            )
             assert [server.version for server in servers.values()] == ["1", "1"]
 
     asyncio.run(check())
