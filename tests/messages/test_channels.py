@@ -22,6 +22,7 @@ from areal_core.messages import (
     ChannelCorrupt,
     Credentials,
     FrameDecoder,
+    channels,
     connect,
     encode_frame,
     message,
@@ -272,8 +273,9 @@ def test_garbage_is_refused(garbage):
         decoder.feed(garbage)
 
 
-def test_who_has_not_said_hello_cannot_announce_gigabytes():
+def test_who_has_not_said_hello_cannot_announce_gigabytes(monkeypatch):
     """And so cannot fill the memory of a run whose token it does not know."""
+    monkeypatch.setattr(channels, "HELLO_TIMEOUT_S", 10 * HANG_S)  # it is not lateness that closes the channel
     too_large = b"ARL2" + (100).to_bytes(4, "little") + (1 << 30).to_bytes(8, "little")
     with pytest.raises(ChannelCorrupt):
         FrameDecoder(largest_first=1 << 16).feed(too_large)
@@ -290,7 +292,8 @@ def test_who_has_not_said_hello_cannot_announce_gigabytes():
     run(scenario)
 
 
-def test_garbage_closes_the_channel():
+def test_garbage_closes_the_channel(monkeypatch):
+    monkeypatch.setattr(channels, "HELLO_TIMEOUT_S", 10 * HANG_S)  # it is not lateness that closes the channel
     seen = []
 
     async def handler(channel):
