@@ -10,8 +10,11 @@ import _thread
 import asyncio
 import sys
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from areal_core.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     Handler = Callable[[str, BaseException], None]
 
 _Result = TypeVar("_Result")
+TICK_S = 0.5
+TOLD_S = 5.0
+"""After which it is told that an event loop is blocked."""
+SHOWN_FRAMES = 6
 
 
 def start_task(work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
@@ -53,6 +60,45 @@ def on_failure(handler: Handler) -> Handler:
     global _handler
     former, _handler = _handler, handler
     return former
+
+
+def watch_event_loop(limit_s: float, tell: Callable[[str], None]) -> None:
+    """Notice, from a thread, when something blocks the running event loop, and say which line it is.
+
+    Args:
+        limit_s: after which it ends as background work that failed, with `RunError`.
+        tell: called in that thread with what is to be said.
+    """
+    beats, loop_thread = [0], threading.get_ident()
+
+    async def beat() -> None:
+        while True:
+            beats[0] += 1
+            await asyncio.sleep(TICK_S / 2)
+
+    def watch() -> None:
+        seen, blocked_s, is_told = 0, 0.0, False
+        while True:
+            time.sleep(TICK_S)
+            if beats[0] != seen:
+                if is_told:
+                    tell("the event loop goes on")
+                seen, blocked_s, is_told = beats[0], 0.0, False
+                continue
+            # Its own ticks are counted, and no clock is read: a process that was stopped as a whole has not blocked.
+            blocked_s += TICK_S
+            if blocked_s < TOLD_S or (is_told and blocked_s < limit_s):
+                continue
+            frame = sys._current_frames().get(loop_thread)
+            stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
+            told = f"a call blocks everything else since {blocked_s:.0f} s; await it, or run it in a thread:\n{stack}"
+            if blocked_s >= limit_s:
+                raise RunError(told, hints=["rollout.blocked_timeout_s is the limit"])
+            tell(told)
+            is_told = True
+
+    start_task(beat(), "beat of the event loop")
+    start_thread(watch, "watch over the event loop")
 
 
 def _task_ended(task: asyncio.Task[Any], name: str) -> None:

@@ -81,7 +81,7 @@ async def measure(folder: Path, size: int, batches: int, tokens: int, group_size
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         await controller.publish(WeightUpdate(step + 1, folder), step + 1)
         if step % 10 == 9:
-            controller.commit(step + 1, folder / f"step-{step + 1}")
+            await controller.commit(step + 1, folder / f"step-{step + 1}")
     seconds = time.perf_counter() - began
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - memory
     await controller.close()

@@ -105,7 +105,9 @@ class RolloutSection(Section):
     episode_timeout_s: float = Field(default=600.0, gt=0)
     """seconds that one episode may take"""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
-    """seconds without any progress that end the run"""
+    """seconds without a finished group, while one is waited for, that end the run"""
+    blocked_timeout_s: float = Field(default=60.0, gt=0)
+    """seconds for which a workflow may block the event loop of all others before the run ends"""
     reward_processes: int = Field(default=1, ge=1)
     """processes that compute rewards"""
     reward_timeout_s: float = Field(default=15.0, gt=0)
@@ -121,6 +123,10 @@ class TrainingSection(Section):
     """times that a batch is gone through"""
     max_skipped_updates: int = Field(default=3, ge=1)
     """updates with a non-finite gradient, in a row, that end the run"""
+    collective_timeout_s: float = Field(default=1800.0, gt=0)
+    """seconds that the ranks may compute apart before a collective between them counts as lost"""
+    phase_timeout_s: float = Field(default=7200.0, gt=0)
+    """seconds that a process may be in one phase, such as a checkpoint, before it counts as hanging"""
 
 
 class PublicationSection(Section):
@@ -183,7 +189,11 @@ class CheckpointSection(Section):
     """What is written to the run folder to go on from."""
 
     every: int = Field(default=0, ge=0)
-    """training steps between checkpoints; 0 is at the end and on interruption"""
+    """training steps between checkpoints, beside those by time; 0 is none"""
+    every_s: float = Field(default=600.0, ge=0)
+    """seconds between checkpoints; 0 leaves those by time out"""
+    largest_share: float = Field(default=0.05, gt=0, le=1)
+    """share of the run's time that checkpoints by time may take; they come less often where they are slow"""
     keep: int = Field(default=2, ge=1)
     """checkpoints that are kept, the newest ones"""
     export: bool = True

@@ -129,7 +129,7 @@ class TrajectoryBuilder:
         self._loss_mask += [False] * count
         self._logprobs += [0.0] * count
         self._versions += [-1] * count
-        self._turn_ids += [self._turn] * count
+        self._turn_ids += [-1] * count
 
     def add_generation(self, generation: Generation) -> None:
         """Append what the policy wrote, as the next turn."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from areal_core.ledger.store import DATABASE, copy_database, readable
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from areal_core.data.sampler import PromptSampler
 
 GroupRow = tuple[int, int, int, str, str | None, str | None, int | None, int | None]
@@ -49,8 +51,20 @@ def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = No
             return audit(database, run_dir, sampler)
 
 
-def audit(database: sqlite3.Connection, run_dir: Path, sampler: PromptSampler | None = None) -> Audit:
-    """Check that every prompt group has exactly one fate, and that both halves of the run agree on it."""
+def audit(
+    database: sqlite3.Connection,
+    run_dir: Path,
+    sampler: PromptSampler | None = None,
+    running: Container[int] | None = None,
+) -> Audit:
+    """Check that every prompt group has exactly one fate, and that both halves of the run agree on it.
+
+    Args:
+        database: of the ledger.
+        run_dir: of the run.
+        sampler: the data set's order; without it that part is left out.
+        running: groups that whoever works on the run knows to be under way; None where nobody does.
+    """
     facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
     rows: list[GroupRow] = database.execute(
         "SELECT number, data_row, epoch, state, reason, digest, step, place FROM groups ORDER BY number"
@@ -61,6 +75,7 @@ def audit(database: sqlite3.Connection, run_dir: Path, sampler: PromptSampler | 
     states = Counter(f"{row[3]}: {row[4]}" if row[4] else row[3] for row in rows)
     result = Audit(int(facts.get("committed_step", 0)), dict(states))
     _check_numbers(rows, result)
+    _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)
     _check_witness(run_dir, facts, rows, result)
     for (name,) in segments:
@@ -77,6 +92,17 @@ def _check_numbers(rows: list[GroupRow], audit: Audit) -> None:
         audit.problems.append(f"groups were never issued although later ones were: {missing[:10]}")
     places = Counter((row[6], row[7]) for row in rows if row[3] == "consumed")
     audit.problems += [f"two groups have place {place} of step {step}" for (step, place), n in places.items() if n > 1]
+
+
+def _check_fates(rows: list[GroupRow], facts: dict[str, str], running: Container[int] | None, audit: Audit) -> None:
+    """A group without a fate is under way, or was when its process was killed, or is interrupted and issued again."""
+    undecided = [number for number, _, _, state, reason, *_ in rows if state == "running" and reason is None]
+    if running is not None:
+        lost = [number for number in undecided if number not in running]
+    else:
+        lost = undecided if "closed" in facts else []
+    if lost:
+        audit.problems.append(f"groups were issued and nobody knows what became of them: {lost[:10]}")
 
 
 def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Audit) -> None:

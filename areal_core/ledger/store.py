@@ -3,7 +3,11 @@
 SQLite in the folder of the run's epoch holds the state of each group; the trajectories of finished groups lie beside
 it in safetensors segments. The rollout controller alone opens it. Writes are collected and made durable together,
 `flush` by `flush`: first the segment, then one transaction that names it. A process that is killed in between loses at
-most groups that are then issued again.
+most groups that are then issued again. What a full disk refused stays to be written.
+
+A power cut may take the latest transactions, never a part of one, and never a segment that the ledger names: a segment
+is synced before the transaction is written. `commit` alone waits for the disk, before anything that the former commit
+rests on is removed.
 
 A step is provisional until its checkpoint commits. `committed_step` in the ledger is the commit point, not the
 folder: `rollback` returns what later steps consumed to `finished`, in the order in which they were consumed.
@@ -11,7 +15,6 @@ folder: `rollback` returns what later steps consumed to `finished`, in the order
 
 from __future__ import annotations
 
-import errno
 import shutil
 import sqlite3
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING
 from areal_core.data.batch import PackedBatch
 from areal_core.data.digest import group_digests
 from areal_core.data.prompt_group import PromptGroup
+from areal_core.disk import DiskError, refused, sync_folder, sync_tree, write_durably, writing
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
@@ -53,6 +57,11 @@ class _Pending:
     groups: list[tuple[object, ...]] = field(default_factory=list)
     dropped: list[tuple[object, ...]] = field(default_factory=list)
     failures: list[tuple[object, ...]] = field(default_factory=list)
+    finished: list[PromptGroup] = field(default_factory=list)
+    batches: list[tuple[PackedBatch, list[PromptGroup]]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any((self.groups, self.dropped, self.failures, self.finished))
 
 
 class Ledger:
@@ -63,14 +72,17 @@ class Ledger:
         run_dir: of the run, below which all epochs' segments and checkpoints lie.
 
     Raises:
-        RunError: the disk is full or the folder cannot be written; nothing that was committed is affected.
+        DiskError: as every write: the disk is full or the folder cannot be written. What was to be written is written
+            with the next flush; nothing that was committed is affected.
     """
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
         self.folder = folder
         self._run_dir = run_dir
-        with _disk_errors(folder):
+        with writing("the ledger", folder):
             folder.mkdir(parents=True, exist_ok=True)
+            for above in (folder, folder.parent, folder.parent.parent):
+                sync_folder(above)
         self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
         with readable(folder):
             # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
@@ -94,8 +106,9 @@ class Ledger:
         """
         source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
         if source is not None and not (folder / DATABASE).is_file():
-            with _disk_errors(folder):
+            with writing("the ledger", folder):
                 copy_database(source, folder)
+                sync_tree(folder)
         return cls(folder, run_dir)
 
     # What happens to groups. Kept in memory until the next flush.
@@ -110,20 +123,29 @@ class Ledger:
 
     def failed(self, number: int, sample: int, attempt: int, error: str) -> None:
         """An episode failed; `error` is its traceback."""
-        self._pending.failures.append((number, sample, attempt, error))
+        self._pending.failures.append((number, sample, attempt, error.encode("utf-8", "backslashreplace").decode()))
 
-    def flush(self, finished: Sequence[PromptGroup] = (), batch: PackedBatch | None = None) -> None:
+    def flush(self, finished: Sequence[PromptGroup] = (), batch: PackedBatch | None = None) -> list[PromptGroup]:
         """Make everything so far durable, together with the trajectories of finished groups.
 
         Args:
             finished: groups whose sequences are packed in `batch`; one without rows is a group without data.
             batch: the trajectories of all of them.
+
+        Returns:
+            The finished groups that are durable now and were not before, those of flushes that failed among them.
         """
-        pending, self._pending = self._pending, _Pending()
-        if not (pending.groups or pending.dropped or pending.failures or finished):
-            return
-        segment = self._write_segment(batch) if batch is not None else None
-        digests = group_digests(batch, [(g.number, g.rows) for g in finished]) if batch is not None else {}
+        pending = self._pending
+        pending.finished += finished
+        if batch is not None:
+            pending.batches.append((batch, list(finished)))
+        if not pending:
+            return []
+        rows: dict[int, tuple[str, str]] = {}
+        for packed, groups in pending.batches:
+            segment = self._write_segment(packed)
+            digests = group_digests(packed, [(g.number, g.rows) for g in groups if g.rows])
+            rows |= {number: (segment, digest) for number, digest in digests.items()}
         with self._transaction() as database:
             database.executemany(
                 "INSERT OR REPLACE INTO groups (number, data_row, epoch, state) VALUES (?, ?, ?, 'running')",
@@ -135,9 +157,11 @@ class Ledger:
             )
             database.executemany(
                 "UPDATE groups SET state = 'finished', segment = ?, digest = ? WHERE number = ?",
-                [(segment if group.rows else None, digests.get(group.number), group.number) for group in finished],
+                [(*rows.get(group.number, (None, None)), group.number) for group in pending.finished],
             )
             database.executemany("INSERT INTO failures VALUES (?, ?, ?, ?)", pending.failures)
+        self._pending = _Pending()
+        return pending.finished
 
     def consumed(self, numbers: Iterable[int], step: int) -> None:
         """These groups, in this order, went into the batch of `step` (0 is the first). Durable at once."""
@@ -164,7 +188,6 @@ class Ledger:
         """
         if any(path > self.folder.parent for path in self._run_dir.glob("epochs/[0-9]*")):
             raise RunError(f"somebody else has taken over the run in {self._run_dir}; this process has no say in it")
-        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
             facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
@@ -174,6 +197,9 @@ class Ledger:
                 "AND (state = 'finished' OR (state = 'consumed' AND step >= ?))",
                 (step,),
             ).fetchall()
+        # The commit is on the disk itself before anything that the former one rests on is removed.
+        with readable(self.folder):
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         keep = {self._run_dir / name for (name,) in used}
         for path in self._run_dir.glob("epochs/*/ledger/*"):
             is_database = path.name.startswith(DATABASE) and path.parent < self.folder
@@ -206,6 +232,8 @@ class Ledger:
         step, position = self.committed_step, int(self.facts().get("committed_position", 0))
         with self._transaction() as database:
             database.execute("UPDATE groups SET state = 'finished' WHERE state = 'consumed' AND step >= ?", (step,))
+            database.execute("UPDATE groups SET reason = NULL WHERE state = 'running'")
+            database.execute("DELETE FROM facts WHERE name = 'closed'")
             if discard:
                 database.execute("DELETE FROM groups WHERE number >= ?", (position,))
 
@@ -243,16 +271,34 @@ class Ledger:
         """For an audit of the run while it goes on."""
         return self._database
 
-    def close(self) -> None:
-        """Write what is pending and close; safe to call twice."""
-        self.flush()
-        self._database.close()
+    def close(self, interrupted: Iterable[int] = ()) -> None:
+        """Write what is pending and close; safe to call twice.
+
+        Args:
+            interrupted: groups that were issued and have not ended; a resume issues them again.
+        """
+        try:
+            self.flush()
+            with self._transaction() as database:
+                database.executemany(
+                    "UPDATE groups SET reason = 'interrupted' WHERE number = ? AND state = 'running'",
+                    [(number,) for number in interrupted],
+                )
+                database.execute("INSERT OR REPLACE INTO facts VALUES ('closed', '1')")
+        except sqlite3.ProgrammingError:  # it is closed
+            return
+        finally:
+            self._database.close()
 
     def _write_segment(self, batch: PackedBatch) -> str:
         path = self.folder / f"{self._segment_number:09d}.safetensors"
         self._segment_number += 1
-        with _disk_errors(self.folder):
-            path.write_bytes(batch.to_bytes())
+        try:
+            with writing("the ledger", self.folder):
+                write_durably(path, batch.to_bytes())
+        except DiskError:
+            path.unlink(missing_ok=True)  # the half of it that was written would only take room
+            raise
         return path.relative_to(self._run_dir).as_posix()
 
     def _read_segment(self, name: str) -> PackedBatch:
@@ -268,7 +314,7 @@ class Ledger:
         except sqlite3.OperationalError as error:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            raise _ledger_error(self.folder, str(error)) from error
+            raise refused("the ledger", self.folder, str(error)) from error
 
 
 def copy_database(source: Path, target: Path) -> None:
@@ -292,20 +338,3 @@ def readable(folder: Path) -> Iterator[None]:
             f"the ledger {folder / DATABASE} is damaged or cannot be opened: {error}",
             hints=["put a whole copy in its place, or move its epoch's folder away to go on from the one before it"],
         ) from error
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turns a full or unwritable disk into a RunError."""
-    try:
-        yield
-    except OSError as error:
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        raise _ledger_error(folder, reason) from error
-
-
-def _ledger_error(folder: Path, reason: str) -> RunError:
-    return RunError(
-        f"the ledger in {folder} cannot be written: {reason}",
-        hints=["nothing committed is lost; make room, then go on with --resume"],
-    )

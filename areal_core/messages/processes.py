@@ -112,10 +112,12 @@ class Alive:
     Attributes:
         phase: what it is doing.
         seconds: for how long it has been doing this.
+        deadline_s: for how long it may; 0 where something else has an eye on that.
     """
 
     phase: str
     seconds: float
+    deadline_s: float = 0.0
 
 
 @message
@@ -156,6 +158,13 @@ class Status:
     """How a role is now, for the live view; `fields` are numbers and texts."""
 
     fields: Mapping[str, Any]
+
+
+@message
+class Notice:
+    """A line that whoever watches the run should read."""
+
+    text: str
 
 
 @message

@@ -88,12 +88,27 @@ def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Ma
     )
 
 
+def finite_number(value: object) -> float | None:
+    """A number as a float, also a scalar of NumPy or PyTorch; None for anything else, NaN and infinity."""
+    if not isinstance(value, bool | int | float):
+        item = getattr(value, "item", None)
+        try:
+            value = item() if callable(item) else None
+        except (TypeError, ValueError, RuntimeError):  # of many elements
+            return None
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _checked(term: RewardTerm, value: object) -> float:
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    item = getattr(value, "item", None)  # a NumPy or PyTorch scalar
-    if callable(item) and isinstance(number := item(), int | float) and math.isfinite(number):
-        return float(number)
-    raise RewardError(
-        f"reward '{term.name}' returned {value!r:.60} ({type(value).__name__}); it must return a finite number"
-    )
+    number = finite_number(value)
+    if number is None:
+        raise RewardError(
+            f"reward '{term.name}' returned {value!r:.60} ({type(value).__name__}); it must return a finite number"
+        )
+    return number

@@ -1,24 +1,27 @@
 """The rollout controller: admits prompt groups under the staleness bound and hands finished ones out as batches.
 
 The way of a group: `_admit` gives it a number and starts its episodes; each episode that ends calls `_episode_ended`;
-the last one calls `_group_ended`, which fails, filters or finishes the group; `_flush` makes finished groups durable;
+the last one calls `_group_ended`, which fails, filters or finishes the group; the buffer makes finished groups durable;
 `next_batch` hands out the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
-that another prompt takes its place.
+that another prompt takes its place. What is kept in memory changes only after the ledger has it; while its disk refuses
+to be written, everything waits, for a bounded time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.data.prompt_group import PromptGroup, join_groups, pack_groups
+from areal_core.data.prompt_group import PromptGroup, join_groups
 from areal_core.errors import RunError
 from areal_core.rollout.batches import batch_metrics, mask_stale
+from areal_core.rollout.buffer import GroupBuffer
+from areal_core.rollout.clocks import EpisodeClocks
 from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 
@@ -96,28 +99,29 @@ class RolloutController:
         self._tally = _Tally()
         self._next_number = 0
         self._reissue: list[int] = []
-        self._ended: list[PromptGroup] = []  # finished, not yet durable
-        self._ready: list[tuple[int, int, PromptGroup]] = []  # heap: resumed groups first, then by number
-        self._running: dict[asyncio.Task[None], float] = {}
+        self._open: set[int] = set()  # issued, and its fate not known yet
+        self._buffer = GroupBuffer(ledger)
+        self._clocks = EpisodeClocks(section.episode_timeout_s)
+        self._progressed = time.monotonic()  # when a group was finished last
         self._changed = asyncio.Event()
         self._fatal: RunError | None = None
         self._consecutive_failures = 0
         self._paused = False
         self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
+        runner.checks.is_known_version = self._published.__contains__
 
     # The life of the controller.
 
     def restore(self, *, discard: bool) -> None:
         """Take up a run where its last commit left it. `discard`: see `Ledger.rollback`."""
         self._ledger.rollback(discard=discard)
-        self._published = {0: 0, **self._ledger.publications()}
+        self._published |= self._ledger.publications()
         self._next_number = self._ledger.position()
         self._reissue = self._ledger.unfinished()
-        for order, group in enumerate(self._ledger.finished()):
-            heapq.heappush(self._ready, (-1, order, group))
+        self._buffer.restore(self._ledger.finished())
         self.counts = AdmissionCounts(
-            ready=len(self._ready),
+            ready=len(self._buffer),
             consumed=self._ledger.committed_step * self.section.batch_size,
             trained=self._ledger.committed_step,
         )
@@ -152,13 +156,27 @@ class RolloutController:
         self._admit()
 
     async def close(self) -> None:
-        """Cancel what runs and make the ledger whole."""
+        """Cancel what runs and close the ledger, which then accounts for every group that was issued."""
         self._paused = True
-        tasks = [*self._running, *([self._keeper] if self._keeper else [])]
+        tasks = [*self._clocks.tasks, *([self._keeper] if self._keeper else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._flush()
+        await self._buffer.durably(self._buffer.flush)
+        self._ledger.close([*self.open_groups])
+
+    @property
+    def open_groups(self) -> set[int]:
+        """Numbers of the groups that were issued and have not ended, those that a resume is yet to issue among them."""
+        return self._open.union(self._reissue)
+
+    def make_durable(self) -> None:
+        """Write everything that is known to the ledger."""
+        self._buffer.flush()
+
+    def stop_clocks(self) -> None:
+        """The engines cannot generate until the next publication: no episode's time goes by."""
+        self._clocks.stop()
 
     # The trainer's requests.
 
@@ -175,13 +193,12 @@ class RolloutController:
         began, size = time.monotonic(), self.section.batch_size
         self._awaited = step
         while True:
-            self._flush()
+            await self._buffer.durably(self._buffer.flush)
             self._drop_stale(step)
-            if len(self._ready) >= size:
+            if len(self._buffer) >= size:
                 break
             await self._wait_for_change(began)
-        groups = [heapq.heappop(self._ready)[2] for _ in range(size)]
-        self._ledger.consumed([group.number for group in groups], step)
+        groups = await self._buffer.take(size, step)
         self.counts.ready -= size
         self.counts.consumed = (step + 1) * size
         self._admit()
@@ -195,17 +212,18 @@ class RolloutController:
 
     async def publish(self, update: WeightUpdate, trained: int) -> None:
         """Change the engine's weights under the requests in flight; `trained` batches went into them."""
-        self._ledger.published(update.version, trained)
+        await self._buffer.durably(lambda: self._ledger.published(update.version, trained))
         self._published[update.version] = trained
         await self._engine.update_weights(update)
+        self._clocks.go_on()
         self.version = update.version
         self.counts.trained = trained
         self._admit()
 
-    def commit(self, step: int, checkpoint: Path) -> None:
+    async def commit(self, step: int, checkpoint: Path) -> None:
         """A checkpoint of `step` trained batches is complete in a folder."""
-        self._flush()
-        self._ledger.commit(step, checkpoint, self._next_number)
+        await self._buffer.durably(self._buffer.flush)
+        await self._buffer.durably(lambda: self._ledger.commit(step, checkpoint, self._next_number))
 
     # Groups.
 
@@ -217,14 +235,19 @@ class RolloutController:
                 number, self._next_number = self._next_number, self._next_number + 1
             occurrence = self._sampler[number]
             self._ledger.issued(number, *occurrence)
+            self._open.add(number)
             self.counts.running += 1
             size = self.section.group_size
             group = PromptGroup(number, occurrence, [None] * size, size)
-            row = self._dataset[occurrence[0]]
+            try:
+                row = self._dataset[occurrence[0]]
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a data set may raise anything
+                told = "".join(traceback.format_exception(error))
+                start_task(self._fail_group(group, told), f"end of group {number}")
+                continue
             for index in range(size):
                 task = start_task(self._run_episode(group, row, index), f"episode {index} of group {number}")
-                self._running[task] = time.monotonic()
-                task.add_done_callback(self._forget)
+                self._clocks.start(task)
 
     def _may_admit(self) -> bool:
         if self._paused or self._fatal is not None or capacity(self.section, self.counts) <= 0:
@@ -233,8 +256,11 @@ class RolloutController:
         lag = self._awaited - self.counts.trained
         return self.section.stale != "drop" or lag <= self.section.max_staleness
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
+    async def _fail_group(self, group: PromptGroup, told: str) -> None:
+        """A group whose row cannot be read fails as one whose episode failed."""
+        group.failure = f"row {group.occurrence[0]} of the data set cannot be read: {told}"
+        self._ledger.failed(group.number, 0, 0, group.failure)
+        self._group_ended(group)
 
     async def _run_episode(self, group: PromptGroup, row: object, index: int) -> None:
         try:
@@ -253,16 +279,23 @@ class RolloutController:
         except asyncio.CancelledError:
             if self._paused:  # closing
                 raise
-            group.failure = (
-                f"the episode took longer than rollout.episode_timeout_s: {self.section.episode_timeout_s:g}"
-            )
+            is_overdue = asyncio.current_task() in self._clocks.overdue
+            limit = f"the episode took longer than rollout.episode_timeout_s: {self.section.episode_timeout_s:g}"
+            group.failure = limit if is_overdue else "the workflow has cancelled itself"
             self._ledger.failed(group.number, index, 0, group.failure)
         group.missing -= 1
         if not group.missing:
             self._group_ended(group)
 
     def _group_ended(self, group: PromptGroup) -> None:
+        try:
+            is_kept = bool(group.failure) or self._passes(group)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a filter may raise anything
+            told = "".join(traceback.format_exception(error))
+            self._fail(RunError(f"the algorithm's filter failed on prompt group {group.number}:\n{told}"))
+            return  # its fate is open: a resume issues it again
         self.counts.running -= 1
+        self._open.discard(group.number)
         episodes = group.finished_episodes
         self._tally.rewards += [episode.reward for episode in episodes]
         if group.failure:
@@ -274,16 +307,21 @@ class RolloutController:
         incomplete = self.section.incomplete_groups
         if group.failure and (incomplete == "replace" or (incomplete == "use" and not episodes)):
             self._leave(group.number, "failed")
-        elif not group.failure and self._keep_group and not self._keep_group([e.reward for e in episodes]):
+        elif not is_kept:
             self._leave(group.number, "filtered")
         else:
             if group.failure and incomplete == "drop":
                 group.episodes = []
             self.counts.ready += 1
-            self._ended.append(group)
+            self._buffer.add(group)
+            self._progressed = time.monotonic()
         if self.counts.ready >= self.section.batch_size or self._fatal:
             self._changed.set()
         self._admit()
+
+    def _passes(self, group: PromptGroup) -> bool:
+        rewards = [episode.reward for episode in group.finished_episodes]
+        return self._keep_group is None or bool(self._keep_group(rewards))
 
     def _count_failure(self, group: PromptGroup) -> None:
         self._consecutive_failures += 1
@@ -302,26 +340,12 @@ class RolloutController:
         self._ledger.dropped(number, reason, self.counts.trained)
 
     def _drop_stale(self, step: int) -> None:
-        if self.section.stale != "drop":
-            return
-        fresh = []
-        for item in self._ready:
-            if item[2].staleness(self._published, step) > self.section.max_staleness:
-                self._leave(item[2].number, "stale")
-                self.counts.ready -= 1
-            else:
-                fresh.append(item)
-        if len(fresh) < len(self._ready):
-            heapq.heapify(fresh)
-            self._ready = fresh
+        if self.section.stale == "drop":
+            stale = self._buffer.drop_stale(self._published, step, self.section.max_staleness)
+            for number in stale:
+                self._leave(number, "stale")
+            self.counts.ready -= len(stale)
             self._admit()
-
-    def _flush(self) -> None:
-        """Make finished groups durable, and with them everything the ledger holds back."""
-        ended, self._ended = self._ended, []
-        self._ledger.flush(ended, pack_groups(ended))
-        for group in ended:
-            heapq.heappush(self._ready, (0, group.number, group))
 
     # Waiting.
 
@@ -333,10 +357,10 @@ class RolloutController:
     async def _wait_for_change(self, began: float) -> None:
         if self._fatal is not None:
             raise self._fatal
-        remaining = began + self.section.stall_timeout_s - time.monotonic()
+        remaining = max(began, self._progressed) + self.section.stall_timeout_s - time.monotonic()
         if remaining <= 0:
             raise RunError(
-                f"no batch was complete within rollout.stall_timeout_s: {self.section.stall_timeout_s:g}; "
+                f"no group was finished within rollout.stall_timeout_s: {self.section.stall_timeout_s:g}; "
                 f"{self.describe()}",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
@@ -352,7 +376,9 @@ class RolloutController:
         events = ", ".join(f"{count} {name}" for name, count in sorted(self._tally.events.items()))
         return (
             f"{counts.ready} of {self.section.batch_size} groups ready, {counts.running} running, "
-            f"weights of version {self.version}" + (f"; since the last batch: {events}" if events else "")
+            f"weights of version {self.version}"
+            + (f"; since the last batch: {events}" if events else "")
+            + (f"; tried again: {self._buffer.refused}" if self._buffer.refused else "")
         )
 
     async def _keep(self) -> None:
@@ -360,12 +386,8 @@ class RolloutController:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
-                self._flush()
+                await self._buffer.durably(self._buffer.flush)
             except RunError as error:
                 self._fail(error)
                 return
-            overdue = time.monotonic() - self.section.episode_timeout_s
-            for task, started in list(self._running.items()):
-                if started >= overdue:
-                    break  # tasks are in the order in which they were started
-                task.cancel()
+            self._clocks.cancel_overdue()

@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.sampler import sample_seed
-from areal_core.data.trajectory import Episode
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import WorkflowContext
 from areal_core.rewards.scoring import RewardError
+from areal_core.rollout.checks import EpisodeChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from areal_core.data.trajectory import FinishReason, Generation
+    from areal_core.data.trajectory import Episode, FinishReason, Generation
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters
     from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
     from areal_core.rewards.scoring import Scorer
@@ -37,6 +37,7 @@ class EpisodeRunner:
         scorer: the run's rewards.
         tokenizer: of the model.
         seed: of the run.
+        vocabulary: how many token ids the model has; None where that is not known.
         max_retries: further attempts after an exception. A reward that fails is not tried again: it would fail again.
         on_failure: told of every failed attempt: group, sample index, attempt and traceback.
     """
@@ -49,6 +50,7 @@ class EpisodeRunner:
         tokenizer: Any,
         *,
         seed: int = 0,
+        vocabulary: int | None = None,
         max_retries: int = 0,
         on_failure: Callable[[int, int, int, str], None] = lambda *_: None,
     ) -> None:
@@ -59,6 +61,7 @@ class EpisodeRunner:
         self._seed = seed
         self._max_retries = max_retries
         self.on_failure = on_failure
+        self.checks = EpisodeChecks(vocabulary)
         self._requests = itertools.count()
         self._conversations = itertools.count()
 
@@ -89,19 +92,17 @@ class EpisodeRunner:
         for attempt in range(self._max_retries + 1):
             context = self._context(row, occurrence, group, sample_index, sampling, is_evaluation)
             try:
-                episode = await self._workflow.run_episode(row, context)
-                if isinstance(episode, Episode) and episode.trajectories:
-                    return episode
-                raise TypeError(f"run_episode returned {episode!r:.80}; it must return an Episode with trajectories")
+                return self.checks.check(await self._workflow.run_episode(row, context))
             except (RunError, asyncio.CancelledError):
                 raise
-            except Exception as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # a workflow must not end the process either
                 # A reward says by itself what is wrong; where it was called from is of no use to anybody.
                 is_reward = isinstance(error, RewardError)
                 words = str(error) if is_reward else "".join(traceback.format_exception(error))
+                words = words.encode("utf-8", "backslashreplace").decode()
                 self.on_failure(group, sample_index, attempt, words)
                 if attempt == self._max_retries or is_reward:
-                    raise EpisodeError(words) from error
+                    raise EpisodeError(f"data row {occurrence[0]}, sample {sample_index}: {words}") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _context(

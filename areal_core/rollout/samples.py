@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from areal_core.disk import writing
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -30,5 +32,5 @@ class SampleLog:
             for episode in group.episodes[:SHOWN_EPISODES]
             if episode is not None
         ]
-        with self._path.open("a") as file:
+        with writing("samples", self._path), self._path.open("a") as file:
             file.write(json.dumps({"version": version, "group": group.number, "episodes": episodes}) + "\n")

@@ -131,6 +131,7 @@ class RolloutService:
 
     async def _release_memory(self, _: messages.ReleaseMemory) -> Done:
         async with self._publishing:
+            self._controller.stop_clocks()
             await cast("MemorySharer", self._engine).release_memory()
         return Done()
 
@@ -144,7 +145,7 @@ class RolloutService:
         return messages.Evaluated(await self._evaluator.run(self._controller.section.episode_timeout_s))
 
     async def _commit(self, request: messages.Commit) -> Done:
-        self._controller.commit(request.step, request.folder)
+        await self._controller.commit(request.step, request.folder)
         return Done()
 
     async def _describe(self, _: messages.Describe) -> messages.Described:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.background import start_task
+from areal_core.background import start_task, watch_event_loop
 from areal_core.config import load_run
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
@@ -19,7 +19,7 @@ from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
 from areal_core.messages import ChannelCorrupt, Credentials, FrameDecoder, encode_frame, serve
 from areal_core.messages.credentials import Failed
-from areal_core.messages.processes import Forward, Forwarded, ProcessEnded, Status
+from areal_core.messages.processes import Forward, Forwarded, Notice, ProcessEnded, Status
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
@@ -27,7 +27,7 @@ from areal_core.rollout.evaluation import Evaluator
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
 from areal_core.runs.link import LinkedProcesses
-from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters
+from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters, vocabulary_size
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
@@ -82,6 +82,7 @@ class RolloutHalf:
             self._scorer,
             self.tokenizer,
             seed=config.seed,
+            vocabulary=vocabulary_size(self._model, self.tokenizer),
             max_retries=rollout.max_retries,
         )
 
@@ -165,9 +166,12 @@ async def _serve(run: RunFolder, link: Link) -> None:
     )
     controller.restore(discard=config.deterministic)
     evaluator = None if config.evaluation is None else half.evaluator(config.evaluation)
-    service = RolloutService(
-        controller, half.engine, evaluator, lambda: asdict(audit(ledger.database, run.path, sampler))
-    )
+
+    def audit_now() -> dict[str, Any]:
+        controller.make_durable()
+        return asdict(audit(ledger.database, run.path, sampler, controller.open_groups))
+
+    service = RolloutService(controller, half.engine, evaluator, audit_now)
     try:
         with link.phase("starting the inference engine"):
             await half.start()
@@ -175,6 +179,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
         link.announce("controller", server.address)
         link.enter("generating")
+        watch_event_loop(config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
         status = start_task(_report(controller, half.engine, link), "status of the rollouts")
         await service.done.wait()
         status.cancel()
@@ -182,7 +187,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
         await controller.close()
     finally:
         await half.close()
-        ledger.close()
+        ledger.close(controller.open_groups)
 
 
 async def _answer(service: RolloutService, forwarded: Forward, number: int, link: Link) -> None:

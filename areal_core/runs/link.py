@@ -50,7 +50,7 @@ class Link:
     def __init__(self, channel: BlockingChannel, name: str) -> None:
         self.name = name
         self._channel = channel
-        self._phase, self._since = "starting", time.monotonic()
+        self._phase, self._deadline_s, self._since = "starting", 0.0, time.monotonic()
         self._numbers = itertools.count(1)
         self._replies: dict[int, Future[Any]] = {}
         self._handler: Callable[[Any, int], None] = lambda *_: None
@@ -63,19 +63,24 @@ class Link:
         return cls(BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name), name)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Say what this process is doing while it is inside."""
-        former = self._phase
-        self.enter(name)
+    def phase(self, name: str, deadline_s: float = 0.0) -> Iterator[None]:
+        """Say what this process is doing while it is inside.
+
+        Args:
+            name: of the phase.
+            deadline_s: after which the supervisor counts this process as hanging; 0 is never.
+        """
+        former = self._phase, self._deadline_s
+        self.enter(name, deadline_s)
         try:
             yield
         finally:
-            self.enter(former)
+            self.enter(*former)
 
-    def enter(self, name: str) -> None:
-        """Say what this process is doing from now on."""
-        self._phase, self._since = name, time.monotonic()
-        self.post(Alive(name, 0.0))
+    def enter(self, name: str, deadline_s: float = 0.0) -> None:
+        """Say what this process is doing from now on; see `phase`."""
+        self._phase, self._deadline_s, self._since = name, deadline_s, time.monotonic()
+        self.post(Alive(name, 0.0, deadline_s))
 
     def post(self, message: Any, number: int = 0) -> None:
         """Say something; nothing happens where nobody listens any more, for then this process is about to end."""
@@ -128,7 +133,7 @@ class Link:
             while True:
                 if (now := time.monotonic()) - beat >= BEAT_S:
                     beat = now
-                    self._channel.send(Alive(self._phase, now - self._since))
+                    self._channel.send(Alive(self._phase, now - self._since, self._deadline_s))
                 with contextlib.suppress(TimeoutError):
                     self._take(*self._channel.receive(BEAT_S / 2))
         except ChannelClosed:

@@ -42,6 +42,14 @@ def load_tokenizer(model: ModelReference) -> Any:
         ) from error
 
 
+def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
+    """How many token ids the model has; some of them may have no text."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    return max(len(tokenizer), config.get_text_config().vocab_size)
+
+
 def sampling_parameters(config: RunConfig, tokenizer: Any, temperature: float | None = None) -> SamplingParameters:
     """The engine's settings from the config's; temperature 0 is greedy, stop tokens include the model's own."""
     section = config.sampling

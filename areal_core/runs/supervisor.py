@@ -26,6 +26,7 @@ from areal_core.messages.processes import (
     EndProcess,
     Forward,
     Forwarded,
+    Notice,
     Owner,
     ProcessEnded,
     ProcessPlaced,
@@ -194,6 +195,13 @@ class Supervisor:
                     f"'{process.phase.phase}'",
                     hints=[f"is it stopped? look at {self._log(process.name)}"],
                 )
+            phase = process.phase
+            if 0 < phase.deadline_s < phase.seconds and not process.ended.done():
+                raise RunError(
+                    f"{process.name} hangs: it has been in the phase '{phase.phase}' for {phase.seconds:.0f} s, "
+                    f"and may be for {phase.deadline_s:.0f}",
+                    hints=[f"its log: {self._log(process.name)}", "a slow machine: raise training.phase_timeout_s"],
+                )
             if silent > TOLD_S and process.name not in self._silent:
                 self._silent.add(process.name)
                 self._say(f"{process.name} is silent since {silent:.0f} s (phase {process.phase.phase})")
@@ -247,6 +255,8 @@ class Supervisor:
             case EndProcess(name, grace_s):
                 if asked := self._wardens.processes.get(name):
                     asked.node.post(EndProcess(name, grace_s))
+            case Notice(text):
+                self._say(f"{process.name}: {text}")
             case _:
                 self._hear(process, message)
 

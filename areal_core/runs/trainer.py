@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 3600.0
 """For other processes of the run to come up; a large model may load for long, and its death is noticed at once."""
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+UNTIMED = ("wait", "evaluate")
+"""Phases whose waits have deadlines of their own: of an episode, and of progress."""
 
 
 def play(run: RunFolder, link: Link) -> int:
@@ -53,7 +54,7 @@ def play(run: RunFolder, link: Link) -> int:
     torch.manual_seed(config.seed)
     if config.deterministic:
         torch.use_deterministic_algorithms(mode=True)
-    _join_ranks(link)
+    _join_ranks(link, timedelta(seconds=config.training.collective_timeout_s))
     try:
         finished = _train(resolved, run, link, interruption)
     finally:
@@ -77,7 +78,7 @@ class Interruption:
         return self._seen
 
 
-def _join_ranks(link: Link) -> None:
+def _join_ranks(link: Link, timeout: timedelta) -> None:
     """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
@@ -87,7 +88,7 @@ def _join_ranks(link: Link) -> None:
         port = int(link.ask("rendezvous", START_TIMEOUT_S))
         store = TCPStore("127.0.0.1", port, ranks, is_master=False)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
 def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interruption) -> bool:
@@ -95,7 +96,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     epoch = run.epoch(Credentials.from_environment().epoch)
     model = model_reference(resolved, run)
     algorithm = config.algorithm.build()
-    with link.phase("loading the model"):
+    with link.phase("loading the model", START_TIMEOUT_S):
         engines = _engines(config, model, needs_reference=algorithm.needs_reference)
     rollouts = None
     if is_first and algorithm.needs_rollouts:
@@ -149,12 +150,13 @@ def _weights_folder(config: RunConfig, epoch: EpochFolder) -> Path:
 
 
 def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journal:
+    limit = resolved.config.training.phase_timeout_s
     journal = Journal(
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
         observers=[LinkObserver(link), resolved.plugins.events],
-        phase=link.phase,
+        phase=lambda name: link.phase(name, 0.0 if name in UNTIMED else limit),
         log=_log,
     )
     link.post(Status({"step": step}))

@@ -5,14 +5,15 @@ It is told what the processes say and takes no part in the run.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.console import RenderableType
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import RunFolder
 
 PREPARATION_INTERVAL_S = 5.0
+QUIET_S = 60.0
+"""After which a line says what is waited for."""
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -111,7 +114,7 @@ class PlainView:
     def __init__(self, state: RunState, steps: int) -> None:
         self._state = state
         self._steps = steps
-        self._printed = 0.0
+        self._began, self._printed = time.monotonic(), 0.0
 
     def prepare(self) -> None:
         """See `View.prepare`."""
@@ -124,6 +127,10 @@ class PlainView:
             is_last = line["step"] == self._steps
             if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
                 self._say(summary_line(line, self._steps))
+        if time.monotonic() - max(self._began, self._printed) > QUIET_S:
+            doing = [f"{name}: {phase}" for name, phase in self._state.phases.items()]
+            said = [str(text) for text in self._state.statuses.get("controller", {}).values()]
+            self._say("; ".join([*doing, *said]) or "starting")
 
     def _say(self, line: str) -> None:
         self._printed = time.monotonic()
@@ -142,20 +149,19 @@ class LiveView:
         self._began = time.monotonic()
         self._live = Live(self._panel(), refresh_per_second=4)
 
-    def __enter__(self) -> Self:
         self._live.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.update()
+    def close(self) -> None:
+        """Leave the last panel on the screen."""
         self._live.stop()
 
     def prepare(self) -> None:
         """See `View.prepare`."""
         from rich.panel import Panel
+        from rich.text import Text
 
         told = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
-        self._live.update(Panel(told, title=f"areal · {self._title}", expand=False, width=100))
+        self._live.update(Panel(Text(told), title=f"areal · {self._title}", expand=False, width=100))
 
     def update(self) -> None:
         """See `View.update`."""
@@ -166,11 +172,12 @@ class LiveView:
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         step = self._state.lines[-1]["step"] if self._state.lines else 0
         table = Table.grid(padding=(0, 2))
         for label, text in self._rows():
-            table.add_row(f"[bold]{label}[/]", text)
+            table.add_row(Text(label, style="bold"), Text(text))  # what is shown is no markup
         bar = Table.grid()
         bar.add_row(ProgressBar(total=self._steps, completed=step, width=60))
         return Panel(
@@ -217,19 +224,53 @@ def waiting_verdict(lines: list[dict[str, Any]]) -> str:
 
 def sparkline(values: list[float], width: int = 50) -> str:
     """A small curve of the values, each column the mean of its share."""
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
     size = max(1, -(-len(values) // width))
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)
     return "".join(SPARKS[int((value - low) / (high - low or 1) * (len(SPARKS) - 1))] for value in means)
 
 
+class LastingView:
+    """Shows through the first of several views that can: nothing that shows may end what works.
+
+    Args:
+        views: the best one first.
+    """
+
+    def __init__(self, views: list[View]) -> None:
+        self._views = views
+
+    def prepare(self) -> None:
+        """See `View.prepare`."""
+        self._show(lambda view: view.prepare())
+
+    def update(self) -> None:
+        """See `View.update`."""
+        self._show(lambda view: view.update())
+
+    def _show(self, show: Callable[[View], None]) -> None:
+        while self._views:
+            try:
+                show(self._views[0])
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+                failed = self._views.pop(0)
+                say(f"{type(failed).__name__} failed and is left out: {type(error).__name__}: {error}; the run goes on")
+            else:
+                return
+
+
 @contextmanager
 def open_view(resolved: Resolved, state: RunState) -> Iterator[View]:
     """The live panel on a terminal, plain lines elsewhere."""
-    if sys.stdout.isatty():
-        with LiveView(state, resolved) as view:
-            yield view
-    else:
-        plain = PlainView(state, resolved.config.steps)
-        yield plain
-        plain.update()
+    plain = PlainView(state, resolved.config.steps)
+    live = LiveView(state, resolved) if sys.stdout.isatty() else None
+    view = LastingView([plain] if live is None else [live, plain])
+    try:
+        yield view
+        view.update()
+    finally:
+        if live is not None:
+            live.close()

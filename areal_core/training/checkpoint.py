@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from areal_core.data.digest import group_digests
+from areal_core.disk import sync_folder, sync_tree, writing
+from areal_core.training.distribution import wait_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +67,15 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
 
     Returns:
         The checkpoint's folder. Written to a temporary one, synced, then renamed.
+
+    Raises:
+        DiskError: the disk refuses.
     """
+    with writing("a checkpoint", checkpoints):
+        return _write(checkpoints, step, engines, witness)
+
+
+def _write(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
     is_first = dist.get_rank() == 0
     target = checkpoints / f"step-{step:06d}"
     temporary = target.with_name(f".{target.name}")
@@ -74,17 +83,17 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
         shutil.rmtree(temporary, ignore_errors=True)
         for role in engines:
             (temporary / role).mkdir(parents=True)
-    dist.barrier()
+    wait_for_all()
     for role, engine in engines.items():
         engine.save(temporary / role)
     if is_first:
         best = witness.best if math.isfinite(witness.best) else None
         (temporary / STATE_FILE).write_text(json.dumps({"step": step, "witness": witness.steps, "best": best}))
-        _sync(temporary)
+        sync_tree(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-        _sync_folder(target.parent)
-    dist.barrier()
+        sync_folder(target.parent)
+    wait_for_all()
     return target
 
 
@@ -102,19 +111,3 @@ def prune_checkpoints(run_dir: Path, keep: int, committed: Path) -> None:
     for path in [*found[:-keep], *(p for p in left if epoch not in p.parents and p < epoch)]:
         if path != committed:
             shutil.rmtree(path)
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -11,13 +13,31 @@ from areal_core.data.batch import PackedBatch
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
 
+PATIENCE = timedelta(days=365)
+"""Rank 0 may wait for rollouts or an evaluation for as long as it likes. That it lives the supervisor knows, and ends
+all ranks where it does not: a clock in a collective would end runs that are merely slow."""
+
+
+@cache
+def _patient(_: object) -> dist.ProcessGroup:
+    """The group in which ranks wait for rank 0; one for each group of all ranks."""
+    group = dist.new_group(backend="gloo", timeout=PATIENCE)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
 
 def agree(value: float) -> float:
     """Rank 0's value on every rank."""
     shared = torch.tensor([value], dtype=torch.float64)
     if dist.get_world_size() > 1:
-        dist.broadcast(shared, 0)
+        dist.broadcast(shared, 0, group=_patient(dist.group.WORLD))
     return float(shared)
+
+
+def wait_for_all() -> None:
+    """Return when every rank has come here."""
+    if dist.get_world_size() > 1:
+        dist.barrier(group=_patient(dist.group.WORLD))
 
 
 def share_beginning(beginning: Beginning | None) -> Beginning:
@@ -58,5 +78,5 @@ def _share_bytes(data: bytes) -> bytes:
     buffer = torch.empty(size, dtype=torch.uint8)
     if dist.get_rank() == 0:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dist.broadcast(buffer, 0)
+    dist.broadcast(buffer, 0, group=_patient(dist.group.WORLD))
     return buffer.numpy().tobytes()

@@ -7,6 +7,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from areal_core.disk import writing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -79,7 +81,7 @@ class Journal:
         line = {**metrics, **self._seconds, "time/step_s": now - self._step_began}
         self._seconds.clear()
         self._step_began = now
-        with self._metrics_path.open("a") as file:
+        with writing("the metrics", self._metrics_path), self._metrics_path.open("a") as file:
             file.write(json.dumps({"step": step, "time": time.time(), **line}) + "\n")
         self._tell_trackers(lambda tracker: tracker.log(step, line))
         for observer in self._observers:

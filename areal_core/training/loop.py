@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
-from contextlib import nullcontext
+import time
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
 from areal_core.data import combine, shift_to_predictions
+from areal_core.disk import DiskError, writing
 from areal_core.errors import RunError
+from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
 from areal_core.training.distribution import agree, distribute
 from areal_core.training.source import Interrupted
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean difference between the engines' log-probabilities and the trainer's, by the dtype of the published weights."""
+SCORE_FILE = "evaluation.json"
+"""Beside the best model: the step and the score that made it the best."""
 
 
 class Trainer:
@@ -70,6 +76,9 @@ class Trainer:
         self._committed = 0
         self._skipped = 0
         self._witness = Witness()
+        self._saved_at = time.monotonic()
+        self._save_s = 0.0
+        self._failure: RunError | None = None
 
     def run(self, step: int, version: int, witness: Witness) -> bool:
         """Train from `step` to the end.
@@ -83,10 +92,12 @@ class Trainer:
             True when all steps are done, False when the run was interrupted; either way a checkpoint is committed.
 
         Raises:
-            RunError: a part of the run failed, or gradients stayed non-finite.
+            RunError: a part of the run failed, or gradients stayed non-finite. Where only the rollouts did, a
+                checkpoint was committed before.
         """
         self._step = self._committed = step
         self._witness = witness
+        self._witness.best = max(witness.best, agree(self._best_score()))
         self._begin(version)
         try:
             while self._step < self._config.steps:
@@ -104,10 +115,12 @@ class Trainer:
                     self._journal.finish_step(self._step, metrics)
         except Interrupted:
             self._checkpoint()
+            if self._failure is not None:
+                raise self._failure from None
             return False
         self._checkpoint()
         if self._config.checkpoint.export:
-            self._actor.export(self._run_dir / "model")
+            self._export("model")
         return True
 
     def _begin(self, version: int) -> None:
@@ -123,12 +136,23 @@ class Trainer:
     def _next_batch(self) -> tuple[PackedBatch | None, dict[str, float]]:
         if self._source is None:
             return distribute(None), {}
-        try:
+        result = None
+        with self._stopping_in_order():
             result = self._source.next_batch(self._step)
+        return distribute(result), result[1] if result is not None else {}
+
+    @contextmanager
+    def _stopping_in_order(self) -> Iterator[None]:
+        """What ends the rollouts, be it a signal or a failure of theirs, leaves the parameters sound: every rank stops
+        as if it were interrupted, and a checkpoint can be kept. Only where the controller is gone can it not."""
+        try:
+            yield
         except Interrupted:
-            distribute(None)
+            pass
+        except (ChannelClosed, DiskError):
             raise
-        return distribute(result), result[1]
+        except RunError as error:
+            self._failure = error
 
     def _learn(self, batch: PackedBatch | None) -> dict[str, float]:
         self._witness.see(batch)
@@ -186,29 +210,56 @@ class Trainer:
         is_last = self._step == self._config.steps
         if evaluation is not None and (self._step % evaluation.every == 0 or is_last):
             metrics = self._evaluate()
-        if every and self._step % every == 0:
+        if (every and self._step % every == 0) or self._is_time_for_a_checkpoint():
             self._checkpoint()
         return metrics
+
+    def _is_time_for_a_checkpoint(self) -> bool:
+        """Whether the last one is so long ago as the config says, and the next one will not take too large a share."""
+        section = self._config.checkpoint
+        if not section.every_s:
+            return False
+        interval = max(section.every_s, self._save_s / section.largest_share)
+        return bool(agree(float(time.monotonic() - self._saved_at >= interval)))
 
     def _evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         with self._phase("evaluate"):
             if self._publication is not None:
                 self._publication.finish()
+            score = -math.inf if self._source is None else math.nan
             if self._source is not None:
-                metrics = self._source.evaluate()
-        # Exporting is collective, so all ranks must know what rank 0 measured.
-        score = agree(metrics.get("evaluation/reward", -math.inf))
+                with self._stopping_in_order():
+                    metrics = self._source.evaluate()
+                    score = metrics.get("evaluation/reward", -math.inf)
+        # Exporting is collective, so all ranks must know what rank 0 measured; no number at all is the end.
+        score = agree(score)
+        if math.isnan(score):
+            raise Interrupted
         evaluation = self._config.evaluation
         if evaluation is not None and evaluation.keep_best and score > self._witness.best:
             self._witness.best = score
             if self._step:
-                self._actor.export(self._run_dir / "best")
+                self._export("best", {"step": self._step, "evaluation/reward": score})
         return metrics
+
+    def _export(self, name: str, score: Mapping[str, float] | None = None) -> None:
+        """Write a Hugging Face folder below the run's; its score, too, which a resume must not forget."""
+        folder = self._run_dir / name
+        with writing(f"the model of step {self._step}", folder):
+            self._actor.export(folder)
+            if score is not None and self._source is not None:
+                (folder / SCORE_FILE).write_text(json.dumps(score))
+
+    def _best_score(self) -> float:
+        """Of the best model that earlier processes of the run have written."""
+        path = self._run_dir / "best" / SCORE_FILE
+        return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
 
     def _checkpoint(self) -> None:
         if self._step == self._committed and self._step:
             return
+        began = time.monotonic()
         with self._phase("checkpoint"):
             folder = write_checkpoint(self._checkpoints, self._step, {"actor": self._actor}, self._witness)
             self._committed = self._step
@@ -217,6 +268,8 @@ class Trainer:
                 prune_checkpoints(self._run_dir, self._config.checkpoint.keep, folder)
             if self._journal is not None:
                 self._journal.checkpoint_saved(self._step, folder)
+        self._saved_at = time.monotonic()
+        self._save_s = self._saved_at - began
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._journal.phase(name) if self._journal is not None else nullcontext()

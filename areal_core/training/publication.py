@@ -5,19 +5,20 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.prediction import shift_to_predictions
+from areal_core.disk import writing
 from areal_core.errors import RunError
 from areal_core.messages.rollouts import Begin, OfferFolder, ProbeWeights, Published, PublishWeights, ReleaseMemory
 from areal_core.training.broadcast import Broadcast, BroadcastFailedError
-from areal_core.training.distribution import distribute
+from areal_core.training.distribution import distribute, wait_for_all
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
     from areal_core.config.sections import PublicationSection
     from areal_core.interfaces.training import TrainEngine
@@ -107,7 +108,7 @@ class Publication:
         self.finish()
         if self._rollouts is not None:
             self._rollouts.call(ReleaseMemory(), "the engines' memory")
-        dist.barrier()
+        wait_for_all()
 
     def verify(self, tolerance: float) -> dict[str, float]:
         """Compare the engines' log-probabilities with the trainer's: after the first publication, then now and then.
@@ -158,9 +159,10 @@ class Publication:
         if self._rollouts is None:
             return target
         temporary = self._folder / f".version-{version}"
-        temporary.mkdir(parents=True, exist_ok=True)
-        save_file(parameters, temporary / "model.safetensors", metadata={"format": "pt"})
-        temporary.rename(target)
+        with writing(f"weights of version {version}", self._folder):
+            temporary.mkdir(parents=True, exist_ok=True)
+            save_file(parameters, temporary / "model.safetensors", metadata={"format": "pt"})
+            temporary.rename(target)
         self._written.append(target)
         while len(self._written) > KEPT:
             shutil.rmtree(self._written.pop(0))

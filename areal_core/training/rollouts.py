@@ -103,7 +103,8 @@ class RolloutClient:
 
     def evaluate(self) -> dict[str, float]:
         """See `BatchSource.evaluate`."""
-        return dict(self.call(messages.Evaluate(), "the evaluation").metrics)
+        number = self.request(messages.Evaluate())
+        return dict(self.wait(number, "the evaluation", interruptible=True).metrics)
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """See `BatchSource.commit`."""

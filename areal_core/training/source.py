@@ -27,7 +27,7 @@ class BatchSource(Protocol):
         ...
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the published weights; empty where the source cannot."""
+        """Evaluate the published weights; empty where the source cannot. Raises `Interrupted`."""
         ...
 
     def commit(self, step: int, checkpoint: Path) -> None:

@@ -22,7 +22,8 @@ PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_
 
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
-    "background": set(),
+    "background": {"errors"},
+    "disk": {"errors"},
     "plugins": {"errors", "config"},
     "config": {"errors", "plugins"},
     "cli": {"errors", "plugins", "config", "runs"},
@@ -33,9 +34,9 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"config", "data", "interfaces"},
     "workflows": {"config", "data", "interfaces"},
     "rewards": {"errors", "background", "interfaces", "messages", "config"},
-    "ledger": {"errors", "data"},
-    "rollout": {"errors", "background", "config", "data", "interfaces", "messages", "ledger", "rewards"},
-    "training": {"errors", "config", "data", "interfaces", "messages", "ledger"},
+    "ledger": {"errors", "disk", "data"},
+    "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "rewards"},
+    "training": {"errors", "disk", "config", "data", "interfaces", "messages", "ledger"},
     "runs": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "ledger",
              "rewards", "rollout", "training"},
     "library": {"errors", "config", "runs"},

@@ -64,12 +64,21 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
     ledger.flush(*batch_of([0]))
     for number in (1, 2):
         ledger.issued(number, number, 0)
-    with pytest.raises(RunError, match="the disk is full"):
-        ledger.flush(*batch_of([1, 2], tokens=20_000))
+    taken = small_disk / "taken"
+    taken.write_bytes(bytes(300_000))
+    with pytest.raises(RunError, match="the disk is full") as raised:
+        ledger.flush(*batch_of([1, 2], tokens=5_000))
+    assert "MiB are free on the disk of" in str(raised.value)
     assert [group.number for group in ledger.finished()] == [0]
+    ledger.issued(3, 3, 0)
+    ledger.failed(3, 0, 0, "a text that no disk takes: \ud800")
+    taken.unlink()
+    written = ledger.flush(*batch_of([3]))
+    assert [group.number for group in written] == [1, 2, 3], "what the disk refused stayed to be written"
+    assert ledger.flush() == []
     ledger.close()
     again = open_ledger(small_disk)
-    assert [group.number for group in again.finished()] == [0]
+    assert [group.number for group in again.finished()] == [0, 1, 2, 3]
 
 
 def test_segments_go_when_their_groups_are_committed(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Writing to disk so that a power cut takes nothing that was called durable, and saying which disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class DiskError(RunError):
+    """The disk refuses to be written: it is full, read-only, or not ours. It may take the same again a moment later."""
+
+
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """Turn what the system says of a failed write into one sentence.
+
+    Args:
+        what: is written, in words: "the ledger".
+        path: where.
+
+    Raises:
+        DiskError: names the disk, why it refuses, and what is free on it.
+    """
+    try:
+        yield
+    except DiskError:
+        raise
+    except Exception as error:
+        if reason := _reason(error):
+            raise refused(what, path, reason) from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    """Why the disk refused; empty for an error that is none of the disk's."""
+    if isinstance(error, OSError):
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return "the disk is full" if is_full else str(error.strerror or error)
+    told = str(error)  # safetensors and PyTorch have errors of their own
+    if os.strerror(errno.ENOSPC) in told or "PytorchStreamWriter failed" in told:
+        return "the disk is full"
+    return told.splitlines()[0] if "os error" in told or "PytorchFileWriter" in told else ""
+
+
+def refused(what: str, path: Path, reason: str) -> DiskError:
+    """The error of a write that was refused, with what is free there."""
+    place = next((folder for folder in (path, *path.parents) if folder.is_dir()), path)
+    try:
+        usage = shutil.disk_usage(place)
+        told = f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB are free on the disk of {place}"
+    except OSError:
+        told = f"look at the disk of {place}"
+    return DiskError(
+        f"{what} cannot be written to {path}: {reason}",
+        hints=[told, "nothing committed is lost: mend it, then go on with --resume"],
+    )
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file; when this returns, file and name outlast a power cut."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the names in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Let everything below a folder, and its own name, outlast a power cut."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with Path(path, name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(path))
+    sync_folder(folder.parent)

@@ -1,0 +1,102 @@
+"""Finished groups between their last episode and the batch that consumes them, in step with the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from areal_core.data.prompt_group import PromptGroup, pack_groups
+from areal_core.disk import DiskError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from areal_core.ledger.store import Ledger
+
+RETRY_INTERVAL_S = 0.25
+DISK_PATIENCE_S = 60.0
+"""For which a disk that cannot be written is tried again before the run ends."""
+_Result = TypeVar("_Result")
+
+
+class GroupBuffer:
+    """Groups are handed out once the ledger has them, the resumed ones first, then by number.
+
+    Args:
+        ledger: records what becomes of each group; memory changes only after it has.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._ended: list[PromptGroup] = []  # finished, not yet durable
+        self._ready: list[tuple[int, int, PromptGroup]] = []  # a heap
+        self.refused = ""
+        """What the disk says that cannot be written now; empty where it can."""
+
+    def __len__(self) -> int:
+        """Groups that can be handed out."""
+        return len(self._ready)
+
+    def restore(self, groups: Sequence[PromptGroup]) -> None:
+        """Take up groups that the ledger of an earlier process has, in the order in which they are to be consumed."""
+        self._ready = [(-1, order, group) for order, group in enumerate(groups)]
+
+    def add(self, group: PromptGroup) -> None:
+        """A group is finished."""
+        self._ended.append(group)
+
+    def flush(self) -> None:
+        """Make finished groups durable, and with them everything the ledger holds back.
+
+        Raises:
+            DiskError: nothing is lost; the next flush writes it.
+        """
+        ended, self._ended = self._ended, []
+        for group in self._ledger.flush(ended, pack_groups(ended)):
+            heapq.heappush(self._ready, (0, group.number, group))
+
+    async def take(self, size: int, step: int) -> list[PromptGroup]:
+        """The first `size` groups, consumed by the batch of `step`."""
+        groups = [group for _, _, group in heapq.nsmallest(size, self._ready)]
+        numbers = [group.number for group in groups]
+        await self.durably(lambda: self._ledger.consumed(numbers, step))
+        self._keep(lambda group: group.number not in set(numbers))
+        return groups
+
+    def drop_stale(self, published: Mapping[int, int], step: int, bound: int) -> list[int]:
+        """Leave out groups that the batch of `step` may not consume; their numbers.
+
+        Args:
+            published: for each weight version the batches trained when it was published.
+            step: batches trained before the one that would consume them.
+            bound: on the staleness of a group's oldest token.
+        """
+        stale = {group.number for _, _, group in self._ready if group.staleness(published, step) > bound}
+        if stale:
+            self._keep(lambda group: group.number not in stale)
+        return sorted(stale)
+
+    async def durably(self, write: Callable[[], _Result]) -> _Result:
+        """Write to the ledger, again and again for a while where the disk refuses.
+
+        Raises:
+            DiskError: it still does.
+        """
+        deadline = time.monotonic() + DISK_PATIENCE_S
+        while True:
+            try:
+                result = write()
+            except DiskError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.refused = error.message
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            else:
+                self.refused = ""
+                return result
+
+    def _keep(self, is_kept: Callable[[PromptGroup], bool]) -> None:
+        self._ready = [item for item in self._ready if is_kept(item[2])]
+        heapq.heapify(self._ready)

@@ -1,0 +1,88 @@
+"""What a workflow returns is checked where it enters, so that one bad episode costs its group and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_core.data.trajectory import Episode, FinishReason, Trajectory
+from areal_core.rewards.scoring import finite_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REASONS = {int(reason) for reason in FinishReason}
+Layout = dict[str, tuple[torch.dtype, torch.Size]]
+
+
+class EpisodeChecks:
+    """Holds every episode of a run against what training needs.
+
+    Args:
+        vocabulary: how many token ids there are; None where that is not known.
+    """
+
+    def __init__(self, vocabulary: int | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._layout: Layout | None = None
+        self.is_known_version: Callable[[int], bool] = lambda version: version >= 0
+        """Whether a weight version has been published."""
+
+    def check(self, episode: object) -> Episode:
+        """The same episode, its rewards as floats.
+
+        Raises:
+            TypeError: it is no episode, or a field is of a wrong type.
+            ValueError: a field has a value that nobody can train on; the message names it.
+        """
+        if not isinstance(episode, Episode):
+            raise TypeError(f"run_episode returned {episode!r:.80}; it must return an Episode")
+        if not isinstance(episode.text, str):
+            raise TypeError(f"Episode.text is {episode.text!r:.80}; it must be a text")
+        if not isinstance(episode.trajectories, list) or not episode.trajectories:
+            raise TypeError(f"Episode.trajectories is {episode.trajectories!r:.80}; it must be a list of at least one")
+        if not isinstance(episode.rewards, dict):
+            raise TypeError(f"Episode.rewards is {episode.rewards!r:.80}; it must be a mapping from names to numbers")
+        episode.reward = _reward("reward", episode.reward)
+        episode.rewards = {str(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
+        for place, trajectory in enumerate(episode.trajectories):
+            if not isinstance(trajectory, Trajectory):
+                raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")
+            self._check(trajectory, f"Episode.trajectories[{place}]")
+        return episode
+
+    def _check(self, trajectory: Trajectory, where: str) -> None:
+        tokens = trajectory.tokens
+        low, high = (int(bound) for bound in tokens["input_ids"].aminmax())
+        if low < 0 or (self._vocabulary is not None and high >= self._vocabulary):
+            raise ValueError(
+                f"{where}: input_ids hold the token {low if low < 0 else high}, which is none of the vocabulary's "
+                f"{self._vocabulary or ''}"
+            )
+        versions = torch.unique(tokens["versions"][tokens["loss_mask"]]).tolist()
+        if unknown := [version for version in versions if not self.is_known_version(version)]:
+            raise ValueError(f"{where}: versions hold {unknown}, which were never published")
+        reason = trajectory.sequence.get("finish_reason")
+        if reason is None or reason.shape != () or int(reason) not in REASONS:
+            raise ValueError(f"{where}: finish_reason is {reason!r}; it must be one of FinishReason")
+        layout: Layout = {}
+        for level, columns in (("tokens", tokens), ("sequence", trajectory.sequence), ("turns", trajectory.turns)):
+            for name, values in columns.items():
+                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                    raise ValueError(f"{where}: {level}['{name}'] holds NaN or infinity")
+                layout[f"{level}['{name}']"] = (values.dtype, values.shape if level == "sequence" else values.shape[1:])
+        self._layout = self._layout or layout
+        if layout != self._layout:
+            odd = sorted(dict(layout.items() ^ self._layout.items()))
+            raise ValueError(
+                f"{where}: {', '.join(odd)} differ in name, dtype or shape from the run's first trajectory; "
+                "all trajectories of a run have the same"
+            )
+
+
+def _reward(name: str, value: object) -> float:
+    number = finite_number(value)
+    if number is None or abs(number) > torch.finfo(torch.float32).max:
+        raise ValueError(f"Episode.{name} is {value!r:.60}; it must be a finite float32 number")
+    return number

@@ -1,0 +1,149 @@
+"""Whatever a data set or a workflow does wrong costs its group, by name, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from areal_core.errors import RunError
+from areal_core.interfaces import WeightUpdate
+from areal_core.testing.fakes import CountingDataset, FakeWorkflow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from areal_core.data import Episode
+    from areal_core.interfaces import WorkflowContext
+    from areal_core.ledger.store import Ledger
+    from areal_core.rollout.controller import RolloutController
+
+    Build = Callable[..., tuple[RolloutController, Ledger]]
+    Audited = Callable[[Path], list[str]]
+
+
+class RaggedDataset(CountingDataset):
+    """Some rows cannot be read."""
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if index % 3 == 0:
+            raise KeyError("column_that_is_not_there")
+        return super().__getitem__(index)
+
+
+def test_a_row_that_cannot_be_read_fails_its_group_and_says_so(tmp_path: Path, build: Build, audited: Audited) -> None:
+    async def run(**policy: Any) -> RolloutController:
+        controller, ledger = build(tmp_path, **policy)
+        controller._dataset = RaggedDataset(7)
+        controller.start()
+        try:
+            for step in range(3):
+                batch, _ = await controller.next_batch(step)
+                assert batch is not None
+                assert 0 not in {row % 3 for row in batch["prompt_id"][:, 0].tolist()}
+                await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            rows = ledger.database.execute("SELECT error FROM failures").fetchall()
+            assert all("column_that_is_not_there" in error and "cannot be read" in error for (error,) in rows)
+            assert rows
+        finally:
+            await controller.close()
+        return controller
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert audited(tmp_path) == []
+    with pytest.raises(RunError, match=r"prompt groups failed one after another(?s:.*)row \d of the data set"):
+        asyncio.run(asyncio.wait_for(run(max_consecutive_failures=1), 60))
+
+
+def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
+    """An episode with one thing wrong."""
+
+    def spoil(episode: Episode) -> Any:
+        trajectory = episode.trajectories[0]
+        match field:
+            case "nothing":
+                return value
+            case "tokens":
+                name, wrong = value
+                trajectory.tokens[name] = torch.full_like(trajectory.tokens[name], wrong)
+            case "column":
+                trajectory.tokens[value] = torch.zeros(len(trajectory))
+            case "finish_reason":
+                trajectory.sequence.clear()
+            case _:
+                setattr(episode, field, value)
+        return episode
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoiled("nothing", None), "must return an Episode"),
+        (spoiled("reward", float("nan")), "Episode.reward is nan"),
+        (spoiled("reward", 1e39), "finite float32"),
+        (spoiled("reward", "three"), "Episode.reward is 'three'"),
+        (spoiled("reward", 10**400), "Episode.reward"),
+        (spoiled("rewards", {"style": float("inf")}), "rewards\\['style'\\]"),
+        (spoiled("rewards", [1.0]), "Episode.rewards"),
+        (spoiled("text", b"bytes"), "Episode.text"),
+        (spoiled("trajectories", [None]), "trajectories\\[0\\] is None"),
+        (spoiled("trajectories", []), "at least one"),
+        (spoiled("tokens", ("logprobs", float("nan"))), "tokens\\['logprobs'\\] holds NaN"),
+        (spoiled("tokens", ("input_ids", -7)), "the token -7"),
+        (spoiled("tokens", ("versions", 12)), "versions hold \\[12\\]"),
+        (spoiled("finish_reason", None), "finish_reason"),
+        (spoiled("column", "advantage"), "tokens\\['advantage'\\] differ"),
+    ],
+)
+def test_one_bad_episode_costs_its_group_and_names_its_field(
+    tmp_path: Path, spoil: Callable[[Episode], Any], told: str, build: Build, audited: Audited
+) -> None:
+    class Spoils(FakeWorkflow):
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            episode = await super().run_episode(row, context)
+            is_bad = row["prompt"] == "2" and context.sample_index == 1
+            return spoil(episode) if is_bad else episode  # type: ignore[no-any-return]
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, Spoils(), depth=3, max_staleness=2)
+        controller.start()
+        for step in range(4):
+            batch, _ = await controller.next_batch(step)
+            assert batch is not None
+            assert bool(torch.isfinite(batch["reward"]).all())
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+        errors = ledger.database.execute("SELECT error FROM failures").fetchall()
+        assert errors
+        assert all(re.search(told, error) for (error,) in errors), errors
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert audited(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), ValueError("\ud800")])
+def test_a_workflow_cannot_end_the_process(
+    tmp_path: Path, error: BaseException, build: Build, audited: Audited
+) -> None:
+    class Exits(FakeWorkflow):
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            if row["prompt"] == "1":
+                raise error
+            return await super().run_episode(row, context)
+
+    async def run() -> None:
+        controller, _ = build(tmp_path, Exits(), retries=1)
+        controller.start()
+        for step in range(3):
+            await controller.next_batch(step)
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert audited(tmp_path) == []

@@ -1,0 +1,43 @@
+"""Background work ends its process with its cause, and a blocked event loop is told with the line that blocks it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BLOCKED = """
+import asyncio, time
+from areal_core.background import watch_event_loop
+
+def users_function():
+    time.sleep({seconds})
+
+async def main():
+    watch_event_loop({limit}, lambda text: print("TOLD", text, flush=True))
+    await asyncio.sleep(0.6)
+    users_function()
+    await asyncio.sleep(2)
+
+asyncio.run(main())
+print("ENDED WELL")
+"""
+
+
+def run(seconds: float, limit: float) -> subprocess.CompletedProcess[str]:
+    """A program whose event loop is blocked for so long."""
+    program = BLOCKED.format(seconds=seconds, limit=limit)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_who_blocks_the_event_loop_is_told_with_the_line() -> None:
+    ended = run(seconds=9, limit=300)
+    assert "users_function" in ended.stdout
+    assert "the event loop goes on" in ended.stdout
+    assert ended.stdout.endswith("ENDED WELL\n")
+
+
+def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack() -> None:
+    ended = run(seconds=60, limit=6)
+    assert "ENDED WELL" not in ended.stdout
+    assert "a call blocks everything else since 6 s" in ended.stderr
+    assert "users_function" in ended.stderr
