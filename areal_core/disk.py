@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+FULL_BYTES = 1 << 20
+"""Less than this free is full: whoever fails now failed for want of room."""
+
+
 class DiskError(RunError):
     """The disk refuses to be written: it is full, read-only, or not ours. It may take the same again a moment later."""
 
@@ -35,33 +39,39 @@ def writing(what: str, path: Path) -> Iterator[None]:
     except DiskError:
         raise
     except Exception as error:
-        if reason := _reason(error):
+        if reason := _reason(error, path):
             raise refused(what, path, reason) from error
         raise
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: Path) -> str:
     """Why the disk refused; empty for an error that is none of the disk's."""
     if isinstance(error, OSError):
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return "the disk is full" if is_full else str(error.strerror or error)
-    told = str(error)  # safetensors and PyTorch have errors of their own
-    if os.strerror(errno.ENOSPC) in told or "PytorchStreamWriter failed" in told:
-        return "the disk is full"
-    return told.splitlines()[0] if "os error" in told or "PytorchFileWriter" in told else ""
+    # PyTorch and safetensors say it in words of their own ("iostream error", "unexpected pos 704").
+    return "the disk is full" if _free(path) < FULL_BYTES else ""
+
+
+def _free(path: Path) -> int:
+    return shutil.disk_usage(_nearest(path)).free
+
+
+def _nearest(path: Path) -> Path:
+    """The folder itself, or the lowest one above it that exists."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def refused(what: str, path: Path, reason: str) -> DiskError:
     """The error of a write that was refused, with what is free there."""
-    place = next((folder for folder in (path, *path.parents) if folder.is_dir()), path)
-    try:
-        usage = shutil.disk_usage(place)
-        told = f"{usage.free / 2**20:,.0f} of {usage.total / 2**20:,.0f} MiB are free on the disk of {place}"
-    except OSError:
-        told = f"look at the disk of {place}"
+    usage = shutil.disk_usage(place := _nearest(path))
+    free, total = usage.free / 2**20, usage.total / 2**20
     return DiskError(
         f"{what} cannot be written to {path}: {reason}",
-        hints=[told, "nothing committed is lost: mend it, then go on with --resume"],
+        hints=[
+            f"{free:,.0f} of {total:,.0f} MiB are free on the disk of {place}",
+            "nothing committed is lost: mend it, then go on with --resume",
+        ],
     )
 
 

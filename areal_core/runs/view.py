@@ -161,7 +161,7 @@ class LiveView:
         from rich.text import Text
 
         told = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
-        self._live.update(Panel(Text(told), title=f"areal · {self._title}", expand=False, width=100))
+        self._live.update(Panel(Text(told), title=Text(f"areal · {self._title}"), expand=False, width=100))
 
     def update(self) -> None:
         """See `View.update`."""
@@ -181,7 +181,7 @@ class LiveView:
         bar = Table.grid()
         bar.add_row(ProgressBar(total=self._steps, completed=step, width=60))
         return Panel(
-            Group(bar, table), title=f"areal · {self._title} · step {step}/{self._steps}", expand=False, width=100
+            Group(bar, table), title=Text(f"areal · {self._title} · step {step}/{self._steps}"), expand=False, width=100
         )
 
     def _rows(self) -> Iterator[tuple[str, str]]:
@@ -203,7 +203,7 @@ class LiveView:
             yield "staleness", f"{last['staleness/mean']:8.2f}  at most {last['staleness/max']:.0f} batches"
         recent = [line for line in state.lines[-10:] if "batch/tokens" in line]
         if recent:
-            seconds = sum(line["time/step_s"] for line in recent)
+            seconds = sum(line["time/step_s"] for line in recent) or math.inf
             rates = [sum(line[key] for line in recent) / seconds for key in ("batch/tokens", "batch/sequences")]
             yield "speed", f"{rates[0]:8,.0f}  tokens/s, {rates[1]:,.0f} samples/s trained on"
             yield "waiting", waiting_verdict(recent)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from areal_core.runs.folder import RunFolder
-from areal_core.runs.view import PlainView, RunState, sparkline, waiting_verdict
+from areal_core.runs.view import LastingView, PlainView, RunState, sparkline, waiting_verdict
 from areal_core.training.journal import Journal
 
 if TYPE_CHECKING:
@@ -53,3 +57,60 @@ def test_who_waits_for_whom() -> None:
     assert "trainer waits" in waiting_verdict([{"time/wait_s": 0.9, "time/step_s": 1.0}])
     assert "rollouts wait" in waiting_verdict([{"time/wait_s": 0.01, "time/step_s": 1.0}])
     assert sparkline([0.0, 1.0]) == "▁█"
+
+
+class Broken:
+    """A view that cannot show."""
+
+    def prepare(self) -> None:
+        raise UnicodeEncodeError("ascii", "▁", 0, 1, "no such character")
+
+    update = prepare
+
+
+def test_a_view_that_fails_is_left_out_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = RunState(RunFolder(tmp_path))
+    view = LastingView([Broken(), PlainView(state, 1), Broken()])
+    state.add({"step": 1, "reward/mean": float("nan")})
+    view.update()
+    view.update()
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("Broken failed and is left out: UnicodeEncodeError")
+    assert out[1:] == ["step 1/1  reward nan"]
+    alone = LastingView([Broken()])
+    alone.update()
+    alone.prepare()
+
+
+def test_numbers_that_are_none_and_text_that_looks_like_markup_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a true pseudo-terminal."""
+    program = """
+from pathlib import Path
+from types import SimpleNamespace
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.view import LiveView, RunState
+state = RunState(RunFolder(Path(".")))
+view = LiveView(state, SimpleNamespace(name="[/bold] x", config=SimpleNamespace(steps=3)))
+state.statuses["controller"] = {"rollouts": "[/] 4 of 8", "[b": "[red"}
+state.phases = {"trainer-0": "[/nothing]"}
+for value in (float("nan"), float("inf"), 1.0):
+    state.add({"step": 1, "reward/mean": value, "time/step_s": 0.0, "batch/tokens": 0.0, "batch/sequences": 0.0,
+               "staleness/mean": value, "staleness/max": value})
+view.update()
+view.close()
+print("SHOWN")
+"""
+    main, second = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=second, stderr=second, env={**os.environ, "LC_ALL": "C"}
+    )
+    os.close(second)
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(main, 65536):
+            shown += part
+    assert process.wait(60) == 0, shown.decode(errors="replace")
+    assert b"SHOWN" in shown
+    assert b"4 of 8" in shown

@@ -19,8 +19,10 @@ from areal_core.config.sections import (
     TrainingSection,
 )
 from areal_core.data import Metric, PackedBatch, Trajectory
+from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.interfaces import LossResult
+from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.journal import Journal
 from areal_core.training.loop import Trainer
@@ -160,6 +162,7 @@ def config(steps: int = 3, **changes: Any) -> Any:
 
 
 def train(folder: Path, parts: Any, settings: Any, step: int = 0, witness: Witness | None = None) -> bool:
+    folder.mkdir(exist_ok=True)
     journal = Journal(folder / "metrics.jsonl", step, phase=lambda _: nullcontext())
     trainer = Trainer(settings, parts, {"actor": parts}, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
     return trainer.run(step, 0, witness or Witness())
@@ -218,6 +221,89 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     state = json.loads((tmp_path / "epochs/1/checkpoints/step-000003/trainer.json").read_text())
     assert len(state["witness"]) == 3
+
+
+class Failing(Parts):
+    """A source that fails at one step."""
+
+    def __init__(self, error: Exception, at: int) -> None:
+        super().__init__()
+        self._error, self._at = error, at
+
+    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+        if step == self._at:
+            raise self._error
+        return super().next_batch(step)
+
+
+def test_rollouts_that_fail_leave_a_checkpoint_and_their_words(tmp_path: Path) -> None:
+    parts = Failing(RunError("16 prompt groups failed one after another"), 2)
+    with pytest.raises(RunError, match="16 prompt groups failed"):
+        train(tmp_path, parts, config(5))
+    assert parts.committed == [(2, "step-000002")]
+
+
+@pytest.mark.parametrize("error", [ChannelClosed("the rollout controller has died"), DiskError("the disk is full")])
+def test_nothing_is_committed_where_nobody_can_commit(tmp_path: Path, error: RunError) -> None:
+    parts = Failing(error, 2)
+    with pytest.raises(type(error)):
+        train(tmp_path, parts, config(5))
+    assert parts.committed == []
+
+
+@pytest.mark.parametrize("error", [Interrupted(), RunError("the engine is lost")])
+def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exception) -> None:
+    class Ends(Parts):
+        def evaluate(self) -> dict[str, float]:
+            raise error
+
+    parts = Ends()
+    section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=True)
+    if isinstance(error, RunError):
+        with pytest.raises(RunError, match="the engine is lost"):
+            train(tmp_path, parts, config(5, evaluation=section))
+    else:
+        assert not train(tmp_path, parts, config(5, evaluation=section))
+    assert parts.committed == [(2, "step-000002")]
+
+
+def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock of which a batch takes 10 s and a checkpoint 4 s."""
+    now = [0.0]
+    monkeypatch.setattr("areal_core.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Timed(Parts):
+        def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+            now[0] += 10
+            return super().next_batch(step)
+
+        def save(self, folder: Path) -> None:
+            now[0] += 4
+            super().save(folder)
+
+    often = Timed()
+    train(tmp_path / "often", often, config(8, checkpoint=CheckpointSection(every_s=20, largest_share=0.5)))
+    assert [step for step, _ in often.committed] == [2, 4, 6, 8]
+    seldom = Timed()
+    train(tmp_path / "seldom", seldom, config(14, checkpoint=CheckpointSection(every_s=20, largest_share=0.05)))
+    assert [step for step, _ in seldom.committed] == [2, 10, 14], "4 s of 80 s are a twentieth"
+    never = Timed()
+    train(tmp_path / "never", never, config(8, checkpoint=CheckpointSection(every_s=0)))
+    assert [step for step, _ in never.committed] == [8]
+
+
+def test_a_resume_does_not_forget_the_best_score(tmp_path: Path) -> None:
+    """Of a model that was written after the checkpoint from which the run goes on."""
+    section = EvaluationSection.model_construct(every=1, at_start=False, keep_best=True)
+    parts = Parts()
+    parts.scores = [0.2, 0.9]
+    train(tmp_path, parts, config(2, evaluation=section))
+    again = Parts(score=0.5)
+    train(tmp_path, again, config(3, evaluation=section), 1, Witness([[]], 0.2))
+    assert "export best" not in again.asked
+    assert json.loads((tmp_path / "best/evaluation.json").read_text()) == {"step": 2, "evaluation/reward": 0.9}
 
 
 def test_checkpoints_are_kept_by_count_and_the_committed_one_always(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Writes that are refused say which disk, whichever library was told of it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from areal_core.disk import DiskError, writing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a mebibyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+LARGE = torch.zeros(1_000_000)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_bytes(bytes(4_000_000)),
+        lambda path: torch.save({"x": LARGE}, path),
+        lambda path: save_file({"x": LARGE}, path),
+    ],
+    ids=["a file", "torch", "safetensors"],
+)
+def test_a_full_disk_is_told_in_one_sentence(small_disk: Path, write: Callable[[Path], None]) -> None:
+    with (
+        pytest.raises(DiskError, match=r"^the checkpoint cannot be written to .*: the disk is full") as raised,
+        writing("the checkpoint", small_disk),
+    ):
+        write(small_disk / "file")
+    assert "of 0 MiB are free on the disk of" in str(raised.value) or "of 1 MiB are free" in str(raised.value)
+
+
+def test_an_error_that_is_none_of_the_disks_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="parameter"), writing("the checkpoint", tmp_path):
+        raise KeyError("parameter")
