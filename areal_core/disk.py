@@ -84,6 +84,22 @@ def write_durably(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def replace_durably(path: Path, text: str) -> None:
+    """Write a file whole or not at all, also where the power is cut."""
+    fresh = path.with_name(f".{path.name}.new")
+    write_durably(fresh, text.encode())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_names(folder: Path, top: Path) -> None:
+    """Let the name of a folder, and of all above it up to that of `top`, outlast a power cut."""
+    for path in (folder, *folder.parents):
+        sync_folder(path)
+        if path == top.parent:
+            return
+
+
 def sync_folder(folder: Path) -> None:
     """Let the names in a folder outlast a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from areal_core.data.batch import PackedBatch
 from areal_core.data.digest import group_digests
 from areal_core.data.prompt_group import PromptGroup
-from areal_core.disk import DiskError, refused, sync_folder, sync_tree, write_durably, writing
+from areal_core.disk import DiskError, refused, sync_folder, sync_names, sync_tree, write_durably, writing
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class Ledger:
         self._run_dir = run_dir
         with writing("the ledger", folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for above in (folder, folder.parent, folder.parent.parent):
-                sync_folder(above)
+            sync_names(folder, run_dir)
         self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
         with readable(folder):
             # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
@@ -108,7 +107,6 @@ class Ledger:
         if source is not None and not (folder / DATABASE).is_file():
             with writing("the ledger", folder):
                 copy_database(source, folder)
-                sync_tree(folder)
         return cls(folder, run_dir)
 
     # What happens to groups. Kept in memory until the next flush.
@@ -325,7 +323,9 @@ def copy_database(source: Path, target: Path) -> None:
     for name in (DATABASE, f"{DATABASE}-wal"):
         if (source / name).is_file():
             shutil.copyfile(source / name, partial / name)
+    sync_tree(partial)
     partial.rename(target)
+    sync_folder(target.parent)
 
 
 @contextmanager

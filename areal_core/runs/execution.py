@@ -8,6 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from areal_core.disk import replace_durably
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import Needs
 from areal_core.messages import Credentials
@@ -89,8 +90,8 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
         claim(epoch, address, credentials)
         is_owner = True
         say(f"run folder: {run.path}")
-        _replace(run.config, resolved.to_yaml())
-        _replace(run.plugins, json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
+        replace_durably(run.config, resolved.to_yaml())
+        replace_durably(run.plugins, json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state) as view:
             code = await _supervise(resolved, run, launcher, supervisor, state, view)
@@ -114,13 +115,6 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
     say(f"{stopped}; go on with: areal run --resume {run.path}")
     return 128 + (supervisor.signals or [signal.SIGINT])[0]
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
 
 
 async def _supervise(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from areal_core.data.digest import group_digests
-from areal_core.disk import sync_folder, sync_tree, writing
+from areal_core.disk import sync_names, sync_tree, writing
 from areal_core.training.distribution import wait_for_all
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _write(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], wit
         sync_tree(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-        sync_folder(target.parent)
+        sync_names(target.parent, checkpoints.parent)
     wait_for_all()
     return target
 
