@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import check_keywords, import_reference, is_import
-from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, from_validation, rejected, unknown_key
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.errors import ComponentNotFoundError, PluginError
@@ -142,6 +142,8 @@ class Place:
         chosen: list[Selection] = []
         problems: list[Problem] = []
         for index, item in enumerate(items):
+            if len(problems) >= MOST_TOLD:
+                break
             try:
                 chosen.append(item if isinstance(item, Selection) else self.select(item, ResolutionContext.of(info)))
             except RejectedError as error:
