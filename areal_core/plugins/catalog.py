@@ -79,6 +79,16 @@ class Installed:
                 return f"pip install '{self.distribution}[{extra}]'"
         return f"pip install --upgrade {self.distribution}"
 
+    def unmet(self) -> list[str]:
+        """What it requires, beside the core, that is not installed or in another version; each with the repair."""
+        unmet = []
+        for name, versions in self.required().items():
+            found = next((each.version for each in importlib.metadata.distributions(name=name)), "")
+            if name != CORE_DISTRIBUTION and not (found and versions.contains(found, prereleases=True)):
+                has = f"{found} is installed" if found else "it is not installed"
+                unmet.append(f"{self.title} requires {name}{versions}, and {has}: pip install '{name}{versions}'")
+        return unmet
+
     def report_address(self) -> str:
         """Where a mistake in the plugin is reported: the first project address in its metadata."""
         address = next(iter(self._fields("Project-URL")), f"the authors of {self.distribution}")

@@ -260,3 +260,18 @@ def test_commands_of_the_core_and_names_of_plugins_come_before_commands_of_plugi
     assert "--version" not in box.areal("config").out
     assert box.areal("one", "config").out == "never by itself\n"
     assert box.areal("three", "--help").out == "commands of the plugin three:\n  two                  of three\n"
+
+
+def test_a_deleted_current_folder_is_told(box):
+    folder = box.work / "gone"
+    code = f"""
+        import os, sys
+        os.mkdir({str(folder)!r}); os.chdir({str(folder)!r}); os.rmdir({str(folder)!r})
+        from areal_core.cli import main
+        sys.exit(main(["config", "init"]))
+        """
+    outcome = box.python(code)
+    assert (outcome.code, outcome.err) == (
+        2,
+        "areal: error: the current folder has been deleted\n  go to one that exists: cd PATH\n",
+    )
