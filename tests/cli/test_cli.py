@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from areal_core.cli.commands.run import SAFE_ON_RESUME
+
 FAKE_RUN = """
 import sys, types
 fake = types.ModuleType("areal_core.runs.execution")
@@ -86,9 +88,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         "areal: error: a resumed run must stay the run that it was; 2 changes would make it another\n"
         "  seed: 0 -> 3\n"
         "  train_engine.learning_rate: 0.0003 -> 1.0\n"
-        "  may change: steps, checkpoint, evaluation.every, trackers, publication, "
-        "inference_engine.servers, inference_engine.addresses, inference_engine.min_servers; "
-        "for anything else start a new run\n"
+        f"  may change: {', '.join(SAFE_ON_RESUME)}; for anything else start a new run\n"
     )
 
 

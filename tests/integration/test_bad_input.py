@@ -95,6 +95,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument: 'other'"),
         (["sampling.stop=[x]"], "cannot sample with stop", "remove it from sampling"),
         (["publication.transport=broadcast"], "receives none", "set it to memory or disk"),
+        (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
         (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),
         (["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
         (["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
@@ -141,3 +142,16 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(workplace: Workplace) -> N
     for words in ("4 prompts x 4 episodes = 16 sequences", "at most 1 (policy drop)", "memory", "1 trainer rank"):
         assert words in done.out
     assert not (workplace.folder / "run").exists()
+
+
+def test_what_only_takes_memory_may_be_changed_on_resume(workplace: Workplace) -> None:
+    """A run that ran out of memory, or met a sequence that was too long, goes on with other settings."""
+    (workplace.folder / "run").mkdir()
+    text = workplace.areal("config", "show", "run.yaml").out
+    (workplace.folder / "run" / "config.yaml").write_text(f"base_dir: {workplace.folder}\n{text}")
+    words = ["train_engine.max_tokens_per_microbatch=512", "train_engine.activation_checkpointing=true"]
+    done = workplace.areal("run", "--resume", "run", "--dry-run", *words)
+    assert done.code == 0, done.err
+    assert "changed on resume: train_engine.max_tokens_per_microbatch: 16384 -> 512" in done.out
+    refused = workplace.areal("run", "--resume", "run", "--dry-run", "train_engine.epsilon=1e-7")
+    assert refused.code == 2
