@@ -99,7 +99,13 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
     values: dict[str, Any] = {}
     for key, value in written.items():
         if key not in parameters and not takes_all:
-            problems.append(unknown_key((key,), parameters, title))
+            # What a function is handed when it is called is no setting: that has a default, or can only be named.
+            named = [
+                name
+                for name, each in parameters.items()
+                if each.default is not each.empty or each.kind is each.KEYWORD_ONLY or inspect.isclass(target)
+            ]
+            problems.append(unknown_key((key,), named, title))
             continue
         try:
             values[key] = _adapter(hints.get(key, Any)).validate_python(value, context=context)

@@ -113,10 +113,13 @@ class Installed:
                 ),
             )
         if not versions.contains(core, prereleases=True):
+            lowest = [bound.version for bound in versions if bound.operator not in {"<", "<=", "!="}]
+            is_core_old = any(Version(version.removesuffix(".*")) > core for version in lowest)
+            behind = f"'{CORE_DISTRIBUTION}{versions}'" if is_core_old else self.distribution
             raise PluginIncompatibleError(
                 f"{self.title} needs areal-core{versions} but {areal_core.__version__} is installed",
                 hints=(
-                    f"upgrade it with: pip install --upgrade {self.distribution}",
+                    f"upgrade {'the core' if is_core_old else 'it'} with: pip install --upgrade {behind}",
                     f"or leave it out with: --plugins no:{self.name}",
                 ),
             )

@@ -169,6 +169,8 @@ async def _serve(run: RunFolder, link: Link) -> None:
     )
     controller.restore(discard=config.deterministic)
     evaluator = None if config.evaluation is None else half.evaluator(config.evaluation)
+    if evaluator is not None:
+        evaluator.on_failure = lambda text: link.post(Notice(text))
 
     def audit_now() -> dict[str, Any]:
         controller.make_durable()
