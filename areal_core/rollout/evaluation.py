@@ -100,9 +100,8 @@ class Evaluator:
         metrics = {"episodes": float(len(finished)), "failed": float(len(played) - len(finished))}
         if failures := [each for each in played if each.episode is None]:
             first = min(failures, key=lambda each: (each.row, each.sample))
-            self.on_failure(
-                f"{len(failures)} of {len(played)} episodes of the evaluation failed; {first.error.strip()}"
-            )
+            count = f"{len(failures)} of {len(played)} episodes"
+            self.on_failure(f"{count} of the evaluation failed; the first: {first.error.strip()}")
         named: dict[str, list[float]] = defaultdict(list)
         for episode in finished:
             named["reward"].append(episode.reward)
