@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import areal_core
 from areal_core.cli.output import complain
-from areal_core.errors import ArealError
+from areal_core.errors import ArealError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        _refuse_deleted_folder()
         return _dispatch(words)
     except ArealError as error:
         if "--debug" in words:
@@ -83,6 +84,13 @@ def _dispatch(words: list[str]) -> int:
     from areal_core.cli.plugin_command import run_plugin_command
 
     return run_plugin_command(words[0], words[1:], command_names())
+
+
+def _refuse_deleted_folder() -> None:
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        raise UsageError("the current folder has been deleted", hints=("go to one that exists: cd PATH",)) from None
 
 
 def _command(name: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +38,7 @@ class ResolutionContext:
 
 def _beside_config(path: Path, info: ValidationInfo) -> Path:
     folder = info.context.folder if isinstance(info.context, ResolutionContext) else Path.cwd()
-    return folder.absolute() / path.expanduser()
+    return folder.absolute() / os.path.expanduser(path)  # noqa: PTH111  Path's raises for unknown users
 
 
 LocalPath = Annotated[Path, AfterValidator(_beside_config)]

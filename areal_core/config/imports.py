@@ -12,10 +12,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import typing
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ from areal_core.plugins.loading import describe_error
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Located(str):
@@ -70,7 +71,8 @@ def import_reference(reference: str, folder: Path) -> Imported:
             f"'{reference}' is not a reference", "write package.module:attribute or path/to/file.py:attribute"
         )
     if location.endswith(".py") or "/" in location:
-        path = (getattr(reference, "folder", folder) / Path(location).expanduser()).resolve()
+        # Path.expanduser raises for a user who does not exist.
+        path = (getattr(reference, "folder", folder) / os.path.expanduser(location)).resolve()  # noqa: PTH111
         module, digest = _load_file(path)
         return Imported(_attribute(module, attribute, str(path)), f"{path}:{attribute}", path, digest)
     return Imported(_attribute(_load_module(location), attribute, location), reference)
@@ -97,7 +99,13 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
     values: dict[str, Any] = {}
     for key, value in written.items():
         if key not in parameters and not takes_all:
-            problems.append(unknown_key((key,), parameters, title))
+            # What a function is handed when it is called is no setting: that has a default, or can only be named.
+            named = [
+                name
+                for name, each in parameters.items()
+                if each.default is not each.empty or each.kind is each.KEYWORD_ONLY or inspect.isclass(target)
+            ]
+            problems.append(unknown_key((key,), named, title))
             continue
         try:
             values[key] = _adapter(hints.get(key, Any)).validate_python(value, context=context)

@@ -12,7 +12,15 @@ from pydantic_core import core_schema
 
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import check_keywords, import_reference, is_import
-from areal_core.config.problems import Problem, RejectedError, from_validation, rejected, unknown_key
+from areal_core.config.problems import (
+    MOST_TOLD,
+    Problem,
+    RejectedError,
+    dotted,
+    from_validation,
+    rejected,
+    unknown_key,
+)
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.errors import ComponentNotFoundError, PluginError
@@ -85,7 +93,10 @@ class Place:
             except PluginError as error:
                 raise rejected(error.message, *error.hints) from error
             wrong = f"'{record.reference}' of {record.supplier} names {record.config}, which is no Settings model"
-            settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
+            try:
+                settings = _validated(_checked(model, wrong), keys, replace(context, home=record.plugin))
+            except RejectedError as error:
+                raise RejectedError([_blamed(problem, keys, record) for problem in error.problems]) from error
         elif keys:
             raise RejectedError([unknown_key((key,), (), f"'{record.reference}'") for key in keys])
         return Selection(self.kind, record.reference, settings, reference=str(reference), record=record)
@@ -142,6 +153,8 @@ class Place:
         chosen: list[Selection] = []
         problems: list[Problem] = []
         for index, item in enumerate(items):
+            if len(problems) >= MOST_TOLD:
+                break
             try:
                 chosen.append(item if isinstance(item, Selection) else self.select(item, ResolutionContext.of(info)))
             except RejectedError as error:
@@ -166,6 +179,16 @@ def component(
     declared: FieldInfo = Field(default=default, validate_default=True, description=description)
     declared.metadata.append(Place(kind, default, common))
     return declared
+
+
+def _blamed(problem: Problem, written: Mapping[str, Any], record: Component) -> Problem:
+    """A mistake in a value that nobody wrote is one of the plugin whose default it is."""
+    if not problem.path or problem.path[0] in {*written, "type"} or problem.message.startswith("is required"):
+        return problem
+    key = dotted(problem.path)
+    message = f"the default of '{key}' in {record.supplier} is wrong: {problem.message}"
+    repair = f"set {problem.path[0]} yourself, and report it to the authors of {record.distribution}"
+    return Problem((), message, (repair, *problem.hints))
 
 
 def _checked(model: object, wrong: str) -> type[Settings]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Path = tuple[str | int, ...]
 
+MOST_TOLD: Final = 20
+"""Mistakes of one section that are told; a file that is something else altogether has thousands."""
+
 _VALUE_IS_SHOWN: Final = re.compile(
     "bool_|int_|float_|greater_|less_|multiple_|literal_|enum|finite_|is_instance|list_"
 )
@@ -55,7 +58,8 @@ def dotted(path: Sequence[str | int]) -> str:
 def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | None = None) -> list[Problem]:
     """Every mistake that pydantic found, in words; `fields` are those of the model that it validated, if it was one."""
     problems: list[Problem] = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details[:MOST_TOLD]:
         path, kind = tuple(detail["loc"]), detail["type"]
         known = fields if fields and len(path) == 1 else {}
         cause = detail.get("ctx", {}).get("error")
@@ -70,6 +74,8 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
             shown = _VALUE_IS_SHOWN.match(kind) and isinstance(detail["input"], str | int | float | None)
             problems.append(Problem(path, f"{message}, not {detail['input']!r}" if shown else message))
+    if len(details) > MOST_TOLD:
+        problems.append(Problem((), f"{len(details) - MOST_TOLD:,} more mistakes"))
     return problems
 
 

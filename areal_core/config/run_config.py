@@ -64,6 +64,13 @@ class RunConfig(Section):
     launcher: Selection = component("launchers", default="core/local")
     """starts the processes of the run"""
 
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens that a sequence may have for all that the config says; 0 where nothing generates."""
+        if self.workflow is None:
+            return 0
+        return max(self.sampling.max_new_tokens + 1, self.workflow.keywords().get("max_tokens", 0))
+
     def cross_checks(self) -> Iterator[Problem]:
         """Mistakes that show only when several values are seen together, those that plugins find included."""
         yield from self._arithmetic()

@@ -7,8 +7,10 @@ a `Selection` there. The choice is checked at once, name and settings; the code 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,17 +66,23 @@ class Selection:
         A class with a settings model is called with the settings first, one without gets them as keyword arguments.
         A function is the component itself, with its settings bound.
         """
+        return self.prepare(**context)()
+
+    def prepare(self, **context: Any) -> Callable[[], Any]:
+        """What `build` calls last, once the code is imported and takes what it will be given; raises `ConfigError`."""
         target: Any = self.load()
-        if not isinstance(target, type):
-            arguments = self.keywords()
-            if not arguments:
-                return target
-            if not callable(target):
-                raise ConfigError(f"'{self.target}' is not callable, so it takes no settings")
-            return functools.partial(target, **arguments)
-        if isinstance(self.settings, Settings):
-            return target(self.settings, **_accepted(self.target, target, context, given=1))
-        return target(**self.settings, **_accepted(self.target, target, context, names=self.settings))
+        arguments: Mapping[str, Any] = self.keywords()
+        given: tuple[Any, ...] = ()
+        if isinstance(target, type):
+            if isinstance(self.settings, Settings):
+                given, arguments = (self.settings,), {}
+            arguments = {**arguments, **_accepted(self.target, target, context, len(given), arguments)}
+        elif arguments and not callable(target):
+            raise ConfigError(f"'{self.target}' is not callable, so it takes no settings")
+        _refuse_misfit(self.target, target, given, arguments)
+        if isinstance(target, type):
+            return functools.partial(target, *given, **arguments)
+        return lambda: functools.partial(target, **arguments) if arguments else target
 
     def keywords(self) -> dict[str, Any]:
         """The settings by name."""
@@ -113,6 +121,19 @@ def selections(settings: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, 
         parts = enumerate(settings)
     for key, value in parts:
         yield from selections(value, (*path, key))
+
+
+def _refuse_misfit(title: str, target: Any, given: Sequence[Any], arguments: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a class or function does not take its settings; what is in C is not asked."""
+    with contextlib.suppress(ValueError):
+        signature = inspect.signature(target) if callable(target) else inspect.Signature()
+        try:
+            (signature.bind if isinstance(target, type) else signature.bind_partial)(*given, **arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"'{title}' takes {signature}, which does not fit its settings: {error}",
+                hints=("a function takes each setting by its name, a class the settings as its first argument",),
+            ) from None
 
 
 def _accepted(

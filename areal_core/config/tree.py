@@ -93,6 +93,8 @@ class Tree:
             self._note(part, (*path, key), origin)
 
     def _forget(self, path: KeyPath) -> None:
+        if path not in self.origins:  # so there is nothing below it either
+            return
         self.origins = {known: origin for known, origin in self.origins.items() if known[: len(path)] != path}
 
 

@@ -1,7 +1,8 @@
 """YAML 1.2 in and out: `3e-4` is a number, `off` is text, every key knows its line.
 
 PyYAML follows version 1.1 of the standard. Here its parser is kept and its guesses about plain words are replaced by
-the core schema of version 1.2. A key given twice is an error, and so is everything that would make objects.
+the core schema of version 1.2. A key given twice is an error, and so is everything that would make objects. What no
+config needs is refused before it costs anything: thousands of values, deep nesting, endless numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _TAG: Final = "tag:yaml.org,2002:"
 
+_UNWRITABLE: Final = re.compile("[\0\ud800-\udfff]")
+
 _LINE_BREAKS: Final = re.compile("[\x85\u2028\u2029]")
 
 _FLOAT: Final = r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
@@ -36,6 +39,10 @@ _WORDS: Final[dict[str, tuple[str, list[str], Callable[[str], Any]]]] = {
     "float": (_FLOAT, list("-+.0123456789"), lambda text: float(re.sub(r"\.(?=[a-zA-Z])", "", text))),
 }
 """The words that are no text: for each type how they look, what they may begin with, and what they mean."""
+
+MOST_VALUES: Final = 10_000
+DEEPEST: Final = 40
+LONGEST_NUMBER: Final = 100
 
 
 class _Loader(yaml.SafeLoader):
@@ -76,7 +83,7 @@ def parse(text: str, name: str) -> Document:
     """Read one YAML document; `name` stands for it in errors."""
     try:
         node = yaml.compose(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # PyYAML lets the latter two through
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
@@ -93,7 +100,7 @@ def parse_value(text: str) -> Any:
         raise ValueError("has no value; write null to clear it, '' for an empty text")
     try:
         node = yaml.compose(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError("is not a YAML scalar or flow list; quote a text that has special characters") from error
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         raise ValueError("is neither a scalar nor a flow list; quote a text that has special characters")
@@ -115,6 +122,10 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: 
     line = node.start_mark.line + 1
     if id(node) in above:
         raise ConfigError(f"{name}:{line}: an alias contains itself")
+    if len(path) > DEEPEST:
+        raise ConfigError(f"{name}:{line}: more than {DEEPEST} levels are nested here")
+    if len(lines) > MOST_VALUES:
+        raise ConfigError(f"{name}:{line}: a config has at most {MOST_VALUES:,} values; data lies in files of its own")
     lines.setdefault(path, line)
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node, name)
@@ -128,15 +139,26 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: 
             raise ConfigError(f"{name}:{key_line}: a key must be a plain word")
         if key in values:
             raise ConfigError(f"{name}:{key_line}: the key '{key}' is given twice")
+        _refuse_unwritable(key, f"{name}:{key_line}")
         lines[*path, key] = key_line
         values[key] = _construct(value_node, (*path, key), lines, name, above)
     return values
 
 
 def _scalar(node: yaml.ScalarNode, name: str) -> Any:
-    kind = node.tag.removeprefix(_TAG)
+    kind, text, place = node.tag.removeprefix(_TAG), node.value, f"{name}:{node.start_mark.line + 1}"
     if kind == "str":
-        return node.value
+        _refuse_unwritable(text, place)
+        return text
     if kind not in _WORDS:
-        raise ConfigError(f"{name}:{node.start_mark.line + 1}: the tag {node.tag} is not allowed in a config")
-    return _WORDS[kind][2](node.value)
+        raise ConfigError(f"{place}: the tag {node.tag} is not allowed in a config")
+    pattern, _, meaning = _WORDS[kind]
+    if len(text) > LONGEST_NUMBER or not re.fullmatch(pattern, text):
+        raise ConfigError(f"{place}: {text[:40]!r} is no {kind} of at most {LONGEST_NUMBER} characters")
+    return meaning(text)
+
+
+def _refuse_unwritable(text: str, place: str) -> None:
+    """Refuse a NUL, which no path may have, and half of a surrogate pair, which no file can."""
+    if _UNWRITABLE.search(text):
+        raise ConfigError(f"{place}: a text holds a character that cannot be written: {text[:40]!a}")

@@ -31,25 +31,20 @@ def split_by_tokens(lengths: list[int], parts: int) -> list[list[int]]:
 def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[int]]:
     """Fill micro-batches up to a token budget: first fit, longest sequence first.
 
+    A sequence over the budget is a micro-batch by itself: it may need more memory than was meant, but dropping it would
+    change what is learnt, and ending the run would end every resume of it too.
+
     Args:
         lengths: tokens of each sequence.
         max_tokens: budget of one micro-batch.
 
     Returns:
         For each micro-batch the sequences' indices, ascending.
-
-    Raises:
-        ValueError: a single sequence is over the budget.
     """
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[index]
-        if length > max_tokens:
-            raise ValueError(
-                f"a sequence of {length} tokens does not fit into a micro-batch of "
-                f"max_tokens_per_microbatch: {max_tokens}; raise that setting or lower sampling.max_new_tokens"
-            )
         for number, free in enumerate(room):
             if length <= free:
                 bins[number].append(index)

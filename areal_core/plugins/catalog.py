@@ -79,6 +79,16 @@ class Installed:
                 return f"pip install '{self.distribution}[{extra}]'"
         return f"pip install --upgrade {self.distribution}"
 
+    def unmet(self) -> list[str]:
+        """What it requires, beside the core, that is not installed or in another version; each with the repair."""
+        unmet = []
+        for name, versions in self.required().items():
+            found = next((each.version for each in importlib.metadata.distributions(name=name)), "")
+            if name != CORE_DISTRIBUTION and not (found and versions.contains(found, prereleases=True)):
+                has = f"{found} is installed" if found else "it is not installed"
+                unmet.append(f"{self.title} requires {name}{versions}, and {has}: pip install '{name}{versions}'")
+        return unmet
+
     def report_address(self) -> str:
         """Where a mistake in the plugin is reported: the first project address in its metadata."""
         address = next(iter(self._fields("Project-URL")), f"the authors of {self.distribution}")
@@ -103,10 +113,13 @@ class Installed:
                 ),
             )
         if not versions.contains(core, prereleases=True):
+            lowest = [bound.version for bound in versions if bound.operator not in {"<", "<=", "!="}]
+            is_core_old = any(Version(version.removesuffix(".*")) > core for version in lowest)
+            behind = f"'{CORE_DISTRIBUTION}{versions}'" if is_core_old else self.distribution
             raise PluginIncompatibleError(
                 f"{self.title} needs areal-core{versions} but {areal_core.__version__} is installed",
                 hints=(
-                    f"upgrade it with: pip install --upgrade {self.distribution}",
+                    f"upgrade {'the core' if is_core_old else 'it'} with: pip install --upgrade {behind}",
                     f"or leave it out with: --plugins no:{self.name}",
                 ),
             )

@@ -56,6 +56,8 @@ class Evaluator:
         self._sampling = sampling
         self._samples = section.samples_per_prompt
         self._rows = min(len(dataset), section.limit or len(dataset))
+        self.on_failure: Callable[[str], None] = lambda _: None
+        """Told in words when episodes of an evaluation have failed."""
 
     @property
     def episodes(self) -> int:
@@ -96,6 +98,10 @@ class Evaluator:
         # Ended in any order: sums are made in one, so that equal evaluations give equal figures.
         finished = [episode for _, _, episode, _ in sorted(played, key=lambda p: p[:2]) if episode is not None]
         metrics = {"episodes": float(len(finished)), "failed": float(len(played) - len(finished))}
+        if failures := [each for each in played if each.episode is None]:
+            first = min(failures, key=lambda each: (each.row, each.sample))
+            count = f"{len(failures)} of {len(played)} episodes"
+            self.on_failure(f"{count} of the evaluation failed; the first: {first.error.strip()}")
         named: dict[str, list[float]] = defaultdict(list)
         for episode in finished:
             named["reward"].append(episode.reward)

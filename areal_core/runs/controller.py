@@ -101,7 +101,7 @@ class RolloutHalf:
         await self._scorer.close()
 
 
-def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Processes) -> InferenceEngine:
+def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Processes | None) -> InferenceEngine:
     """The inference engine, not yet started.
 
     Raises:
@@ -125,6 +125,9 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
             f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
             hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
         )
+    asked = sampling_parameters(config, None).unsupported(engine.capabilities.sampling)
+    if asked:
+        raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])
     return engine
 
 
@@ -166,6 +169,8 @@ async def _serve(run: RunFolder, link: Link) -> None:
     )
     controller.restore(discard=config.deterministic)
     evaluator = None if config.evaluation is None else half.evaluator(config.evaluation)
+    if evaluator is not None:
+        evaluator.on_failure = lambda text: link.post(Notice(text))
 
     def audit_now() -> dict[str, Any]:
         controller.make_durable()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from areal_core.disk import replace_durably
@@ -14,6 +15,7 @@ from areal_core.interfaces.launcher import Needs
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Status, StepMetrics
 from areal_core.plugins import compare
+from areal_core.runs.checking import CodeCheck
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import claim, next_epoch, release
 from areal_core.runs.plan import make_plan
@@ -52,7 +54,8 @@ def execute(
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
-    plan = make_plan(resolved)
+    with closing(CodeCheck(resolved)) as check:
+        plan = make_plan(resolved, check.problems)
     if dry_run:
         say(plan)
         return 0

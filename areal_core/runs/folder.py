@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from areal_core.config import CONFIG_FILE
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+def cache_folder() -> Path:
+    """What outlives runs, such as prepared models: `AREAL_CACHE`, by default below the user's own cache."""
+    return Path(os.environ.get("AREAL_CACHE") or Path("~/.cache/areal").expanduser())
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,10 +51,11 @@ def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
 
 
 def sampling_parameters(config: RunConfig, tokenizer: Any, temperature: float | None = None) -> SamplingParameters:
-    """The engine's settings from the config's; temperature 0 is greedy, stop tokens include the model's own."""
+    """The engine's settings from the config's; temperature 0 is greedy, stop tokens include the tokenizer's own."""
     section = config.sampling
     values = section.model_dump(exclude={"temperature", "stop_token_ids", "stop", "allow_mismatched_sampling"})
-    ends = {*section.stop_token_ids, *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])}
+    end = getattr(tokenizer, "eos_token_id", None)
+    ends = {*section.stop_token_ids, *([] if end is None else [end])}
     chosen = section.temperature if temperature is None else temperature
     return SamplingParameters(
         temperature=chosen or 1.0,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from areal_core.config import Resolved
     from areal_core.config.selection import Selection
 
@@ -16,8 +18,12 @@ BYTES_PER_PARAMETER = 16
 """Of the trainer in float32: parameter, gradient and two moments of AdamW."""
 
 
-def make_plan(resolved: Resolved) -> str:
+def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -> str:
     """Check model, data and arithmetic, and describe the run.
+
+    Args:
+        resolved: the config.
+        others: what somebody else finds wrong, asked last and told together with the rest.
 
     Raises:
         ConfigError: the model or the data set cannot be read, the data set is empty, or tokens exceed the context.
@@ -26,6 +32,7 @@ def make_plan(resolved: Resolved) -> str:
     problems: list[str] = []
     model = _model_lines(resolved, problems)
     rows = _dataset_rows(resolved, problems)
+    problems += others()
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
     launcher = config.launcher.keywords()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.config import load_run
+from areal_core.runs.folder import cache_folder
 
 if TYPE_CHECKING:
     from areal_core.runs.folder import RunFolder
@@ -17,7 +16,7 @@ def play(run: RunFolder, link: Link) -> int:
     """Ask the config's source for the model, and note where it lies."""
     source = load_run(run.path).config.model.source
     assert source is not None
-    cache = Path(os.environ.get("AREAL_CACHE", Path.home() / ".cache" / "areal"))
+    cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with link.phase("prepare"):
         folder = source.build().prepare(cache)

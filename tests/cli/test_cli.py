@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from areal_core.cli.commands.run import SAFE_ON_RESUME
+
 FAKE_RUN = """
 import sys, types
 fake = types.ModuleType("areal_core.runs.execution")
@@ -86,9 +88,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         "areal: error: a resumed run must stay the run that it was; 2 changes would make it another\n"
         "  seed: 0 -> 3\n"
         "  train_engine.learning_rate: 0.0003 -> 1.0\n"
-        "  may change: steps, checkpoint, evaluation.every, trackers, publication, "
-        "inference_engine.servers, inference_engine.addresses, inference_engine.min_servers; "
-        "for anything else start a new run\n"
+        f"  may change: {', '.join(SAFE_ON_RESUME)}; for anything else start a new run\n"
     )
 
 
@@ -260,3 +260,18 @@ def test_commands_of_the_core_and_names_of_plugins_come_before_commands_of_plugi
     assert "--version" not in box.areal("config").out
     assert box.areal("one", "config").out == "never by itself\n"
     assert box.areal("three", "--help").out == "commands of the plugin three:\n  two                  of three\n"
+
+
+def test_a_deleted_current_folder_is_told(box):
+    folder = box.work / "gone"
+    code = f"""
+        import os, sys
+        os.mkdir({str(folder)!r}); os.chdir({str(folder)!r}); os.rmdir({str(folder)!r})
+        from areal_core.cli import main
+        sys.exit(main(["config", "init"]))
+        """
+    outcome = box.python(code)
+    assert (outcome.code, outcome.err) == (
+        2,
+        "areal: error: the current folder has been deleted\n  go to one that exists: cd PATH\n",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,9 +31,50 @@ class Mismatched:
         return Trajectory({"input_ids": zeros.long(), "loss_mask": zeros.bool(), "logprobs": torch.zeros(2),
                            "versions": zeros.int(), "turn_ids": zeros.int()})
 
+class NeedsMore:
+    def __init__(self, judge): ...
+
+def two(batch, other): return batch["reward"]
+
 class Nothing:
     async def run_episode(self, row, context): return None
 """
+
+
+BROKEN_PLUGIN = """\
+from areal_core.plugins import Component, hookimpl
+
+@hookimpl
+def areal_reward_functions():
+    return [
+        Component("no_target", "leads nowhere", target="broken_parts:nowhere"),
+        Component("no_module", "needs a library", target="broken_parts.reward:needs"),
+        Component("no_key", "lacks a key", target="broken_parts:bare", config="broken_parts.settings:Lengths"),
+        Component("dies", "ends Python", target="broken_parts.dying:reward"),
+    ]
+"""
+BROKEN_PARTS = {
+    "__init__.py": "def bare(completion): return 1.0\n",
+    "plugin.py": BROKEN_PLUGIN,
+    "reward.py": "import a_library_that_is_missing\n",
+    "dying.py": "import os\nos._exit(3)\n",
+    "settings.py": "from areal_core.config import Settings\nclass Lengths(Settings):\n    free: int = 1\n",
+}
+
+
+def install_broken_plugin(workplace: Workplace) -> None:
+    """A distribution `areal-broken` that is really installed, as far as Python can tell."""
+    site = workplace.folder / "site"
+    metadata = site / "areal_broken-1.dist-info"
+    for folder in (metadata, site / "broken_parts"):
+        folder.mkdir(parents=True)
+    requires = "Requires-Dist: areal-core>=0.1,<0.2\n"
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: areal-broken\nVersion: 1\n{requires}")
+    (metadata / "entry_points.txt").write_text("[areal.plugins]\nbroken = broken_parts.plugin\n")
+    for name, text in BROKEN_PARTS.items():
+        (site / "broken_parts" / name).write_text(text)
+    paths = [str(site), os.environ.get("PYTHONPATH", "")]
+    workplace.environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +91,22 @@ class Nothing:
         (["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
+        (["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
+        (["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument: 'other'"),
+        (["sampling.stop=[x]"], "cannot sample with stop", "remove it from sampling"),
+        (["publication.transport=broadcast"], "receives none", "set it to memory or disk"),
+        (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
+        (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),
+        (["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
+        (["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
+        (["rewards.0.type=broken/no_key"], "does not fit its settings", "takes each setting by its name"),
+        (["rewards.0.type=broken/dies"], "ended with exit code 3", "importing rewards.0: broken/dies"),
     ],
 )  # fmt: skip
 def test_refused_before_anything_starts(workplace: Workplace, words: list[str], cause: str, cure: str) -> None:
     (workplace.folder / "bad_parts.py").write_text(BAD_PARTS)
     (workplace.folder / "empty_model").mkdir()
+    install_broken_plugin(workplace)
     done = workplace.areal("run", "run.yaml", "run_dir=run", *words)
     assert done.code == 2, done.out
     assert cause in done.err
@@ -89,3 +142,16 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(workplace: Workplace) -> N
     for words in ("4 prompts x 4 episodes = 16 sequences", "at most 1 (policy drop)", "memory", "1 trainer rank"):
         assert words in done.out
     assert not (workplace.folder / "run").exists()
+
+
+def test_what_only_takes_memory_may_be_changed_on_resume(workplace: Workplace) -> None:
+    """A run that ran out of memory, or met a sequence that was too long, goes on with other settings."""
+    (workplace.folder / "run").mkdir()
+    text = workplace.areal("config", "show", "run.yaml").out
+    (workplace.folder / "run" / "config.yaml").write_text(f"base_dir: {workplace.folder}\n{text}")
+    words = ["train_engine.max_tokens_per_microbatch=512", "train_engine.activation_checkpointing=true"]
+    done = workplace.areal("run", "--resume", "run", "--dry-run", *words)
+    assert done.code == 0, done.err
+    assert "changed on resume: train_engine.max_tokens_per_microbatch: 16384 -> 512" in done.out
+    refused = workplace.areal("run", "--resume", "run", "--dry-run", "train_engine.epsilon=1e-7")
+    assert refused.code == 2

@@ -30,8 +30,14 @@ SAFE_ON_RESUME = (
     "inference_engine.servers",
     "inference_engine.addresses",
     "inference_engine.min_servers",
+    "inference_engine.max_concurrent_requests",
+    "train_engine.max_tokens_per_microbatch",
+    "train_engine.activation_checkpointing",
+    "train_engine.logprob_chunk_tokens",
+    "train_engine.offload_parameters",
 )
-"""What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step."""
+"""What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step, but for
+the rounding of sums where it says how much memory is used."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

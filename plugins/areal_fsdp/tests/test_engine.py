@@ -242,10 +242,13 @@ def test_sequences_that_do_not_fit(make_engine, program):
     long = program.make_batch(lengths=(5, 65))
     with pytest.raises(RunError, match="65 tokens is beyond the model's max_position_embeddings of 64"):
         make_engine().forward(long, ["logprobs"])
-    with pytest.raises(RunError, match="max_tokens_per_microbatch: 50"):
-        make_engine(max_tokens_per_microbatch=50).train(
-            program.make_batch(lengths=(5, 60)), program.policy_loss, program.OUTPUTS
-        )
+
+
+def test_a_sequence_over_the_budget_changes_no_gradient(make_engine, program):
+    batch = program.make_batch(lengths=(5, 60))
+    whole, _ = program.gradients_of(make_engine(), batch)
+    alone, _ = program.gradients_of(make_engine(max_tokens_per_microbatch=50), batch)
+    assert_close(alone, whole)
 
 
 def test_capped_logits_are_refused(make_engine, tmp_path):

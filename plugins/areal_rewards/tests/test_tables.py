@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,32 @@ def test_a_missing_library_names_its_extra(tmp_path, without):
 def test_paths_of_a_model_made_by_hand_are_relative_to_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert JSONLinesSettings(paths=["rows.jsonl"]).paths == [Path.cwd() / "rows.jsonl"]
+
+
+BROKEN = {
+    "empty.jsonl": b"",
+    "blank.jsonl": b"\n\n",
+    "latin.jsonl": '{"prompt": "Grüße"}\n'.encode("latin-1"),
+    "sixteen.jsonl": '{"prompt": "a"}\n'.encode("utf-16"),
+    "binary.jsonl": bytes(range(256)),
+    "cut.jsonl": b'{"prompt": "a"}\n{"prompt": "b',
+    "list.jsonl": b'[{"prompt": "a"}]\n',
+    "deep.jsonl": b"[" * 100_000 + b"]" * 100_000,
+    "number.jsonl": b'{"prompt": "a", "answer": ' + b"9" * 5000 + b"}\n",
+    "other.jsonl": b'{"question": "a"}\n',
+    "cut.parquet": b"PAR1" + bytes(40),
+    "ragged.csv": b"prompt,answer\na,b\nc,d,e,f\n",
+    "zipped.csv": b"PK\x03\x04" + bytes(60),
+    "deep.json": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused_by_name(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(BROKEN[name])
+    # The library reads a list of rows, and takes a long number for a float.
+    readers = [files] * (name not in {"list.jsonl", "number.jsonl"}) + [lines] * (path.suffix == ".jsonl")
+    for read in readers:
+        with pytest.raises((ConfigError, ValueError), match=re.escape(str(path))):
+            rows_of(read([path]))

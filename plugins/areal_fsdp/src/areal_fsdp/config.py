@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from areal_core.config import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -24,7 +29,9 @@ class FSDPConfig(Settings):
         0.0, ge=0, le=1, description="where linear and cosine end, as a share of learning_rate"
     )
     max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
-    max_tokens_per_microbatch: int = Field(16384, ge=1, description="tokens that go through the model at once")
+    max_tokens_per_microbatch: int = Field(
+        16384, ge=1, description="tokens that go through the model at once; a longer sequence goes through alone"
+    )
     activation_checkpointing: bool = Field(
         False,
         description="keep only each layer's input (compiled: and attention's result) and compute the layer again in "
@@ -45,3 +52,11 @@ class FSDPConfig(Settings):
     offload_parameters: bool = Field(
         False, description="keep parameters, gradients and optimizer in host memory (GPUs only)"
     )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What is known to become too long is told before the start; what is not goes through alone."""
+        if config.longest_sequence > self.max_tokens_per_microbatch:
+            yield (
+                f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens behind a prompt, or "
+                f"workflow.max_tokens), and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
+            )

@@ -38,11 +38,11 @@ class Work:
             units: the sequences of each unit, which stay together.
             rank: this one.
             ranks: how many.
-            max_tokens: budget of a micro-batch.
+            max_tokens: budget of a micro-batch; a unit that is over it is one by itself.
             longest: positions that the model has, None if it does not say.
 
         Raises:
-            RunError: a sequence is longer than the model's positions or the budget.
+            RunError: a sequence is longer than the model's positions.
         """
         if longest is not None and max(lengths) > longest:
             raise RunError(
@@ -51,10 +51,7 @@ class Work:
             )
         sizes = [sum(lengths[row] for row in unit) for unit in units]
         shares = split_by_tokens(sizes, ranks)
-        try:
-            cuts = [split_into_microbatches([sizes[unit] for unit in share], max_tokens) for share in shares]
-        except ValueError as error:
-            raise RunError(f"train_engine: {error}") from error
+        cuts = [split_into_microbatches([sizes[unit] for unit in share], max_tokens) for share in shares]
         own = [sorted(row for unit in part for row in units[shares[rank][unit]]) for part in cuts[rank]]
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
         return cls(own, max(len(cut) for cut in cuts), [shortest])

@@ -58,7 +58,11 @@ class Table:
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         if not 0 <= index < self._length:
             raise IndexError(f"row {index} of {self._length}")
-        source = self._rows[index]
+        try:
+            source = self._rows[index]
+        except Exception as error:  # a library may look into a row only when it is asked for
+            words = f"row {index} of {self._title} cannot be read: {type(error).__name__}: {error}"
+            raise ValueError(words) from error
         row = {key: value for key, value in source.items() if _is_json(value)}
         for key, template in self._templates.items():
             try:
@@ -150,18 +154,22 @@ def _title(paths: Sequence[Path]) -> str:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
+    rows, number = [], 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
                 row = json.loads(line)
-            except ValueError as error:
-                raise ConfigError(f"{path}:{number} is no JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise ConfigError(f"{path}:{number} is a {type(row).__name__}, it must be an object, {{...}}")
-            rows.append(row)
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{path}:{number} is a {type(row).__name__}, it must be an object, {{...}}")
+                rows.append(row)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text, behind line {number}: {error.reason}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}:{number} is no JSON: {error}") from None
     return rows
 
 
