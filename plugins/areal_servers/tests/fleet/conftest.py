@@ -35,6 +35,7 @@ class FakeServer:
         self.version = "0"
         self.fault = None
         self.update_fault = None
+        self.loading_s = 0.0
         self.first_fault = None
         self.cannot_join = False
         self.has_memory = True
@@ -119,6 +120,7 @@ class FakeAdapter:
     async def _take_over(self, connection, label):
         server = self.of(connection)
         await server.update_may_go_on.wait()
+        await asyncio.sleep(server.loading_s)
         if server.update_fault is not None:
             raise server.update_fault
         server.version = label

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_core.interfaces import SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.rollout.probe import probe_weights
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 
 TOKENS = 16
@@ -161,5 +162,26 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
                 lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights"
             )
             assert [server.version for server in servers.values()] == ["1", "1"]
+
+    asyncio.run(check())
+
+
+def test_all_servers_are_lost_when_weights_are_verified(running):
+    """The trainer publishes and asks for answers that verify the weights, and nobody is there: they are waited for."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            for server in servers.values():
+                server.is_healthy = False
+            await running.until(lambda: "ready" not in running.states(fleet).values(), "both are lost")
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            asked = asyncio.create_task(probe_weights(fleet, SamplingParameters(), 1))
+            await asyncio.sleep(0.1)
+            assert not asked.done(), asked
+            for server in servers.values():
+                server.is_healthy = True
+            async with asyncio.timeout(60):
+                assert len((await asked).lengths) >= 4
 
     asyncio.run(check())
