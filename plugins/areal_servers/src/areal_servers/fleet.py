@@ -61,15 +61,14 @@ class ServerFleet:
         self._gpus = gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
         self._router = Router(self.roster, settings.max_concurrent_requests, Conversations(settings.update_mode))
-        groups = BroadcastGroups(adapter, self.roster)
-        self._updater = Updater(self.roster, groups, settings.update_timeout_s)
+        self._updater = Updater(self.roster, BroadcastGroups(adapter, self.roster), settings.update_timeout_s)
         self._tending: Tending | None = None
         self._vocabulary = _UNLIMITED
         # What one part does alone is its own; see `InferenceEngine`, `BroadcastReceiver` and `MemorySharer`.
         self.describe = self.roster.describe
         self.generate_everywhere = self._router.answer_everywhere
         self.update_weights = self._updater.update_weights
-        self.form_group = groups.form
+        self.form_group = self._updater.form_group
         self.needs_folder = self._updater.needs_folder
         self.offer_folder = self._updater.offer_folder
         self.release_memory = self._updater.release_memory

@@ -68,11 +68,7 @@ class Admission:
         if is_new:
             await member.adapter.set_label(member.connection, "0")
             member.version = 0
-        while True:
-            await self.updater.catch_up(member)
-            await self._ask_first(member)
-            if await self.updater.admit(member):
-                return
+        await self.updater.bring_in(member, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
         patience = REVIVAL_S if member.was_ready and member.process else self.settings.start_timeout_s

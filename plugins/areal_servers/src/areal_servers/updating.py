@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
@@ -16,13 +16,11 @@ from areal_servers.interface import WeightGroup
 from areal_servers.roster import State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from areal_servers.interface import ServerAdapter
     from areal_servers.roster import Member, Roster
-
-FOLDER_INTERVAL_S = 0.5
 
 
 class BroadcastGroups:
@@ -108,8 +106,10 @@ class Updater:
         self._groups = groups
         self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
+        self._is_agreed = False
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._current = WeightUpdate(0, None)
+        self._has_folder = asyncio.Event()
         self._missed = False
         self.timings: dict[str, float] = {}
 
@@ -120,36 +120,61 @@ class Updater:
             RunError: it holds none.
         """
         self._shapes = describe_folder(model)
-        self._current = WeightUpdate(0, model)
+        self._set_current(WeightUpdate(0, model))
+
+    def _set_current(self, update: WeightUpdate) -> None:
+        self._current = update
+        if update.path is None:
+            self._has_folder.clear()  # who waits for a folder waits on behind a broadcast
+        else:
+            self._has_folder.set()
+            self._missed = False
 
     @property
     def is_changing(self) -> bool:
         """Whether weights change now."""
         return self._changing.locked()
 
+    async def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+        """See `BroadcastReceiver.form_group`. No server is admitted between this and the update, for it would miss it.
+
+        The update comes for sure: where the trainer cannot join the group, through a folder.
+        """
+        if not self._is_agreed:
+            await self._changing.acquire()
+            self._is_agreed = True
+        return await self._groups.form(address, port, backend, standing)
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
-        told = {tensor.name: tensor.shape for tensor in update.tensors}
-        check_fit(told if update.path is None else describe_folder(update.path), self._shapes)
-        async with self._changing:
+        if not self._is_agreed:
+            await self._changing.acquire()
+        self._is_agreed = False
+        try:
+            told = {tensor.name: tensor.shape for tensor in update.tensors}
+            check_fit(told if update.path is None else describe_folder(update.path), self._shapes)
             await self._groups.joined()
-            # Those without memory have been waiting for this since they gave it away.
-            live = self._roster.those(State.READY, State.UPDATING)
-            members = [member for member in live if update.path is not None or member.group is not None]
-            self._roster.hold(*live)
-            faults = await asyncio.gather(*(self._update(member, update) for member in members))
-            # Servers that only went away catch up from the folder when they are back.
-            if all(faults) and not all(isinstance(f, ServerLostError) and update.path is not None for f in faults):
-                # Nobody touched the others: they hold the former version.
-                self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
-                raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
-            self._current = update
-            self._missed = self._missed and update.path is None  # who waits for a folder waits on behind a broadcast
-            held = self._roster.those(State.UPDATING)
-            self._roster.put_back(*(member for member in held if member.version == update.version))
-            for member in held:
-                if member.version != update.version:
-                    self._roster.lose(member, "was not in the group of the broadcast")
+            await self._change(update)
+        finally:
+            self._changing.release()
+
+    async def _change(self, update: WeightUpdate) -> None:
+        # Those without memory have been waiting for this since they gave it away.
+        live = self._roster.those(State.READY, State.UPDATING)
+        members = [member for member in live if update.path is not None or member.group is not None]
+        self._roster.hold(*live)
+        faults = await asyncio.gather(*(self._update(member, update) for member in members))
+        # Servers that only went away catch up from the folder when they are back.
+        if all(faults) and not all(isinstance(f, ServerLostError) and update.path is not None for f in faults):
+            # Nobody touched the others: they hold the former version.
+            self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
+            raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
+        self._set_current(update)
+        held = self._roster.those(State.UPDATING)
+        self._roster.put_back(*(member for member in held if member.version == update.version))
+        for member in held:
+            if member.version != update.version:
+                self._roster.lose(member, "was not in the group of the broadcast")
 
     async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
         """What went wrong, None for nothing."""
@@ -169,31 +194,34 @@ class Updater:
         except TimeoutError:
             raise ServerLostError(f"did not take over weights within update_timeout_s = {self._timeout_s:g}") from None
 
-    async def catch_up(self, member: Member) -> None:
-        """Give a server that is asked nothing the current weights, as soon as they are there.
+    async def bring_in(self, member: Member, try_out: Callable[[Member], Awaitable[None]]) -> None:
+        """Give a server that is asked nothing the current weights, try it out under them, and let it be asked.
+
+        This goes on beside everything else. A server that was overtaken by new weights meanwhile holds the next ones
+        back until it is through: else one that loads for longer than the trainer trains would never join.
 
         Raises:
-            ServerLostError, UpdateRefusedError: it does not hold them for sure.
+            ServerLostError, UpdateRefusedError: it does not hold the weights for sure.
         """
-        while member.version != self._current.version:
-            current = self._current
-            if current.path is None:
+        is_late = False
+        while True:
+            if self._current.path is None:
                 self._missed = True
-                await asyncio.sleep(FOLDER_INTERVAL_S)
-                continue
-            try:
-                await self._in_time(member.catch_up(current))
-            except UpdateRefusedError:
-                if self._current is current:
-                    raise  # else newer weights have taken the place of these
-
-    async def admit(self, member: Member) -> bool:
-        """Whether a server may be given requests from now on: it holds the current weights, and none are coming."""
-        async with self._changing:
-            if member.version != self._current.version:
-                return False
-            self._roster.admit(member)
-            return True
+                await self._has_folder.wait()
+            async with self._changing if is_late else nullcontext():
+                if (current := self._current).path is None:
+                    continue
+                try:
+                    if member.version != current.version:
+                        await self._in_time(member.catch_up(current))
+                    await try_out(member)
+                except UpdateRefusedError:
+                    if self._current is current:
+                        raise  # else newer weights have taken the place of these
+                if self._current is current and (is_late or not self._changing.locked()):
+                    self._roster.admit(member)
+                    return
+            is_late = True
 
     def needs_folder(self) -> bool:
         """See `BroadcastReceiver.needs_folder`."""
@@ -202,7 +230,7 @@ class Updater:
     def offer_folder(self, update: WeightUpdate) -> None:
         """See `BroadcastReceiver.offer_folder`."""
         if self._current.version == update.version:
-            self._current, self._missed = update, False
+            self._set_current(update)
 
     async def release_memory(self) -> None:
         """See `MemorySharer.release_memory`."""

@@ -16,7 +16,7 @@ from areal_core.interfaces import (
     SamplingParameters,
     TensorDescription,
 )
-from areal_servers import tending, updating
+from areal_servers import tending
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 from areal_servers.fleet import ServerFleet
 from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
@@ -181,7 +181,6 @@ def running(tmp_path, monkeypatch):
     monkeypatch.setattr(tending, "HEALTH_INTERVAL_S", 0.02)
     monkeypatch.setattr(tending, "LONGEST_PAUSE_S", 0.05)
     monkeypatch.setattr(tending, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(updating, "FOLDER_INTERVAL_S", 0.02)
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager

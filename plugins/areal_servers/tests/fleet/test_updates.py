@@ -185,3 +185,47 @@ def test_all_servers_are_lost_when_weights_are_verified(running):
                 assert len((await asked).lengths) >= 4
 
     asyncio.run(check())
+
+
+def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_path):
+    """From folders: weights are published again and again while it loads, each before it has loaded the last."""
+
+    async def check():
+        servers = {"a": running.server(), "late": running.server()}
+        async with running(servers) as fleet:
+            slow = servers["late"]
+            slow.loading_s = 0.2
+            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            for version in range(1, 60):
+                await fleet.update_weights(WeightUpdate(version, fleet.first_weights))
+                if running.states(fleet)["late"] == "ready" and version > 1:
+                    break
+                await asyncio.sleep(0.02)
+            assert running.states(fleet)["late"] == "ready", f"it did not join in {version} publications"
+            assert slow.version == servers["a"].version == str(version)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(running, tmp_path):
+    """A folder is offered now and then, and outdated before it is loaded; the group must wait for the server."""
+
+    async def check():
+        servers = {"a": running.server(), "late": running.server()}
+        async with running(servers) as fleet:
+            servers["late"].loading_s = 0.2
+            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            group, version = None, 0
+            for version in range(1, 60):
+                group = await fleet.form_group("127.0.0.1", 1, "gloo", group.name if group else "")
+                await fleet.update_weights(WeightUpdate(version, None, TENSORS))
+                if fleet.needs_folder():
+                    fleet.offer_folder(WeightUpdate(version, fleet.first_weights))
+                if group.world_size == 3:
+                    break
+                await asyncio.sleep(0.02)
+            assert group.world_size == 3, f"it was in no group after {version} publications"
+            assert running.states(fleet) == {"a": "ready", "late": "ready"}
+            assert servers["late"].version == servers["a"].version == str(version)
+
+    asyncio.run(check())
