@@ -92,8 +92,6 @@ class RunningProcess(Protocol):
     """A process that was started, as its starter sees it."""
 
     name: str
-    address: str
-    """Of its node, as other processes of the run reach it."""
 
     async def wait(self) -> ProcessEnd:
         """Until it has ended, and with it everything that it ever started."""
@@ -106,6 +104,9 @@ class RunningProcess(Protocol):
 
 class Processes(Protocol):
     """Starts processes of a run: what an engine, a pool or any other part is given that needs some."""
+
+    address: str
+    """Of the node where those stand that name no other (`beside`), as other processes of the run reach it."""
 
     async def start(self, specification: ProcessSpecification) -> RunningProcess:
         """Start a process and return at once.

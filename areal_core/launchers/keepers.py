@@ -33,8 +33,6 @@ _PROGRAM = Path(__file__).with_name("keeper.py")
 class KeptProcess:
     """One process under its keeper; a `RunningProcess`."""
 
-    address = "127.0.0.1"
-
     def __init__(self, name: str, keeper: asyncio.subprocess.Process) -> None:
         self.name = name
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -98,6 +96,8 @@ class Keepers:
         logs: folder for `<name>.log`.
         environment: added to this program's own, for all of them.
     """
+
+    address = "127.0.0.1"
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
         self._logs = logs

@@ -16,14 +16,14 @@ from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
-from areal_servers.launching import LOOPBACK, LaunchedServer
+from areal_servers.launching import LOOPBACK, LaunchedServer, free_port
 from areal_servers.roster import Member, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.interfaces import ModelReference, Processes
-    from areal_servers.interface import ServerAdapter, ServerCommand
+    from areal_servers.interface import ServerAdapter
     from areal_servers.roster import Roster
     from areal_servers.settings import FleetSettings
     from areal_servers.updating import Updater
@@ -229,14 +229,13 @@ class Tending:
                 await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**losses))
 
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
-        def command(host: str, port: int) -> ServerCommand:
-            if host not in LOOPBACK and self.settings.api_key is None:
-                raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
-            return self.adapter.command(self.model, host, port)
-
+        host, port = process.host, free_port()
+        if host not in LOOPBACK and self.settings.api_key is None:
+            raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.was_ready, member.has_memory = False, True
+        member.connection.address = f"http://{host}:{port}"
         try:
-            member.connection.address = await process.start(command)
+            await process.start(self.adapter.command(self.model, host, port))
         except RunError as error:
             raise ServerRefusedError(f"cannot be started: {error}") from None
 
