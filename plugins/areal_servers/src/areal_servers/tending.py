@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 HEALTH_INTERVAL_S = 0.5
 WATCH_INTERVAL_S = 0.25
 LONGEST_PAUSE_S = 10.0
+REFUSED_PAUSE_S = 30.0
+"""Until a server that the run could not use is looked at again; twice as long each time, up to ten minutes."""
+MOST_REFUSALS = 20
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
 
@@ -66,7 +69,7 @@ class Admission:
         check_identity(member.identity, self.model)
         self.roster.move(member, State.CATCHING_UP)
         if is_new:
-            await member.adapter.set_label(member.connection, "0")
+            await member.adapter.set_label(member.connection, member.label(0))
             member.version = 0
         await self.updater.bring_in(member, self._ask_first)
 
@@ -76,19 +79,19 @@ class Admission:
         while True:
             if member.process is not None and not member.process.is_running:
                 words = member.process.last_words()
-                if member.has_served:
+                if member.has_served or "address already in use" in words.lower():  # a port is taken now and then
                     raise ServerLostError(f"has ended: {words}")
-                if "address already in use" in words.lower():
-                    raise ServerLostError("its port was taken meanwhile")
                 raise ServerRefusedError(f"ended before it was ready; {words}")
             try:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 return
-            except RequestRefusedError as error:
-                raise ServerRefusedError(f"answers something else than a server would: {error}") from None
-            except ServerLostError as error:
-                if time.monotonic() > deadline:
-                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
+            except (ServerLostError, RequestRefusedError) as error:
+                is_refusal = isinstance(error, RequestRefusedError)
+                if is_refusal:  # a gateway says 404 for a server that loads; so does what will never be one
+                    self.roster.note(member, str(error))
+                if time.monotonic() > deadline or member.is_forsaken:
+                    kind = ServerRefusedError if is_refusal else ServerLostError
+                    raise kind(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def _ask_first(self, member: Member) -> None:
@@ -113,8 +116,8 @@ class Admission:
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
         if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
             raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")
-        if labels - {str(member.version)}:
-            raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.version}")
+        if labels - {member.label(member.version)}:
+            raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}")
 
 
 @dataclass
@@ -171,6 +174,7 @@ class Tending:
                 )
         if name not in [member.name for member in known]:
             self._add(name, address)
+        self.roster.members[name].asked_at = time.monotonic()
 
     def leave(self, name: str, address: str) -> None:
         """A server is to be taken out: nothing further is asked of it. Nothing happens where it is not known."""
@@ -197,38 +201,44 @@ class Tending:
     def _add(self, name: str, address: str, process: LaunchedServer | None = None) -> None:
         key = self.settings.api_key.get() if self.settings.api_key is not None else ""
         connection = ServerConnection(address, key, self.settings.silence_timeout_s)
-        member = Member(name, self.adapter, connection, self.settings.update_mode, process)
+        member = Member(name, self.adapter, connection, self.settings.update_mode, self.roster.mark, process)
         self.roster.members[name] = member
         self._tasks[name] = start_task(self._tend(member), f"tending {name}")
 
     async def _tend(self, member: Member) -> None:
-        """Until the server is gone for good."""
+        """Until the server is gone for good: whatever fails is tried again, for its cause may pass."""
         admission = Admission(self.settings, self.roster, self.updater, self.model)
-        starts = losses = 0
-        while member.state not in (State.GONE, State.REFUSED):
-            was_up = False
+        losses = refusals = 0
+        while member.state is not State.GONE:
+            was_up, pause = False, 0.0
             try:
                 if member.process is not None and not member.process.is_running:
-                    starts += 1
-                    if starts > 1 + self.settings.restarts:
-                        raise ServerRefusedError(f"ended {starts - 1} times; {member.process.last_words()}")
                     await self._launch(member, member.process)
                 await admission.bring_up(member)
-                losses, was_up = 0, True
+                losses, refusals, was_up = 0, 0, True
                 await self._watch(member)
             except ServerRefusedError as error:
                 self.roster.move(member, State.REFUSED, str(error))
-                if member.process is not None:
-                    await member.process.end()
+                pause = REFUSED_PAUSE_S * min(MOST_REFUSALS, 2**refusals)
+                refusals += 1
             except (*FAULTS, OSError) as error:
                 self.roster.lose(member, str(error))
-                if member.process is not None and not was_up:
-                    await member.process.end()  # it could not be brought up again; a new start may help
             if member.state is State.LOST:
+                pause = min(LONGEST_PAUSE_S, 2.0**losses)
                 losses += 1
-                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**losses))
+            if member.process is not None and not was_up:
+                await member.process.end()  # it could not be brought up; a new start may help
+            if member.state is not State.GONE and member.is_forsaken:
+                self.roster.move(member, State.GONE, "its program is not heard any more")
+            else:
+                await asyncio.sleep(pause)
 
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
+        now, window = time.monotonic(), self.settings.restart_window_s
+        member.starts = [start for start in member.starts if now - start < window]
+        if len(member.starts) > self.settings.restarts:
+            raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
+        member.starts.append(now)
         host, port = process.host, free_port()
         if host not in LOOPBACK and self.settings.api_key is None:
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")

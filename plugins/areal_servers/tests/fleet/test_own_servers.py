@@ -146,3 +146,40 @@ def test_a_server_listens_where_its_node_is_reached_and_is_started_once(running,
         assert processes.specifications == []
 
     asyncio.run(check())
+
+
+def test_a_cause_that_passes_takes_no_server_out_for_good(running, own):
+    """A disk is full for a while: no keeper can be started, then the server ends at once, more often than allowed."""
+
+    async def check():
+        full = [RunError("its keeper cannot be started: No space left on device")] * 3
+        starting, processes = own(
+            running.server(),
+            *full,
+            *["No space left on device"] * 4,
+            running.server(),
+            restarts=2,
+            restart_window_s=0.5,
+        )
+        async with starting as fleet:
+            member = fleet.roster.members["server-0"]
+            processes.started[0].die(-9, "")
+            await until(lambda: str(member.state) == "refused", "it was given up for now")
+            assert set((await fleet.generate(request())).versions) == {0}
+            assert processes.fates == []
+
+    asyncio.run(check())
+
+
+def test_restarts_are_counted_within_a_window_and_not_over_the_whole_life(running, own):
+    async def check():
+        starting, processes = own(*(running.server() for _ in range(6)), restarts=1, restart_window_s=0.4)
+        async with starting as fleet:
+            member = fleet.roster.members["server-0"]
+            for life in range(5):
+                await asyncio.sleep(0.4)
+                processes.started[life].die(-9, "")
+                await until(lambda n=life: len(processes.started) == n + 2, "it is started again")
+                await until(lambda: str(member.state) == "ready", "it is ready again")
+
+    asyncio.run(check())
