@@ -237,6 +237,30 @@ def test_keepers_without_a_run(tmp_path: Path, tag: str) -> None:
     run(work())
 
 
+def test_nothing_is_left_when_a_keeper_without_a_warden_is_killed(tmp_path: Path, tag: str) -> None:
+    """A program that starts servers by hand."""
+    code = f"""
+import asyncio, pathlib, sys
+from areal_core.interfaces.launcher import ProcessSpecification
+from areal_core.launchers.keepers import Keepers
+async def work():
+    keepers = Keepers(pathlib.Path(sys.argv[1]), adopts_orphans=True)
+    command = [sys.executable, "-c", {ORPHAN!r}, sys.argv[2]]
+    process = await keepers.start(ProcessSpecification("engine", "test", command))
+    print(process.keeper_pid, flush=True)
+    print(await process.wait(), flush=True)
+asyncio.run(work())
+"""
+    program = subprocess.Popen([sys.executable, "-c", code, tmp_path, tag, ""], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    keeper = int(program.stdout.readline())
+    run(until(lambda: len(tagged(tag)) == 3, "the process and its two children run"))
+    os.kill(keeper, signal.SIGKILL)
+    assert "its keeper was killed" in program.stdout.readline()
+    assert not tagged(tag)
+    assert program.wait() == 0
+
+
 def test_a_log_is_bounded_and_its_end_is_kept(tmp_path: Path) -> None:
     log = keeper_module.BoundedLog(tmp_path / "logs" / "a.log", 1000)
     for number in range(200):

@@ -68,7 +68,7 @@ def serve(
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
-    server, port = LaunchedServer(Keepers(run.logs), name, gpus), port or free_port()
+    server, port = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus), port or free_port()
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
     _say(f"starting {fleet.adapter.name} of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
