@@ -56,6 +56,8 @@ class FleetSettings(Settings):
     """seconds without a token that end a request to a server"""
     update_timeout_s: float = Field(300.0, gt=0)
     """seconds that taking over new weights may take"""
+    group_timeout_s: float = Field(120.0, gt=0)
+    """seconds in which servers must meet for broadcasts; who does not gets the weights through a folder"""
     health_interval_s: float = Field(2.0, gt=0)
     """seconds between looks at a server's health"""
     health_timeout_s: float = Field(15.0, gt=0)

@@ -29,11 +29,13 @@ class BroadcastGroups:
     Args:
         adapter: of the servers.
         roster: the servers.
+        timeout_s: in which they must meet.
     """
 
-    def __init__(self, adapter: ServerAdapter, roster: Roster) -> None:
+    def __init__(self, adapter: ServerAdapter, roster: Roster, timeout_s: float) -> None:
         self._adapter = adapter
         self._roster = roster
+        self._timeout_s = timeout_s
         self._group: WeightGroup | None = None
         self._members: list[Member] = []
         self._joining: list[asyncio.Task[None]] = []
@@ -61,15 +63,18 @@ class BroadcastGroups:
 
     async def joined(self) -> None:
         """Wait until every member has joined or failed to."""
-        if self._joining:
-            await asyncio.gather(*self._joining)
-            self._joining = []
+        joining, self._joining = self._joining, []
+        await asyncio.gather(*joining)
 
     async def _join(self, member: Member, group: WeightGroup, first_rank: int) -> None:
-        with suppress(*FAULTS):  # it then takes no part in the broadcast, and catches up from a folder
+        try:
             with known_form():
-                await self._adapter.join_group(member.connection, group, first_rank)
+                async with asyncio.timeout(self._timeout_s):
+                    await self._adapter.join_group(member.connection, group, first_rank)
             member.group = group
+        except (*FAULTS, TimeoutError) as error:  # it takes no part in the broadcast, and catches up from a folder
+            words = str(error) or f"group_timeout_s = {self._timeout_s:g} has passed"
+            self._roster.note(member, f"did not join the group of the broadcast: {words}")
 
     async def _dissolve(self) -> None:
         group, self._group = self._group, None
@@ -79,8 +84,9 @@ class BroadcastGroups:
         for member in self._members:
             if group is not None and member.group is group:
                 member.group = None
-                with suppress(*FAULTS):
-                    await self._adapter.leave_group(member.connection, group)
+                with suppress(*FAULTS, TimeoutError):
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._adapter.leave_group(member.connection, group)
         self._members = []
 
     @staticmethod
@@ -165,7 +171,7 @@ class Updater:
         self._roster.hold(*live)
         faults = await asyncio.gather(*(self._update(member, update) for member in members))
         # Servers that only went away catch up from the folder when they are back.
-        if all(faults) and not all(isinstance(f, ServerLostError) and update.path is not None for f in faults):
+        if all(faults) and (update.path is None or not all(isinstance(fault, ServerLostError) for fault in faults)):
             # Nobody touched the others: they hold the former version.
             self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
             raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
@@ -174,7 +180,7 @@ class Updater:
         self._roster.put_back(*(member for member in held if member.version == update.version))
         for member in held:
             if member.version != update.version:
-                self._roster.lose(member, "was not in the group of the broadcast")
+                self._roster.lose(member, f"was not in the broadcast; {self._roster.reason(member.name)}")
 
     async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
         """What went wrong, None for nothing."""

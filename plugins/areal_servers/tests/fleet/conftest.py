@@ -38,7 +38,7 @@ class FakeServer:
         self.update_fault = None
         self.loading_s = 0.0
         self.first_fault = None
-        self.cannot_join = False
+        self.cannot_join = self.joins_never = False
         self.has_memory = True
         self.release_fault = None
         self.pieces = []
@@ -139,6 +139,8 @@ class FakeAdapter:
         await self._take_over(connection, label)
 
     async def join_group(self, connection, group, first_rank):
+        if self.of(connection).joins_never:
+            await asyncio.Event().wait()
         if self.of(connection).cannot_join:
             raise UpdateRefusedError("cannot join")
 

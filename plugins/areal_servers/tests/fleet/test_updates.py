@@ -62,6 +62,36 @@ def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
     asyncio.run(check())
 
 
+def test_a_join_that_hangs_ends_and_says_whose_it_was(running, tmp_path):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers, group_timeout_s=0.3) as fleet:
+            servers["b"].joins_never = True
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            async with asyncio.timeout(60):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            assert running.states(fleet)["a"] == "ready"
+            assert "did not join the group of the broadcast: group_timeout_s = 0.3 has passed" in running.log()
+
+    asyncio.run(check())
+
+
+def test_a_broadcast_to_nobody_is_a_failure(running):
+    """Else the trainer would send to nobody, for as long as its own time-out."""
+
+    async def check():
+        server = running.server()
+        server.cannot_join = True
+        async with running({"a": server}) as fleet:
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            with pytest.raises(RunError, match="did not join the group of the broadcast: cannot join"):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert server.version == "1"
+
+    asyncio.run(check())
+
+
 def test_a_loss_during_an_update_leaves_the_others_with_the_new_version(running):
     async def check():
         servers = {"a": running.server(), "b": running.server()}
