@@ -95,11 +95,9 @@ class RunningProcess(Protocol):
 
     async def wait(self) -> ProcessEnd:
         """Until it has ended, and with it everything that it ever started."""
-        ...
 
     async def end(self, grace_s: float = 0.0) -> ProcessEnd:
         """End it: SIGTERM, and SIGKILL after `grace_s` seconds; safe to call twice."""
-        ...
 
 
 class Processes(Protocol):
@@ -116,7 +114,6 @@ class Processes(Protocol):
         Raises:
             RunError: there is no room for it.
         """
-        ...
 
 
 class Launcher(Protocol):
@@ -138,12 +135,9 @@ class Launcher(Protocol):
         Raises:
             RunError: a node cannot be had; says which, and what there is.
         """
-        ...
 
     def lost(self) -> Mapping[str, str]:
         """Nodes whose warden could not be started or has ended, with the reason."""
-        ...
 
     def close(self) -> None:
         """End all nodes; confirmed on return; safe to call twice."""
-        ...

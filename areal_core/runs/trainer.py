@@ -24,7 +24,7 @@ from areal_core.messages.processes import Status, StepMetrics
 from areal_core.runs.models import load_tokenizer, model_reference
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
-from areal_core.training.distribution import share_beginning
+from areal_core.training.distribution import open_store, share_beginning
 from areal_core.training.journal import Journal
 from areal_core.training.loop import Trainer
 from areal_core.training.publication import Publication
@@ -81,7 +81,7 @@ def _join_ranks(link: Link) -> None:
     """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        store = open_store("127.0.0.1")
         link.announce("rendezvous", str(store.port))
     else:
         port = int(link.ask("rendezvous", START_TIMEOUT_S))

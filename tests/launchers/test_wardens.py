@@ -267,6 +267,7 @@ def test_a_log_is_bounded_and_its_end_is_kept(tmp_path: Path) -> None:
         log.write(f"line {number}\n".encode())
     assert (tmp_path / "logs" / "a.log").stat().st_size <= 1000
     assert (tmp_path / "logs" / "a.log.1").stat().st_size <= 1000
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "logs").iterdir()} == {0o600}
     assert log.last_words.splitlines()[-1] == "line 199"
     nowhere = keeper_module.BoundedLog(Path("/proc/no/such/a.log"), 1000)
     nowhere.write(b"still heard\n")

@@ -26,13 +26,15 @@ class LaunchedServer:
         processes: start it.
         name: of the process; its output goes to the log of this name.
         gpus: that it sees; None leaves the choice to the environment.
+        secret: taken out of what it said last, for servers write their settings into their logs.
 
     Attributes:
         host: address of the node where it stands.
     """
 
-    def __init__(self, processes: Processes, name: str, gpus: Sequence[int] | None = None) -> None:
+    def __init__(self, processes: Processes, name: str, gpus: Sequence[int] | None = None, secret: str = "") -> None:
         self.name = name
+        self._secret = secret
         self.host = processes.address
         self._processes = processes
         self._needs = Needs(gpus=None if gpus is None else tuple(gpus))
@@ -62,7 +64,8 @@ class LaunchedServer:
         """How it ended and the end of its log."""
         if self._end is None:
             return f"it runs still, and writes {self.name}.log"
-        return f"{self.name}.log: {self._end.describe()}"
+        words = self._end.describe()
+        return f"{self.name}.log: {words.replace(self._secret, '***') if self._secret else words}"
 
     async def end(self, grace_s: float = GRACE_S) -> None:
         """End it and everything that it started; safe to call twice."""

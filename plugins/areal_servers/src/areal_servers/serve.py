@@ -68,7 +68,8 @@ def serve(
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
-    server, port = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus), port or free_port()
+    server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus, fleet.settings.key)
+    port = port or free_port()
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
     _say(f"starting {fleet.adapter.name} of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
@@ -86,7 +87,7 @@ async def _serve(
     if joining is not None:
         await joining.renew()  # a name that is taken is told before anything is started
     await server.start(command)
-    connection = ServerConnection(address, fleet.settings.api_key.get() if fleet.settings.api_key else "")
+    connection = ServerConnection(address, fleet.settings.key)
     is_ready, deadline = joining is not None, time.monotonic() + fleet.settings.start_timeout_s
     try:
         while not interrupted.is_set():

@@ -100,6 +100,11 @@ class FleetSettings(Settings):
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
 
     @property
+    def key(self) -> str:
+        """What the servers ask for; empty for nothing."""
+        return "" if self.api_key is None else self.api_key.get()
+
+    @property
     def ranks(self) -> int:
         """Processes of one server that hold weights."""
         return self.tensor_parallel * self.data_parallel

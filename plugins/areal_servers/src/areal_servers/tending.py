@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 HEALTH_INTERVAL_S = 0.5
 WATCH_INTERVAL_S = 0.25
-LONGEST_PAUSE_S = 10.0
-REFUSED_PAUSE_S = 30.0
-"""Until a server that the run could not use is looked at again; twice as long each time, up to ten minutes."""
-MOST_REFUSALS = 20
+PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 600.0)}
+"""Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
 
@@ -153,7 +151,7 @@ class Tending:
         for number in range(self.settings.servers):
             own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
             name = f"server-{number}"
-            self._add(name, "", LaunchedServer(processes, name, own))
+            self._add(name, "", LaunchedServer(processes, name, own, self.settings.key))
         for address in self.settings.addresses:
             self._add(address.split("//")[1], address)
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
@@ -199,8 +197,7 @@ class Tending:
         await asyncio.gather(*(member.process.end() for member in members if member.process))
 
     def _add(self, name: str, address: str, process: LaunchedServer | None = None) -> None:
-        key = self.settings.api_key.get() if self.settings.api_key is not None else ""
-        connection = ServerConnection(address, key, self.settings.silence_timeout_s)
+        connection = ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
         member = Member(name, self.adapter, connection, self.settings.update_mode, self.roster.mark, process)
         self.roster.members[name] = member
         self._tasks[name] = start_task(self._tend(member), f"tending {name}")
@@ -208,29 +205,26 @@ class Tending:
     async def _tend(self, member: Member) -> None:
         """Until the server is gone for good: whatever fails is tried again, for its cause may pass."""
         admission = Admission(self.settings, self.roster, self.updater, self.model)
-        losses = refusals = 0
+        pause = 0.0
         while member.state is not State.GONE:
-            was_up, pause = False, 0.0
+            was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
                     await self._launch(member, member.process)
                 await admission.bring_up(member)
-                losses, refusals, was_up = 0, 0, True
+                pause, was_up = 0.0, True
                 await self._watch(member)
             except ServerRefusedError as error:
                 self.roster.move(member, State.REFUSED, str(error))
-                pause = REFUSED_PAUSE_S * min(MOST_REFUSALS, 2**refusals)
-                refusals += 1
             except (*FAULTS, OSError) as error:
                 self.roster.lose(member, str(error))
-            if member.state is State.LOST:
-                pause = min(LONGEST_PAUSE_S, 2.0**losses)
-                losses += 1
             if member.process is not None and not was_up:
                 await member.process.end()  # it could not be brought up; a new start may help
-            if member.state is not State.GONE and member.is_forsaken:
+            if member.state in PAUSES_S and member.is_forsaken:
                 self.roster.move(member, State.GONE, "its program is not heard any more")
-            else:
+            elif member.state in PAUSES_S:
+                first, longest = PAUSES_S[member.state]
+                pause = min(longest, max(first, 2 * pause))
                 await asyncio.sleep(pause)
 
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
@@ -240,7 +234,7 @@ class Tending:
             raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
         member.starts.append(now)
         host, port = process.host, free_port()
-        if host not in LOOPBACK and self.settings.api_key is None:
+        if host not in LOOPBACK and not self.settings.key:
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.was_ready, member.has_memory = False, True
         member.connection.address = f"http://{host}:{port}"
