@@ -79,7 +79,8 @@ class ServerFleet:
         folder = Path(model.path)
         try:
             description: dict[str, Any] = json.loads((folder / "config.json").read_text())
-            self._updater.begin(folder)
+            # Where a config does not say, the class of the model does, which is not known here.
+            self._updater.begin(folder, is_tied=description.get("tie_word_embeddings") is not False)
         except (OSError, ValueError) as error:
             raise RunError(
                 f"servers need the model as a local folder, and {folder} is none: {error}",

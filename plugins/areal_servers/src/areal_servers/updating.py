@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, WeightUpdate
-from areal_servers.checks import check_fit, describe_folder
+from areal_servers.checks import check_fit, describe_folder, refuse_experts
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, known_form
 from areal_servers.interface import WeightGroup
 from areal_servers.roster import State
@@ -112,20 +112,25 @@ class Updater:
         self._groups = groups
         self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
-        self._is_agreed = False
+        self._is_agreed = self._is_tied = False
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._current = WeightUpdate(0, None)
         self._has_folder = asyncio.Event()
         self._missed = False
         self.timings: dict[str, float] = {}
 
-    def begin(self, model: Path) -> None:
+    def begin(self, model: Path, *, is_tied: bool) -> None:
         """The weights of version 0 are those of a model's folder.
 
+        Args:
+            model: the folder.
+            is_tied: whether its head is its embeddings.
+
         Raises:
-            RunError: it holds none.
+            RunError: it holds none, or some that cannot be published.
         """
-        self._shapes = describe_folder(model)
+        self._shapes, self._is_tied = describe_folder(model), is_tied
+        refuse_experts(self._shapes)
         self._set_current(WeightUpdate(0, model))
 
     def _set_current(self, update: WeightUpdate) -> None:
@@ -158,7 +163,8 @@ class Updater:
         self._is_agreed = False
         try:
             told = {tensor.name: tensor.shape for tensor in update.tensors}
-            check_fit(told if update.path is None else describe_folder(update.path), self._shapes)
+            shapes = told if update.path is None else describe_folder(update.path)
+            check_fit(shapes, self._shapes, is_tied=self._is_tied)
             await self._groups.joined()
             await self._change(update)
         finally:
