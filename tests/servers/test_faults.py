@@ -125,7 +125,7 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
         fleet, victim = place.fleet, place.member(1)
         parameters = Parameters(place)
         section = PublicationSection(transport="broadcast", timeout_s=BROADCAST_TIMEOUT_S)
-        publication = Watched(section, parameters, Rollouts(place), tmp_path, torch.float32)
+        publication = Watched(section, parameters, Rollouts(place), [tmp_path], torch.float32)
         publication.version = place.version
 
         def versions():
