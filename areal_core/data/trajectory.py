@@ -47,16 +47,6 @@ TOKEN_DTYPES = {
 }
 """The per-token keys that every trajectory has, each of shape [T]."""
 
-SEQUENCE_DTYPES = {
-    "reward": torch.float32,
-    "prompt_id": torch.int64,
-    "group_id": torch.int64,
-    "episode_id": torch.int64,
-    "sample_index": torch.int64,
-    "finish_reason": torch.int8,
-}
-"""The per-sequence keys that the rollout runtime fills in; each is a scalar, but for `prompt_id` of shape [2]."""
-
 
 @dataclass(slots=True)
 class Trajectory:
@@ -67,7 +57,9 @@ class Trajectory:
             policy; `logprobs` float32, log-softmax(logits / temperature) of token t under the weights that sampled
             it, 0 where not sampled; `versions` int32, the weight version that sampled token t, -1 where not sampled;
             `turn_ids` int32, turn of a multi-turn episode, -1 outside. Further keys travel along untouched.
-        sequence: values of any fixed shape that hold for the whole sequence (`reward`, named rewards, ids).
+        sequence: values of any fixed shape that hold for the whole sequence. The rollout runtime fills in scalars:
+            `reward` float32, `group_id`, `episode_id` and `sample_index` int64, `finish_reason` int8; and `prompt_id`
+            [2] int64.
         turns: values of shape [turns, ...].
 
     Raises:

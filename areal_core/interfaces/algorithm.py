@@ -81,7 +81,6 @@ class Advantage(Protocol):
         Returns:
             [B] float32, one advantage for each sequence, or [T] float32, one for each token.
         """
-        ...
 
 
 class Filter(Protocol):
@@ -89,7 +88,6 @@ class Filter(Protocol):
 
     def __call__(self, rewards: Sequence[float]) -> bool:
         """Args: rewards of the group's episodes. Returns: True to keep the group; False drops and replaces it."""
-        ...
 
 
 class Correction(Protocol):
@@ -98,7 +96,6 @@ class Correction(Protocol):
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Returns: weights [T] float32 without gradients, 0 where a token is masked out (denominators stay as they
         are), and named flat [T] tensors whose masked mean is logged."""
-        ...
 
 
 class PolicyLoss(Protocol):
@@ -107,7 +104,6 @@ class PolicyLoss(Protocol):
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Returns: loss [T] float32 with gradients (to minimise), and named flat [T] tensors whose masked mean is
         logged, such as `clip_fraction`."""
-        ...
 
 
 class Aggregation(Protocol):
@@ -119,7 +115,6 @@ class Aggregation(Protocol):
         Returns:
             [T] float32, the weight of each token in the summed loss, 0 outside `loss_mask`.
         """
-        ...
 
 
 class Algorithm(Protocol):
@@ -148,7 +143,6 @@ class Algorithm(Protocol):
         Returns:
             The batch with `advantages` [T] and, where there are several updates, `proximal_logprobs` [T].
         """
-        ...
 
     def weigh(self, minibatch: PackedBatch) -> PackedBatch:
         """Add what depends on all sequences of an update, so that denominators are global.
@@ -156,8 +150,6 @@ class Algorithm(Protocol):
         Returns:
             The minibatch with `loss_weights` [T], each token's weight in the summed loss.
         """
-        ...
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """The loss of a micro-batch, from what the engine computed for it."""
-        ...

@@ -148,7 +148,6 @@ class InferenceEngine(Protocol):
         Raises:
             RunError: it cannot start; the message carries the engine's own words.
         """
-        ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Continue one sequence. Cancelling the caller's task cancels the request in the engine.
@@ -157,11 +156,9 @@ class InferenceEngine(Protocol):
             ValueError: the request cannot be served (too long, an unsupported setting).
             RunError: the engine has died.
         """
-        ...
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
         """The same request answered by every copy of the weights that the engine has. Raises as `generate`."""
-        ...
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Change the weights under the requests in flight; on return every further token is of `update.version`.
@@ -171,19 +168,15 @@ class InferenceEngine(Protocol):
         Raises:
             RunError: the weights could not be taken over; nothing may be generated with half of them.
         """
-        ...
 
     def describe(self) -> str:
         """How it is now, in a few words for the live view; empty where there is nothing to tell."""
-        ...
 
     def take_metrics(self) -> dict[str, float]:
         """What happened since this was last asked: counts are those since then, durations the latest."""
-        ...
 
     async def close(self) -> None:
         """Stop, cancel what runs and free everything; safe to call twice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,15 +210,12 @@ class BroadcastReceiver(Protocol):
         Returns:
             The group; if it is new its other members are joining. None where nobody could receive.
         """
-        ...
 
     def needs_folder(self) -> bool:
         """Whether somebody missed the last update and waits for the same weights in a folder."""
-        ...
 
     def offer_folder(self, update: WeightUpdate) -> None:
         """Weights of a version that was broadcast already, in a folder, for those who missed it."""
-        ...
 
 
 class MemorySharer(Protocol):
@@ -233,7 +223,6 @@ class MemorySharer(Protocol):
 
     async def release_memory(self) -> None:
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`."""
-        ...
 
 
 class Questioned(Protocol):
@@ -245,4 +234,3 @@ class Questioned(Protocol):
         Raises:
             RunError: the message is not known, or cannot be answered.
         """
-        ...

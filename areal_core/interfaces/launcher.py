@@ -92,20 +92,19 @@ class RunningProcess(Protocol):
     """A process that was started, as its starter sees it."""
 
     name: str
-    address: str
-    """Of its node, as other processes of the run reach it."""
 
     async def wait(self) -> ProcessEnd:
         """Until it has ended, and with it everything that it ever started."""
-        ...
 
     async def end(self, grace_s: float = 0.0) -> ProcessEnd:
         """End it: SIGTERM, and SIGKILL after `grace_s` seconds; safe to call twice."""
-        ...
 
 
 class Processes(Protocol):
     """Starts processes of a run: what an engine, a pool or any other part is given that needs some."""
+
+    address: str
+    """Of the node where those stand that name no other (`beside`), as other processes of the run reach it."""
 
     async def start(self, specification: ProcessSpecification) -> RunningProcess:
         """Start a process and return at once.
@@ -115,7 +114,6 @@ class Processes(Protocol):
         Raises:
             RunError: there is no room for it.
         """
-        ...
 
 
 class Launcher(Protocol):
@@ -137,12 +135,9 @@ class Launcher(Protocol):
         Raises:
             RunError: a node cannot be had; says which, and what there is.
         """
-        ...
 
     def lost(self) -> Mapping[str, str]:
         """Nodes whose warden could not be started or has ended, with the reason."""
-        ...
 
     def close(self) -> None:
         """End all nodes; confirmed on return; safe to call twice."""
-        ...

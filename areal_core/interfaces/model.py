@@ -29,4 +29,3 @@ class ModelSource(Protocol):
 
     def prepare(self, cache: Path) -> Path:
         """The folder of the model, made below `cache` if it is not there yet. Must be safe to call again."""
-        ...

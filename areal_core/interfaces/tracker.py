@@ -14,12 +14,9 @@ class Tracker(Protocol):
 
     def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """Once, before the first step; `config` holds no secrets."""
-        ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Once a step, and once an evaluation."""
-        ...
 
     def close(self) -> None:
         """Flush and end; safe to call twice."""
-        ...

@@ -63,7 +63,6 @@ class TrainEngine(Protocol):
         Raises:
             RunError: the model cannot be loaded, or its log-probabilities cannot be computed by this engine.
         """
-        ...
 
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the whole batch without gradients.
@@ -75,7 +74,6 @@ class TrainEngine(Protocol):
         Returns:
             By name, float32 [sum(T)] on the CPU: at position t what is predicted of `targets[t]`.
         """
-        ...
 
     def train(
         self,
@@ -96,27 +94,21 @@ class TrainEngine(Protocol):
         Raises:
             RunError: the role is frozen.
         """
-        ...
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, as in the model's safetensors, tied ones once.
 
         A collective operation: every rank must exhaust it; the tensors are valid until the next one is asked for.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Write parameters, optimizer, schedule and random state below `folder`; collective."""
-        ...
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote, bit for bit, on any number of ranks; collective."""
-        ...
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder with safetensors, config and tokenizer; collective."""
-        ...
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
-        ...

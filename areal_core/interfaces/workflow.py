@@ -29,7 +29,6 @@ class Reward(Protocol):
 
     def __call__(self, **arguments: Any) -> float:
         """The reward; any finite number."""
-        ...
 
 
 @dataclass(slots=True)
@@ -61,7 +60,6 @@ class RolloutWorkflow(Protocol):
 
         An exception is retried up to `rollout.max_retries` times, then recorded with its traceback as failed.
         """
-        ...
 
 
 class Environment(Protocol):
@@ -69,8 +67,6 @@ class Environment(Protocol):
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
         """Begin; the chat messages that open the episode."""
-        ...
 
     async def step(self, completion: str) -> tuple[str | None, float]:
         """Take the policy's turn; the world's answer (None ends the episode) and the reward of this turn."""
-        ...

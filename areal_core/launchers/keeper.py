@@ -38,7 +38,11 @@ class BoundedLog:
         self._file: IO[bytes] | None = None
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
+            self._file = self._open()
+
+    def _open(self) -> IO[bytes]:
+        """Of the user alone: some programs write their keys into their logs."""
+        return os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
 
     def write(self, data: bytes) -> None:
         """Append what the process has written."""
@@ -47,7 +51,7 @@ class BoundedLog:
             if self._file is not None and self._file.tell() + len(data) > self._limit:
                 self._file.close()
                 self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-                self._file = self._path.open("ab", buffering=0)
+                self._file = self._open()
             if self._file is not None:
                 self._file.write(data)
 

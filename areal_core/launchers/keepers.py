@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -27,18 +28,19 @@ LOG_BYTES = 1 << 26
 """Of a log file, of which there may be two."""
 KEEPER_GRACE_S = 5.0
 """Beyond a process's own time to end, until its keeper is killed too."""
+POLL_S = 0.01
 _PROGRAM = Path(__file__).with_name("keeper.py")
+_SET_CHILD_SUBREAPER = 36
 
 
 class KeptProcess:
     """One process under its keeper; a `RunningProcess`."""
 
-    address = "127.0.0.1"
-
-    def __init__(self, name: str, keeper: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, keeper: asyncio.subprocess.Process, keepers: Keepers) -> None:
         self.name = name
         self.started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._keeper = keeper
+        self._keepers = keepers
         self._ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
         start_task(self._follow(), f"following the process {name}")
 
@@ -86,6 +88,7 @@ class KeptProcess:
             else:
                 end = ProcessEnd(facts["code"], facts["last_words"])
         await self._keeper.wait()
+        await self._keepers.end_orphans()
         if not self.started.done():
             self.started.set_result(0)
         self._ended.set_result(end)
@@ -97,9 +100,18 @@ class Keepers:
     Args:
         logs: folder for `<name>.log`.
         environment: added to this program's own, for all of them.
+        adopts_orphans: what a keeper that was killed has left comes to this program, and is ended; not for a program
+            that has children by other ways, for they would end too.
     """
 
-    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
+    address = "127.0.0.1"
+
+    def __init__(
+        self, logs: Path, environment: Mapping[str, str] | None = None, *, adopts_orphans: bool = False
+    ) -> None:
+        self._adopts_orphans = adopts_orphans and sys.platform == "linux"
+        if self._adopts_orphans:
+            ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._logs = logs
         self._environment = {**os.environ, **(environment or {})}
         self.processes: dict[str, KeptProcess] = {}
@@ -134,13 +146,30 @@ class Keepers:
                 env=variables,
                 start_new_session=True,
             )
-            process = KeptProcess(name, keeper)
+            process = KeptProcess(name, keeper, self)
             self.processes = {key: kept for key, kept in self.processes.items() if not kept.has_ended}
             self.processes[name] = process
         finally:
             self.launching -= 1
         await process.started
         return process
+
+    async def end_orphans(self) -> None:
+        """A keeper has ended: what it may have left has come to this program, and ends too."""
+        while self._adopts_orphans:
+            # A keeper that is being started is not known yet.
+            orphans = set() if self.launching else self._orphans()
+            for orphan in orphans:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(orphan, signal.SIGKILL)
+                    os.waitpid(orphan, os.WNOHANG)
+            if not orphans and not self.launching:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _orphans(self) -> set[int]:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        return {int(pid) for pid in children} - {process.keeper_pid for process in self.processes.values()}
 
     async def close(self) -> None:
         """End everything at once; safe to call twice."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -43,7 +42,6 @@ BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
 """Names the node's private folder for sockets and published weights, in memory where the machine offers that."""
-_SET_CHILD_SUBREAPER = 36
 _OWNER = "owner"
 
 
@@ -58,7 +56,7 @@ class Warden:
 
     def __init__(self, channel: Channel, scratch: Path, lease_s: float) -> None:
         self._channel = channel
-        self._keepers = Keepers(scratch, {SCRATCH_VARIABLE: str(scratch)})
+        self._keepers = Keepers(scratch, {SCRATCH_VARIABLE: str(scratch)}, adopts_orphans=True)
         self._lease_s = lease_s
         self._heard = time.monotonic()
 
@@ -70,11 +68,9 @@ class Warden:
                 await asyncio.wait({orders}, timeout=BEAT_S)
                 with contextlib.suppress(ChannelClosed):
                     self._channel.post(NodeBeat())
-                self._end_strangers()
         finally:
             orders.cancel()
             await self._keepers.close()
-            self._end_strangers()
 
     async def _take_orders(self) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -108,18 +104,6 @@ class Warden:
         with contextlib.suppress(ChannelClosed):
             self._channel.post(ProcessEnded(process.name, end.code, end.last_words))
 
-    def _end_strangers(self) -> None:
-        """Orphans of a keeper that was killed have become children of this process: they end too."""
-        if self._keepers.launching:
-            return
-        known = {process.keeper_pid for process in self._keepers.processes.values()}
-        with contextlib.suppress(OSError):
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            for child in {int(pid) for pid in children} - known:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(child, signal.SIGKILL)
-                    os.waitpid(child, os.WNOHANG)
-
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
@@ -140,8 +124,6 @@ def scratch_folder() -> Iterator[Path]:
 
 async def main(supervisor: str, lease_s: float) -> None:
     """Connect, report, and serve until the supervisor is gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     on_failure(_end_at_once)
     credentials = Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)

@@ -79,11 +79,6 @@ class SupervisedProcess:
         self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
 
     @property
-    def address(self) -> str:
-        """See `RunningProcess.address`."""
-        return self.node.ready.address
-
-    @property
     def silent_s(self) -> float:
         """Seconds since a process that speaks was heard; 0 for others and for those that have ended."""
         return time.monotonic() - self.heard if self.specification.speaks and not self.ended.done() else 0.0

@@ -67,6 +67,12 @@ class BlockingChannel:
                 channel.send(Hello(shown.token, shown.epoch, name))
                 return channel
 
+    @property
+    def own_host(self) -> str:
+        """See `Channel.own_host`."""
+        name = self._socket.getsockname()
+        return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
+
     def send(self, message: Any, number: int = 0, timeout_s: float | None = None) -> None:
         """Write a message whole.
 

@@ -178,7 +178,7 @@ class StepMetrics:
 class RunProcess:
     """Start a process for the one that asks, which is told of its end with `ProcessEnded`.
 
-    Answered with `ProcessPlaced`, or `Failed` where there is no room for it.
+    Answered with `Done`, or `Failed` where there is no room for it.
 
     Attributes:
         name, command, environment, gpus: see `StartProcess`.
@@ -194,13 +194,6 @@ class RunProcess:
     gpus: tuple[int, ...] | None
     cores: int
     beside: str
-
-
-@message
-class ProcessPlaced:
-    """A process was started; `address` is that of its node."""
-
-    address: str
 
 
 # From somebody outside, who knows the run's folder.

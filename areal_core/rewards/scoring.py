@@ -29,7 +29,6 @@ class Scorer(Protocol):
         Raises:
             RewardError: one of the rewards failed.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

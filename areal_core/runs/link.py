@@ -45,10 +45,14 @@ class Link:
     Args:
         channel: to the supervisor.
         name: of this process.
+
+    Attributes:
+        host: this node's address, as the supervisor's machine may reach it.
     """
 
     def __init__(self, channel: BlockingChannel, name: str) -> None:
         self.name = name
+        self.host = channel.own_host
         self._channel = channel
         self._phase, self._deadline_s, self._since = "starting", 0.0, time.monotonic()
         self._numbers = itertools.count(1)
@@ -157,7 +161,6 @@ class LinkedProcess:
 
     def __init__(self, link: Link, name: str) -> None:
         self.name = name
-        self.address = ""
         self.ended: Future[ProcessEnd] = Future()
         self._link = link
 
@@ -183,6 +186,7 @@ class LinkedProcesses:
     """
 
     def __init__(self, link: Link) -> None:
+        self.address = link.host
         self._link = link
         self._running: dict[str, LinkedProcess] = {}
 
@@ -200,7 +204,7 @@ class LinkedProcesses:
             specification.beside or self._link.name,
         )
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            process.address = (await asyncio.wrap_future(self._link.request(asked))).address
+            await asyncio.wrap_future(self._link.request(asked))
         return process
 
     def hear(self, ended: ProcessEnded) -> None:

@@ -22,6 +22,7 @@ from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
     Announce,
     Ask,
+    Done,
     Dying,
     EndProcess,
     Forward,
@@ -29,7 +30,6 @@ from areal_core.messages.processes import (
     Notice,
     Owner,
     ProcessEnded,
-    ProcessPlaced,
     RunProcess,
     WhoOwns,
 )
@@ -271,11 +271,11 @@ class Supervisor:
             EndMeans.REPLACED,
         )
         try:
-            process = self._wardens.start(specification, self._log(asked.name), owner.name)
+            self._wardens.start(specification, self._log(asked.name), owner.name)
         except RunError as error:
             _reply(owner, number, Failed(error.message, error.hints))
         else:
-            _reply(owner, number, ProcessPlaced(process.address))
+            _reply(owner, number, Done())
 
     def _has_ended(self, process: SupervisedProcess, end: ProcessEnd) -> None:
         owner = self._wardens.processes.get(process.owner)

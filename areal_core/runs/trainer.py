@@ -24,10 +24,10 @@ from areal_core.messages.processes import Status, StepMetrics
 from areal_core.runs.models import load_tokenizer, model_reference
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
-from areal_core.training.distribution import share_beginning
+from areal_core.training.distribution import open_store, share_beginning
 from areal_core.training.journal import Journal
 from areal_core.training.loop import Trainer
-from areal_core.training.publication import Publication
+from areal_core.training.publication import KEPT, Publication, roomy_folder
 from areal_core.training.rollouts import RolloutClient
 from areal_core.training.supervised import SupervisedSource
 
@@ -82,7 +82,7 @@ def _join_ranks(link: Link, timeout: timedelta) -> None:
     """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        store = open_store("127.0.0.1")
         link.announce("rendezvous", str(store.port))
     else:
         port = int(link.ask("rendezvous", START_TIMEOUT_S))
@@ -113,8 +113,8 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
         witness = restore_checkpoint(beginning.checkpoint, {"actor": engines["actor"]})
     publication = None
     if algorithm.needs_rollouts:
-        folder = _weights_folder(config, epoch)
-        publication = Publication(config.publication, engines["actor"], rollouts, folder, getattr(torch, model.dtype))
+        folders = _weights_folders(config, epoch, model)
+        publication = Publication(config.publication, engines["actor"], rollouts, folders, getattr(torch, model.dtype))
     journal = _journal(resolved, run, link, beginning.step) if is_first else None
     trainer = Trainer(config, algorithm, engines, publication, run.path, epoch.checkpoints, source, journal)
     try:
@@ -140,13 +140,18 @@ def _engines(config: RunConfig, model: ModelReference, *, needs_reference: bool)
     return engines
 
 
-def _weights_folder(config: RunConfig, epoch: EpochFolder) -> Path:
-    """Where weights are published; empty."""
-    is_disk = config.publication.transport == "disk"
-    folder = epoch.weights if is_disk else Path(os.environ[SCRATCH_VARIABLE]) / "weights"
+def _weights_folders(config: RunConfig, epoch: EpochFolder, model: ModelReference) -> list[Path]:
+    """Where weights are published, best first; empty. In memory only where all versions that are kept have room."""
+    if config.publication.transport == "disk":
+        folders = [epoch.weights]
+    else:
+        folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", epoch.weights]
     if dist.get_rank() == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-    return folder
+        size = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        return folders[folders.index(roomy_folder(folders, size * (KEPT + 1))) :]
+    return folders
 
 
 def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journal:

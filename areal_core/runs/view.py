@@ -41,11 +41,9 @@ class View(Protocol):
 
     def prepare(self) -> None:
         """Look at how the preparation of the model goes; called a few times a second."""
-        ...
 
     def update(self) -> None:
         """Show how the run is now; called a few times a second."""
-        ...
 
 
 class RunState:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import TensorDescription
 from areal_core.messages.rollouts import FormGroup, PublishWeights
-from areal_core.training.distribution import agree
+from areal_core.training.distribution import agree, open_store
 
 if TYPE_CHECKING:
     from areal_core.config.sections import PublicationSection
@@ -83,9 +83,7 @@ class Broadcast:
     def _stands(self, rollouts: RolloutClient) -> bool:
         """Whether a group stands."""
         if self._store is None:  # one for all groups: the name of each is in front of its keys
-            self._store = TCPStore(
-                self._section.address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
-            )
+            self._store = open_store(self._section.address, self._timeout)
         wanted = FormGroup(self._section.address, self._store.port, self._backend, self._name)
         group: BroadcastGroup | None = rollouts.call(wanted, "a group of servers for the broadcast").group
         if group is None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_core.data.batch import PackedBatch
+from areal_core.errors import RunError
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
 
@@ -24,6 +27,22 @@ def _patient(_: object) -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def open_store(host: str, timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
+    """A store through which others meet, on a free port of one address; PyTorch by itself would listen on all.
+
+    Raises:
+        RunError: the address is none of this machine's.
+    """
+    try:
+        listener = socket.create_server((host, 0))
+    except OSError as error:
+        raise RunError(f"cannot listen on {host}, where others shall meet: {error}") from None
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
 
 
 def agree(value: float) -> float:

@@ -22,15 +22,12 @@ class Observer(Protocol):
 
     def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over."""
-        ...
 
     def weights_published(self, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
-        ...
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
-        ...
 
 
 class Journal:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
@@ -16,7 +18,7 @@ from areal_core.training.broadcast import Broadcast, BroadcastFailedError
 from areal_core.training.distribution import distribute, wait_for_all
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     import torch
 
@@ -26,6 +28,27 @@ if TYPE_CHECKING:
 
 KEPT = 2
 """Folders of published weights; the one before the last may still be read by a server that catches up."""
+
+
+def roomy_folder(folders: Sequence[Path], size: int) -> Path:
+    """The first folder with room for so many bytes; told, where it is another one than the first.
+
+    Raises:
+        RunError: none has room.
+    """
+    told: list[str] = []
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if free > size:
+            if told:
+                sys.stderr.write(f"weights of {size / 1e9:.1f} GB go to {folder}: only {', '.join(told)}\n")
+            return folder
+        told.append(f"{free / 1e9:.1f} GB are free in {folder}")
+    raise RunError(
+        f"there is no room for weights of {size / 1e9:.1f} GB: only {', '.join(told)}",
+        hints=["make room there, or set publication.transport to disk or broadcast"],
+    )
 
 
 class Publication:
@@ -38,7 +61,7 @@ class Publication:
         section: settings.
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks.
-        folder: where versions are written, one folder each.
+        folders: where versions are written, one folder each: in the first one that has room.
         dtype: of the published weights.
     """
 
@@ -47,13 +70,13 @@ class Publication:
         section: PublicationSection,
         engine: TrainEngine,
         rollouts: RolloutClient | None,
-        folder: Path,
+        folders: Sequence[Path],
         dtype: torch.dtype,
     ) -> None:
         self._section = section
         self._engine = engine
         self._rollouts = rollouts
-        self._folder = folder
+        self._folders = folders
         self._dtype = dtype
         self._broadcast = Broadcast(section, engine, rollouts, dtype) if section.transport == "broadcast" else None
         self._written: list[Path] = []
@@ -151,15 +174,15 @@ class Publication:
 
     def _write(self, version: int) -> Path:
         """Write the parameters to a folder, complete or not at all; only rank 0 writes."""
-        target = self._folder / f"version-{version}"
         parameters: dict[str, torch.Tensor] = {}
         for name, value in self._engine.named_full_parameters():
             if self._rollouts is not None:
                 parameters[name] = value.detach().to("cpu", self._dtype, copy=True).contiguous()
         if self._rollouts is None:
-            return target
-        temporary = self._folder / f".version-{version}"
-        with writing(f"weights of version {version}", self._folder):
+            return Path()
+        folder = roomy_folder(self._folders, sum(value.nbytes for value in parameters.values()))
+        temporary, target = folder / f".version-{version}", folder / f"version-{version}"
+        with writing(f"weights of version {version}", folder):
             temporary.mkdir(parents=True, exist_ok=True)
             save_file(parameters, temporary / "model.safetensors", metadata={"format": "pt"})
             temporary.rename(target)

@@ -20,20 +20,15 @@ class BatchSource(Protocol):
 
     def where_to_begin(self) -> Beginning:
         """The step, the checkpoint and the weight version that every rank begins with."""
-        ...
 
     def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
         """The batch of `step` and its metrics; None for a batch without data. Raises `Interrupted`."""
-        ...
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the published weights; empty where the source cannot. Raises `Interrupted`."""
-        ...
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """The checkpoint of `step` batches is complete: from now on a resume starts there."""
-        ...
 
     def close(self) -> None:
         """No further batch is needed."""
-        ...

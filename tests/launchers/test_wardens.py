@@ -237,12 +237,37 @@ def test_keepers_without_a_run(tmp_path: Path, tag: str) -> None:
     run(work())
 
 
+def test_nothing_is_left_when_a_keeper_without_a_warden_is_killed(tmp_path: Path, tag: str) -> None:
+    """A program that starts servers by hand."""
+    code = f"""
+import asyncio, pathlib, sys
+from areal_core.interfaces.launcher import ProcessSpecification
+from areal_core.launchers.keepers import Keepers
+async def work():
+    keepers = Keepers(pathlib.Path(sys.argv[1]), adopts_orphans=True)
+    command = [sys.executable, "-c", {ORPHAN!r}, sys.argv[2]]
+    process = await keepers.start(ProcessSpecification("engine", "test", command))
+    print(process.keeper_pid, flush=True)
+    print(await process.wait(), flush=True)
+asyncio.run(work())
+"""
+    program = subprocess.Popen([sys.executable, "-c", code, tmp_path, tag, ""], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    keeper = int(program.stdout.readline())
+    run(until(lambda: len(tagged(tag)) == 3, "the process and its two children run"))
+    os.kill(keeper, signal.SIGKILL)
+    assert "its keeper was killed" in program.stdout.readline()
+    assert not tagged(tag)
+    assert program.wait() == 0
+
+
 def test_a_log_is_bounded_and_its_end_is_kept(tmp_path: Path) -> None:
     log = keeper_module.BoundedLog(tmp_path / "logs" / "a.log", 1000)
     for number in range(200):
         log.write(f"line {number}\n".encode())
     assert (tmp_path / "logs" / "a.log").stat().st_size <= 1000
     assert (tmp_path / "logs" / "a.log.1").stat().st_size <= 1000
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "logs").iterdir()} == {0o600}
     assert log.last_words.splitlines()[-1] == "line 199"
     nowhere = keeper_module.BoundedLog(Path("/proc/no/such/a.log"), 1000)
     nowhere.write(b"still heard\n")

@@ -125,7 +125,7 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
         fleet, victim = place.fleet, place.member(1)
         parameters = Parameters(place)
         section = PublicationSection(transport="broadcast", timeout_s=BROADCAST_TIMEOUT_S)
-        publication = Watched(section, parameters, Rollouts(place), tmp_path, torch.float32)
+        publication = Watched(section, parameters, Rollouts(place), [tmp_path], torch.float32)
         publication.version = place.version
 
         def versions():
@@ -297,7 +297,7 @@ def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, repla
         config = json.loads((other_model / "config.json").read_text())
         (other_model / "config.json").write_text(json.dumps({**config, "hidden_size": 128}))
         async with (
-            replay({"/health": (404, {"detail": "no"})}) as (something, _),
+            replay({"/server_info": {"version": "none"}}) as (something, _),
             proxied(spare) as (other, wrong_model),
             proxied(spare) as (broken, cannot_serve),
         ):
@@ -311,7 +311,7 @@ def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, repla
                 assert "serves another model" in reasons
                 assert "hidden_size 128 instead of 64" in reasons
                 assert "is healthy but cannot serve this model: /generate failed (500): it burns" in reasons
-                assert "answers something else than a server would" in reasons or "answers, but not as" in reasons
+                assert "answers, but not as an SGLang server does" in reasons
                 await requests.more()
             requests.check(place.log_files)
             folder = tmp_path / "alone"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
+from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.testing.conformance import InferenceEngineSuite
 from areal_core.testing.conformance.naive import NaiveEngine
 
@@ -228,6 +232,59 @@ class OneRequestForgotten(NaiveEngine):
         return await super()._generate(request)
 
 
+class BroadcastEngine(NaiveEngine):
+    """Receives broadcasts too, as rank 1 of two: nothing is wrong with it."""
+
+    capabilities = replace(NaiveEngine.capabilities, broadcast=True)
+
+    async def form_group(self, address, port, backend, standing):
+        def join():
+            store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
+            return dist.ProcessGroupGloo(store, 1, 2, timedelta(seconds=60))
+
+        self._group = asyncio.ensure_future(asyncio.to_thread(join))
+        return BroadcastGroup("group", 2, (), is_new=True)
+
+    async def update_weights(self, update):
+        if update.path is not None:
+            return await super().update_weights(update)
+        group = await self._group
+
+        def receive():
+            tensors = {one.name: torch.empty(one.shape) for one in update.tensors}
+            for tensor in tensors.values():
+                group.broadcast([tensor], dist.BroadcastOptions()).wait()
+            return tensors
+
+        self._take_over(await asyncio.to_thread(receive))
+        self.version = update.version
+
+
+class HalfTakenBroadcast(BroadcastEngine):
+    """As with an adapter that leaves a parameter out of what it tells its server to load."""
+
+    def _take_over(self, tensors):
+        kept = self._model.model.norm.weight.detach().clone()
+        super()._take_over({**tensors, "model.norm.weight": kept})
+
+
+class HeadMayBeMissing(NaiveEngine):
+    """Takes every model's head for a tied one."""
+
+    def _read(self, path):
+        tensors = load_file(path)
+        head = dict(self._model.named_parameters()).get("lm_head.weight")
+        return super()._read(path) if head is None else {"lm_head.weight": head.detach(), **tensors}
+
+
+def test_an_engine_that_receives_broadcasts_passes(tmp_path):
+    class Suite(TestNaiveEngine):
+        def make_engine(self, folder, *, update_mode, slots):
+            return BroadcastEngine(slots)
+
+    Suite().test_every_tensor_of_a_broadcast_is_taken_over(tmp_path)
+
+
 LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
 LABELS = "test_every_token_carries_the_version_that_sampled_it"
 STOP = "test_a_stop_token_ends_the_output_and_is_part_of_it"
@@ -249,6 +306,8 @@ MUTANTS = [
     (OneSeedForAll, "test_a_seed_decides_the_tokens", "different seeds gave the same"),
     (HalfTakenWeights, "test_every_tensor_is_taken_over", "a plain forward pass"),
     (HalfTakenWeights, "test_recompute_gives_exact_logprobs_across_updates", "a plain forward pass"),
+    (HalfTakenBroadcast, "test_every_tensor_of_a_broadcast_is_taken_over", "a plain forward pass"),
+    (HeadMayBeMissing, "test_a_head_that_is_left_out_is_missed", "taken over without its head"),
     (RefusedButChanged, REFUSED, "changed weights"),
     (RefusedButLabelled, REFUSED, "changed the label"),
     (MisfitIgnored, REFUSED, "taken over from a file with a missing tensor"),

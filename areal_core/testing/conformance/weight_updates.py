@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
-from areal_core.interfaces import WeightUpdate
+from areal_core.interfaces import TensorDescription, WeightUpdate
 from areal_core.testing.conformance.engine_session import (
     PROMPTS,
     EngineSession,
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 
     from areal_core.data.trajectory import Generation
     from areal_core.interfaces import GenerationRequest, InferenceEngine
+    from areal_core.interfaces.inference import BroadcastReceiver
 
+BROADCAST_TIMEOUT = timedelta(seconds=120)
 UPDATES = 6
 WORKERS = 4
 
@@ -118,6 +123,44 @@ class WeightUpdates(EngineSession):
 
         asyncio.run(check())
 
+    def test_every_tensor_of_a_broadcast_is_taken_over(self, tmp_path: Path) -> None:
+        """As from a folder, where the engine says that it receives broadcasts."""
+        models = {v: make_model(tmp_path / f"model{v}", seed=v) for v in (0, 7)}
+
+        async def check() -> None:
+            for mode in self.modes(tmp_path):
+                async with self.running(tmp_path, models[0], update_mode=mode) as engine:
+                    if not engine.capabilities.broadcast:
+                        pytest.skip("the engine does not say that it receives broadcasts")
+                    await self.answers(engine, [request(prompt, affinity="same") for prompt in PROMPTS])
+                    await self.within(broadcast_weights(engine, 7, models[7]), "a broadcast")
+                    asked = [request(prompt, seed, affinity="same") for seed, prompt in enumerate(PROMPTS)]
+                    for one, found in zip(asked, await self.answers(engine, asked), strict=True):
+                        assert set(found.versions) == {7}, f"{mode}: labels {set(found.versions)} after version 7"
+                        check_logprobs(one, found, models, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_a_head_that_is_left_out_is_missed(self, tmp_path: Path) -> None:
+        """By RunError, where it is no copy of the embeddings; else the engine would go on with the former one."""
+        from safetensors.torch import load_file, save_file
+
+        model = make_model(tmp_path / "model", architecture="llama")
+        tensors = load_file(make_model(tmp_path / "next", architecture="llama", seed=1) / "model.safetensors")
+        headless = tmp_path / "headless"
+        headless.mkdir()
+        save_file({n: t for n, t in tensors.items() if n != "lm_head.weight"}, headless / "model.safetensors")
+
+        async def check() -> None:
+            async with self.running(tmp_path, model) as engine:
+                try:
+                    await self.within(engine.update_weights(WeightUpdate(1, headless)), "update without a head")
+                except RunError:
+                    return
+                raise AssertionError("a model with a head of its own was taken over without its head")
+
+        asyncio.run(check())
+
     async def _generate_under_updates(
         self, engine: InferenceEngine, models: list[Path]
     ) -> list[tuple[GenerationRequest, Generation]]:
@@ -158,6 +201,28 @@ class WeightUpdates(EngineSession):
             for worker in workers:
                 worker.cancel()
         return answers
+
+
+async def broadcast_weights(engine: InferenceEngine, version: int, folder: Path) -> None:
+    """What the trainer's rank 0 does: agree on a group, join it, and send one tensor after another."""
+    from safetensors.torch import load_file
+
+    receiver, tensors = cast("BroadcastReceiver", engine), load_file(folder / "model.safetensors")
+    told = tuple(TensorDescription(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items())
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=BROADCAST_TIMEOUT)
+    group = await receiver.form_group("127.0.0.1", store.port, "gloo", "")
+    assert group is not None, "the engine says that it receives broadcasts, and forms no group"
+    for prefix in group.prefixes:
+        store = PrefixStore(prefix, store)
+
+    def send() -> None:
+        joined: Any = dist.ProcessGroupGloo(store, 0, group.world_size, BROADCAST_TIMEOUT)
+        for tensor in tensors.values():
+            joined.broadcast([tensor], dist.BroadcastOptions()).wait()
+
+    sending = asyncio.ensure_future(asyncio.to_thread(send))
+    await engine.update_weights(WeightUpdate(version, None, told))
+    await sending
 
 
 def _broken_copies(good: Path, folder: Path) -> dict[str, Path]:

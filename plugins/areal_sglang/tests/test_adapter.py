@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import yaml
 
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_servers.connection import ServerConnection
@@ -59,6 +60,20 @@ def test_options_become_words_of_the_command():
     assert words.count("--tp-size") == 1
     assert words[words.index("--tp-size") + 1] == "2", "what the config names goes before the adapter's own"
     assert command.environment["A"] == "1"
+
+
+def test_the_key_is_in_a_private_file_and_not_on_the_command_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("KEY", "it is 'secret'")
+    made = SGLangAdapter(SGLangConfig(api_key="env:KEY"), tmp_path)
+    command = made.command(ModelReference("/model", "float32"), "127.0.0.1", 8000)
+    words = list(command.arguments)
+    assert not any("secret" in word for word in [*words, *command.environment.values()])
+    (file,) = tmp_path.iterdir()
+    assert words[words.index("--config") + 1] == str(file)
+    assert yaml.safe_load(file.read_text()) == {"api-key": "it is 'secret'"}
+    assert file.stat().st_mode & 0o777 == 0o600
+    del made
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_is_identified(replay, recorded):

@@ -73,6 +73,13 @@ def test_options_become_words_of_the_command():
     assert list(WORKER.glob("*.py")), "the server imports its worker extension from this folder"
 
 
+def test_the_key_is_not_on_the_command_line(monkeypatch):
+    monkeypatch.setenv("KEY", "it is secret")
+    command = adapter(api_key="env:KEY").command(ModelReference("/model", "float32"), "127.0.0.1", 8000)
+    assert not any("secret" in word or "key" in word for word in command.arguments)
+    assert command.environment["VLLM_API_KEY"] == "it is secret"
+
+
 def test_a_server_is_identified(replay, recorded):
     found, _ = called(replay, recorded, adapter().identify)
     assert (found.version, found.context, found.slots, found.dtype) == ("0.32.0", 16384, 32, "float32")

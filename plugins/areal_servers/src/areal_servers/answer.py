@@ -132,13 +132,15 @@ class PieceTokens:
 
     Args:
         version: of the server's weights when the piece was sent.
+        mark: of the run, in front of the versions in the server's labels.
 
     Attributes:
         certain: how many tokens are surely of `version`, because they came before any update began.
     """
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, mark: str = "") -> None:
         self.version = version
+        self._mark = mark
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
         self.certain = 0
@@ -174,9 +176,10 @@ class PieceTokens:
             return [self.version] * len(self.output_ids)
         versions: list[int] = []
         for label, start, end in self._spans:
-            if not label.isdecimal() or start != len(versions):
+            number = label.removeprefix(self._mark)
+            if f"{self._mark}{number}" != label or not number.isdecimal() or start != len(versions):
                 raise ServerLostError(f"labels its tokens '{label}' from {start}; somebody else changed its weights")
-            versions += [int(label)] * (end - start)
+            versions += [int(number)] * (end - start)
         if len(versions) < len(self.output_ids):
             raise ServerLostError(f"labels {len(versions)} of {len(self.output_ids)} tokens")
         return versions[: len(self.output_ids)]

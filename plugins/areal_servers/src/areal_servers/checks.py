@@ -6,6 +6,7 @@ And servers that are not the run's.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from areal_core.errors import RunError
 from areal_servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from areal_core.interfaces import GenerationRequest, ModelReference
     from areal_servers.interface import ServerIdentity
@@ -91,15 +92,32 @@ def describe_folder(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def check_fit(shapes: Mapping[str, Sequence[int]], model: Mapping[str, Sequence[int]]) -> None:
+def refuse_experts(names: Iterable[str]) -> None:
+    """Refuse a model whose weights would be published under other names than servers know.
+
+    Raises:
+        RunError: its experts are single tensors in its files, and one fused tensor a layer in the trainer.
+    """
+    if expert := next((name for name in names if re.search(r"\.experts\.\d+\.", name)), ""):
+        raise RunError(
+            f"the model is a mixture of experts ({expert}): the trainer's library fuses experts, and would publish "
+            "them under names that servers do not know",
+            hints=["train a dense model; servers take no mixtures of experts yet"],
+        )
+
+
+def check_fit(shapes: Mapping[str, Sequence[int]], model: Mapping[str, Sequence[int]], *, is_tied: bool) -> None:
     """Whether weights are those of a model, by the names and shapes of their tensors.
 
-    Tied tensors are in a file once: a head that is missing on one side only is no fault.
+    Args:
+        shapes: of the weights.
+        model: of the model's own.
+        is_tied: whether its head is its embeddings; then it may be missing on either side.
 
     Raises:
         RunError: tensors are missing, of another shape, or of another model.
     """
-    tied = {name for name in shapes.keys() ^ model.keys() if name.endswith("lm_head.weight")}
+    tied = {name for name in shapes.keys() ^ model.keys() if is_tied and name.endswith("lm_head.weight")}
     faults = {
         "missing": sorted(model.keys() - shapes.keys() - tied),
         "unexpected": sorted(shapes.keys() - model.keys() - tied),

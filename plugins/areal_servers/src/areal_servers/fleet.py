@@ -61,7 +61,7 @@ class ServerFleet:
         self._gpus = gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
         self._router = Router(self.roster, settings.max_concurrent_requests, Conversations(settings.update_mode))
-        groups = BroadcastGroups(adapter, self.roster)
+        groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s)
         self._updater = Updater(self.roster, groups, settings.update_timeout_s)
         self._tending: Tending | None = None
         self._vocabulary = _UNLIMITED
@@ -69,7 +69,7 @@ class ServerFleet:
         self.describe = self.roster.describe
         self.generate_everywhere = self._router.answer_everywhere
         self.update_weights = self._updater.update_weights
-        self.form_group = groups.form
+        self.form_group = self._updater.form_group
         self.needs_folder = self._updater.needs_folder
         self.offer_folder = self._updater.offer_folder
         self.release_memory = self._updater.release_memory
@@ -79,7 +79,8 @@ class ServerFleet:
         folder = Path(model.path)
         try:
             description: dict[str, Any] = json.loads((folder / "config.json").read_text())
-            self._updater.begin(folder)
+            # Where a config does not say, the class of the model does, which is not known here.
+            self._updater.begin(folder, is_tied=description.get("tie_word_embeddings") is not False)
         except (OSError, ValueError) as error:
             raise RunError(
                 f"servers need the model as a local folder, and {folder} is none: {error}",

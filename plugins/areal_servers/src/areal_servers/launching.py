@@ -9,7 +9,7 @@ from areal_core.background import start_task
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from areal_core.interfaces.launcher import ProcessEnd, Processes, RunningProcess
     from areal_servers.interface import ServerCommand
@@ -26,40 +26,34 @@ class LaunchedServer:
         processes: start it.
         name: of the process; its output goes to the log of this name.
         gpus: that it sees; None leaves the choice to the environment.
-        host: on which it listens at first.
+        secret: taken out of what it said last, for servers write their settings into their logs.
+
+    Attributes:
+        host: address of the node where it stands.
     """
 
-    def __init__(
-        self, processes: Processes, name: str, gpus: Sequence[int] | None = None, host: str = LOOPBACK[0]
-    ) -> None:
+    def __init__(self, processes: Processes, name: str, gpus: Sequence[int] | None = None, secret: str = "") -> None:
         self.name = name
+        self._secret = secret
+        self.host = processes.address
         self._processes = processes
         self._needs = Needs(gpus=None if gpus is None else tuple(gpus))
-        self._host = host
         self._process: RunningProcess | None = None
         self._end: ProcessEnd | None = None
 
-    async def start(self, command: Callable[[str, int], ServerCommand], port: int = 0) -> str:
+    async def start(self, command: ServerCommand) -> None:
         """Start it, and return at once.
-
-        Args:
-            command: for the host and the port on which it shall listen.
-            port: to listen on; 0 takes a free one.
-
-        Returns:
-            `http://host:port`, where it will answer.
 
         Raises:
             RunError: there is no room for it.
         """
-        port = port or free_port()
-        address = await self._start(command(self._host, port))
-        if self._host == LOOPBACK[0] and address != self._host:
-            # Where it stands is known only now. A name stands where it stood, so the second start knows better.
-            await self.end(0.0)
-            self._host = address
-            await self._start(command(self._host, port))
-        return f"http://{self._host}:{port}"
+        process = await self._processes.start(
+            ProcessSpecification(
+                self.name, "server", command.arguments, command.environment, self._needs, end=EndMeans.REPLACED
+            )
+        )
+        self._process, self._end = process, None
+        start_task(self._follow(process), f"end of the server {self.name}")
 
     @property
     def is_running(self) -> bool:
@@ -70,23 +64,13 @@ class LaunchedServer:
         """How it ended and the end of its log."""
         if self._end is None:
             return f"it runs still, and writes {self.name}.log"
-        return f"{self.name}.log: {self._end.describe()}"
+        words = self._end.describe()
+        return f"{self.name}.log: {words.replace(self._secret, '***') if self._secret else words}"
 
     async def end(self, grace_s: float = GRACE_S) -> None:
         """End it and everything that it started; safe to call twice."""
         if self._process is not None and self._end is None:
             self._end = await self._process.end(grace_s)
-
-    async def _start(self, command: ServerCommand) -> str:
-        """The address of the node on which it was started."""
-        process = await self._processes.start(
-            ProcessSpecification(
-                self.name, "server", command.arguments, command.environment, self._needs, end=EndMeans.REPLACED
-            )
-        )
-        self._process, self._end = process, None
-        start_task(self._follow(process), f"end of the server {self.name}")
-        return process.address
 
     async def _follow(self, process: RunningProcess) -> None:
         end = await process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 import time
 from collections import Counter
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from areal_servers.launching import LaunchedServer
 
 ABORT_INTERVAL_S = 0.02
+JOIN_LEASE_S = 30.0
+"""A server that joined has gone when it is lost and its program, which speaks every second, is silent for so long."""
 MOST_FAILURES = 3
 """Requests in a row that fail on a server until it is taken out."""
 
@@ -54,6 +57,7 @@ class Member:
         adapter: speaks its language.
         connection: to it.
         mode: what becomes of live requests' keys and values at an update.
+        mark: of the run, in front of each version in the server's labels, so that no other run's are believed.
         process: where the run started it itself.
         state: where it is in its life.
         identity: what it said of itself, None before.
@@ -64,6 +68,8 @@ class Member:
         was_ready: since its process began, or since it was first seen.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
         has_memory: False after it gave its GPU's memory away, until the next update.
+        starts: of its process, when, within the last `restart_window_s`.
+        asked_at: when its program last asked that it be used; None where it did not join.
         doubted: set when something happened that whoever watches it should look at.
     """
 
@@ -71,6 +77,7 @@ class Member:
     adapter: ServerAdapter
     connection: ServerConnection
     mode: UpdateMode
+    mark: str = ""
     process: LaunchedServer | None = None
     state: State = State.STARTING
     identity: ServerIdentity | None = None
@@ -81,6 +88,8 @@ class Member:
     was_ready: bool = False
     has_served: bool = False
     has_memory: bool = True
+    starts: list[float] = field(default_factory=list)
+    asked_at: float | None = None
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -88,6 +97,15 @@ class Member:
     def reports_spans(self) -> bool:
         """Whether the server labels tokens itself."""
         return self.identity is not None and self.identity.reports_spans
+
+    @property
+    def is_forsaken(self) -> bool:
+        """Whether the program that brought it into the run is not heard any more."""
+        return self.asked_at is not None and time.monotonic() - self.asked_at > JOIN_LEASE_S
+
+    def label(self, version: int) -> str:
+        """How the server names weights of a version."""
+        return f"{self.mark}{version}"
 
     def take(self) -> None:
         """One request more."""
@@ -108,7 +126,7 @@ class Member:
             RequestRefusedError: the server says that the request is wrong.
         """
         version = self.version
-        tokens = PieceTokens(version)
+        tokens = PieceTokens(version, self.mark)
         piece = answer.next_piece(version)
         try:
             with known_form():
@@ -154,7 +172,7 @@ class Member:
         await self.adapter.abort(self.connection)
         await self.adapter.stop(self.connection, "recompute")
         with known_form():
-            await self.adapter.load(self.connection, update.path, str(update.version), "recompute")
+            await self.adapter.load(self.connection, update.path, self.label(update.version), "recompute")
         await self.adapter.resume(self.connection)
         self.version = update.version
 
@@ -175,7 +193,7 @@ class Member:
             self.has_memory = True
 
     async def _take_over(self, update: WeightUpdate) -> None:
-        label = str(update.version)
+        label = self.label(update.version)
         with known_form():
             if update.path is not None:
                 await self.adapter.load(self.connection, update.path, label, self.mode)
@@ -202,6 +220,7 @@ class Roster:
 
     Attributes:
         members: by name.
+        mark: of this run, in the labels of its weights.
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
     """
@@ -210,6 +229,7 @@ class Roster:
         self._log = log
         self._reasons: dict[str, str] = {}
         self.members: dict[str, Member] = {}
+        self.mark = f"{secrets.token_hex(4)}-"
         self.failure: RunError | None = None
         self.on_change: Callable[[], None] = lambda: None
 
@@ -220,8 +240,9 @@ class Roster:
 
     @property
     def possible(self) -> int:
-        """How many servers are ready or may become so."""
-        return len(self.members) - len(self.those(State.REFUSED, State.GONE))
+        """How many servers are ready or may become so; one that has served is given more than one chance."""
+        refused = [member for member in self.those(State.REFUSED) if not member.has_served]
+        return len(self.members) - len(self.those(State.GONE)) - len(refused)
 
     def those(self, *states: State) -> list[Member]:
         """The servers in one of these states."""
@@ -233,7 +254,7 @@ class Roster:
             return
         member.state = state
         if reason:
-            self._reasons[member.name] = f"{member.name} {state}: {reason}"
+            self.note(member, reason)
         elif state is State.READY:
             self._reasons.pop(member.name, None)
         entry = {"time": time.time(), "server": member.name, "state": str(state), "version": member.version}
@@ -242,6 +263,10 @@ class Roster:
         sys.stderr.write(f"{member.name} {state}{f': {reason}' if reason else ''}\n")
         sys.stderr.flush()
         self.on_change()
+
+    def note(self, member: Member, reason: str) -> None:
+        """Why a server is in its state, for whoever asks."""
+        self._reasons[member.name] = f"{member.name} {member.state}: {reason}"
 
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""

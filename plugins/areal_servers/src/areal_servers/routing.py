@@ -85,7 +85,21 @@ class Router:
         return answer.generation()
 
     async def answer_everywhere(self, request: GenerationRequest) -> list[Generation]:
-        """The same request, answered by each server that is ready; those that fail are left out."""
+        """The same request, answered by each server that is ready; those that fail are left out.
+
+        Where none is ready, or all of them fail, it is waited for one that is.
+
+        Raises:
+            RunError: no server will be ready again.
+        """
+        while True:
+            if not self._roster.ready:
+                self.release(await self.take())
+            found = [answer.generation() for answer in await self._answers(request) if answer.finish is not None]
+            if found:
+                return found
+
+    async def _answers(self, request: GenerationRequest) -> list[Answer]:
         answers = [
             (member, Answer(replace(request, request_id=f"{request.request_id}-{member.name}"), self._conversations))
             for member in self._roster.ready
@@ -98,7 +112,7 @@ class Router:
                 self._roster.doubt(member, str(error))
             finally:
                 self.release(member)
-        return [answer.generation() for _, answer in answers if answer.finish is not None]
+        return [answer for _, answer in answers]
 
     async def take(
         self, prefixes: Sequence[str] = (), avoided: Collection[Member] = (), *, is_continued: bool = False

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved
-    from areal_core.interfaces import ModelReference
     from areal_servers.fleet import ServerFleet
+    from areal_servers.interface import ServerCommand
 
 
 def serve(
@@ -69,16 +68,17 @@ def serve(
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
-    server, port = LaunchedServer(Keepers(run.logs), name, gpus, host), port or free_port()
+    server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus, fleet.settings.key)
+    port = port or free_port()
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
     _say(f"starting {fleet.adapter.name} of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
-    asyncio.run(_serve(fleet, model, server, port, joining))
+    asyncio.run(_serve(fleet, fleet.adapter.command(model, host, port), server, address, joining))
     return 0
 
 
 async def _serve(
-    fleet: ServerFleet, model: ModelReference, server: LaunchedServer, port: int, joining: Joining | None
+    fleet: ServerFleet, command: ServerCommand, server: LaunchedServer, address: str, joining: Joining | None
 ) -> None:
     """Until somebody interrupts."""
     interrupted = asyncio.Event()
@@ -86,8 +86,8 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     if joining is not None:
         await joining.renew()  # a name that is taken is told before anything is started
-    address = await server.start(partial(fleet.adapter.command, model), port)
-    connection = ServerConnection(address, fleet.settings.api_key.get() if fleet.settings.api_key else "")
+    await server.start(command)
+    connection = ServerConnection(address, fleet.settings.key)
     is_ready, deadline = joining is not None, time.monotonic() + fleet.settings.start_timeout_s
     try:
         while not interrupted.is_set():

@@ -56,6 +56,8 @@ class FleetSettings(Settings):
     """seconds without a token that end a request to a server"""
     update_timeout_s: float = Field(300.0, gt=0)
     """seconds that taking over new weights may take"""
+    group_timeout_s: float = Field(120.0, gt=0)
+    """seconds in which servers must meet for broadcasts; who does not gets the weights through a folder"""
     health_interval_s: float = Field(2.0, gt=0)
     """seconds between looks at a server's health"""
     health_timeout_s: float = Field(15.0, gt=0)
@@ -63,7 +65,9 @@ class FleetSettings(Settings):
     drain_timeout_s: float = Field(60.0, ge=0)
     """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
     restarts: int = Field(3, ge=0)
-    """times that a server of the run is started again after it died"""
+    """times that a server of the run is started again within `restart_window_s`"""
+    restart_window_s: float = Field(3600.0, gt=0)
+    """seconds after which a start of a server no longer counts"""
 
     @field_validator("addresses")
     @classmethod
@@ -94,6 +98,11 @@ class FleetSettings(Settings):
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
+
+    @property
+    def key(self) -> str:
+        """What the servers ask for; empty for nothing."""
+        return "" if self.api_key is None else self.api_key.get()
 
     @property
     def ranks(self) -> int:

@@ -16,21 +16,22 @@ from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
-from areal_servers.launching import LOOPBACK, LaunchedServer
+from areal_servers.launching import LOOPBACK, LaunchedServer, free_port
 from areal_servers.roster import Member, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.interfaces import ModelReference, Processes
-    from areal_servers.interface import ServerAdapter, ServerCommand
+    from areal_servers.interface import ServerAdapter
     from areal_servers.roster import Roster
     from areal_servers.settings import FleetSettings
     from areal_servers.updating import Updater
 
 HEALTH_INTERVAL_S = 0.5
 WATCH_INTERVAL_S = 0.25
-LONGEST_PAUSE_S = 10.0
+PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 600.0)}
+"""Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
 
@@ -66,13 +67,9 @@ class Admission:
         check_identity(member.identity, self.model)
         self.roster.move(member, State.CATCHING_UP)
         if is_new:
-            await member.adapter.set_label(member.connection, "0")
+            await member.adapter.set_label(member.connection, member.label(0))
             member.version = 0
-        while True:
-            await self.updater.catch_up(member)
-            await self._ask_first(member)
-            if await self.updater.admit(member):
-                return
+        await self.updater.bring_in(member, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
         patience = REVIVAL_S if member.was_ready and member.process else self.settings.start_timeout_s
@@ -80,19 +77,19 @@ class Admission:
         while True:
             if member.process is not None and not member.process.is_running:
                 words = member.process.last_words()
-                if member.has_served:
+                if member.has_served or "address already in use" in words.lower():  # a port is taken now and then
                     raise ServerLostError(f"has ended: {words}")
-                if "address already in use" in words.lower():
-                    raise ServerLostError("its port was taken meanwhile")
                 raise ServerRefusedError(f"ended before it was ready; {words}")
             try:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 return
-            except RequestRefusedError as error:
-                raise ServerRefusedError(f"answers something else than a server would: {error}") from None
-            except ServerLostError as error:
-                if time.monotonic() > deadline:
-                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
+            except (ServerLostError, RequestRefusedError) as error:
+                is_refusal = isinstance(error, RequestRefusedError)
+                if is_refusal:  # a gateway says 404 for a server that loads; so does what will never be one
+                    self.roster.note(member, str(error))
+                if time.monotonic() > deadline or member.is_forsaken:
+                    kind = ServerRefusedError if is_refusal else ServerLostError
+                    raise kind(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def _ask_first(self, member: Member) -> None:
@@ -117,8 +114,8 @@ class Admission:
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
         if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
             raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")
-        if labels - {str(member.version)}:
-            raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.version}")
+        if labels - {member.label(member.version)}:
+            raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}")
 
 
 @dataclass
@@ -154,7 +151,7 @@ class Tending:
         for number in range(self.settings.servers):
             own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
             name = f"server-{number}"
-            self._add(name, "", LaunchedServer(processes, name, own))
+            self._add(name, "", LaunchedServer(processes, name, own, self.settings.key))
         for address in self.settings.addresses:
             self._add(address.split("//")[1], address)
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
@@ -175,6 +172,7 @@ class Tending:
                 )
         if name not in [member.name for member in known]:
             self._add(name, address)
+        self.roster.members[name].asked_at = time.monotonic()
 
     def leave(self, name: str, address: str) -> None:
         """A server is to be taken out: nothing further is asked of it. Nothing happens where it is not known."""
@@ -199,48 +197,49 @@ class Tending:
         await asyncio.gather(*(member.process.end() for member in members if member.process))
 
     def _add(self, name: str, address: str, process: LaunchedServer | None = None) -> None:
-        key = self.settings.api_key.get() if self.settings.api_key is not None else ""
-        connection = ServerConnection(address, key, self.settings.silence_timeout_s)
-        member = Member(name, self.adapter, connection, self.settings.update_mode, process)
+        connection = ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
+        member = Member(name, self.adapter, connection, self.settings.update_mode, self.roster.mark, process)
         self.roster.members[name] = member
         self._tasks[name] = start_task(self._tend(member), f"tending {name}")
 
     async def _tend(self, member: Member) -> None:
-        """Until the server is gone for good."""
+        """Until the server is gone for good: whatever fails is tried again, for its cause may pass."""
         admission = Admission(self.settings, self.roster, self.updater, self.model)
-        starts = losses = 0
-        while member.state not in (State.GONE, State.REFUSED):
+        pause = 0.0
+        while member.state is not State.GONE:
             was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
-                    starts += 1
-                    if starts > 1 + self.settings.restarts:
-                        raise ServerRefusedError(f"ended {starts - 1} times; {member.process.last_words()}")
                     await self._launch(member, member.process)
                 await admission.bring_up(member)
-                losses, was_up = 0, True
+                pause, was_up = 0.0, True
                 await self._watch(member)
             except ServerRefusedError as error:
                 self.roster.move(member, State.REFUSED, str(error))
-                if member.process is not None:
-                    await member.process.end()
             except (*FAULTS, OSError) as error:
                 self.roster.lose(member, str(error))
-                if member.process is not None and not was_up:
-                    await member.process.end()  # it could not be brought up again; a new start may help
-            if member.state is State.LOST:
-                losses += 1
-                await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**losses))
+            if member.process is not None and not was_up:
+                await member.process.end()  # it could not be brought up; a new start may help
+            if member.state in PAUSES_S and member.is_forsaken:
+                self.roster.move(member, State.GONE, "its program is not heard any more")
+            elif member.state in PAUSES_S:
+                first, longest = PAUSES_S[member.state]
+                pause = min(longest, max(first, 2 * pause))
+                await asyncio.sleep(pause)
 
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
-        def command(host: str, port: int) -> ServerCommand:
-            if host not in LOOPBACK and self.settings.api_key is None:
-                raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
-            return self.adapter.command(self.model, host, port)
-
+        now, window = time.monotonic(), self.settings.restart_window_s
+        member.starts = [start for start in member.starts if now - start < window]
+        if len(member.starts) > self.settings.restarts:
+            raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
+        member.starts.append(now)
+        host, port = process.host, free_port()
+        if host not in LOOPBACK and not self.settings.key:
+            raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.was_ready, member.has_memory = False, True
+        member.connection.address = f"http://{host}:{port}"
         try:
-            member.connection.address = await process.start(command)
+            await process.start(self.adapter.command(self.model, host, port))
         except RunError as error:
             raise ServerRefusedError(f"cannot be started: {error}") from None
 

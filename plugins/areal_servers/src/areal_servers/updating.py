@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, WeightUpdate
-from areal_servers.checks import check_fit, describe_folder
+from areal_servers.checks import check_fit, describe_folder, refuse_experts
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, known_form
 from areal_servers.interface import WeightGroup
 from areal_servers.roster import State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from areal_servers.interface import ServerAdapter
     from areal_servers.roster import Member, Roster
-
-FOLDER_INTERVAL_S = 0.5
 
 
 class BroadcastGroups:
@@ -31,11 +29,13 @@ class BroadcastGroups:
     Args:
         adapter: of the servers.
         roster: the servers.
+        timeout_s: in which they must meet.
     """
 
-    def __init__(self, adapter: ServerAdapter, roster: Roster) -> None:
+    def __init__(self, adapter: ServerAdapter, roster: Roster, timeout_s: float) -> None:
         self._adapter = adapter
         self._roster = roster
+        self._timeout_s = timeout_s
         self._group: WeightGroup | None = None
         self._members: list[Member] = []
         self._joining: list[asyncio.Task[None]] = []
@@ -63,15 +63,18 @@ class BroadcastGroups:
 
     async def joined(self) -> None:
         """Wait until every member has joined or failed to."""
-        if self._joining:
-            await asyncio.gather(*self._joining)
-            self._joining = []
+        joining, self._joining = self._joining, []
+        await asyncio.gather(*joining)
 
     async def _join(self, member: Member, group: WeightGroup, first_rank: int) -> None:
-        with suppress(*FAULTS):  # it then takes no part in the broadcast, and catches up from a folder
+        try:
             with known_form():
-                await self._adapter.join_group(member.connection, group, first_rank)
+                async with asyncio.timeout(self._timeout_s):
+                    await self._adapter.join_group(member.connection, group, first_rank)
             member.group = group
+        except (*FAULTS, TimeoutError) as error:  # it takes no part in the broadcast, and catches up from a folder
+            words = str(error) or f"group_timeout_s = {self._timeout_s:g} has passed"
+            self._roster.note(member, f"did not join the group of the broadcast: {words}")
 
     async def _dissolve(self) -> None:
         group, self._group = self._group, None
@@ -81,8 +84,9 @@ class BroadcastGroups:
         for member in self._members:
             if group is not None and member.group is group:
                 member.group = None
-                with suppress(*FAULTS):
-                    await self._adapter.leave_group(member.connection, group)
+                with suppress(*FAULTS, TimeoutError):
+                    async with asyncio.timeout(self._timeout_s):
+                        await self._adapter.leave_group(member.connection, group)
         self._members = []
 
     @staticmethod
@@ -108,48 +112,81 @@ class Updater:
         self._groups = groups
         self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
+        self._is_agreed = self._is_tied = False
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._current = WeightUpdate(0, None)
+        self._has_folder = asyncio.Event()
         self._missed = False
         self.timings: dict[str, float] = {}
 
-    def begin(self, model: Path) -> None:
+    def begin(self, model: Path, *, is_tied: bool) -> None:
         """The weights of version 0 are those of a model's folder.
 
+        Args:
+            model: the folder.
+            is_tied: whether its head is its embeddings.
+
         Raises:
-            RunError: it holds none.
+            RunError: it holds none, or some that cannot be published.
         """
-        self._shapes = describe_folder(model)
-        self._current = WeightUpdate(0, model)
+        self._shapes, self._is_tied = describe_folder(model), is_tied
+        refuse_experts(self._shapes)
+        self._set_current(WeightUpdate(0, model))
+
+    def _set_current(self, update: WeightUpdate) -> None:
+        self._current = update
+        if update.path is None:
+            self._has_folder.clear()  # who waits for a folder waits on behind a broadcast
+        else:
+            self._has_folder.set()
+            self._missed = False
 
     @property
     def is_changing(self) -> bool:
         """Whether weights change now."""
         return self._changing.locked()
 
+    async def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+        """See `BroadcastReceiver.form_group`. No server is admitted between this and the update, for it would miss it.
+
+        The update comes for sure: where the trainer cannot join the group, through a folder.
+        """
+        if not self._is_agreed:
+            await self._changing.acquire()
+            self._is_agreed = True
+        return await self._groups.form(address, port, backend, standing)
+
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
-        told = {tensor.name: tensor.shape for tensor in update.tensors}
-        check_fit(told if update.path is None else describe_folder(update.path), self._shapes)
-        async with self._changing:
+        if not self._is_agreed:
+            await self._changing.acquire()
+        self._is_agreed = False
+        try:
+            told = {tensor.name: tensor.shape for tensor in update.tensors}
+            shapes = told if update.path is None else describe_folder(update.path)
+            check_fit(shapes, self._shapes, is_tied=self._is_tied)
             await self._groups.joined()
-            # Those without memory have been waiting for this since they gave it away.
-            live = self._roster.those(State.READY, State.UPDATING)
-            members = [member for member in live if update.path is not None or member.group is not None]
-            self._roster.hold(*live)
-            faults = await asyncio.gather(*(self._update(member, update) for member in members))
-            # Servers that only went away catch up from the folder when they are back.
-            if all(faults) and not all(isinstance(f, ServerLostError) and update.path is not None for f in faults):
-                # Nobody touched the others: they hold the former version.
-                self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
-                raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
-            self._current = update
-            self._missed = self._missed and update.path is None  # who waits for a folder waits on behind a broadcast
-            held = self._roster.those(State.UPDATING)
-            self._roster.put_back(*(member for member in held if member.version == update.version))
-            for member in held:
-                if member.version != update.version:
-                    self._roster.lose(member, "was not in the group of the broadcast")
+            await self._change(update)
+        finally:
+            self._changing.release()
+
+    async def _change(self, update: WeightUpdate) -> None:
+        # Those without memory have been waiting for this since they gave it away.
+        live = self._roster.those(State.READY, State.UPDATING)
+        members = [member for member in live if update.path is not None or member.group is not None]
+        self._roster.hold(*live)
+        faults = await asyncio.gather(*(self._update(member, update) for member in members))
+        # Servers that only went away catch up from the folder when they are back.
+        if all(faults) and (update.path is None or not all(isinstance(fault, ServerLostError) for fault in faults)):
+            # Nobody touched the others: they hold the former version.
+            self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
+            raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
+        self._set_current(update)
+        held = self._roster.those(State.UPDATING)
+        self._roster.put_back(*(member for member in held if member.version == update.version))
+        for member in held:
+            if member.version != update.version:
+                self._roster.lose(member, f"was not in the broadcast; {self._roster.reason(member.name)}")
 
     async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
         """What went wrong, None for nothing."""
@@ -169,31 +206,34 @@ class Updater:
         except TimeoutError:
             raise ServerLostError(f"did not take over weights within update_timeout_s = {self._timeout_s:g}") from None
 
-    async def catch_up(self, member: Member) -> None:
-        """Give a server that is asked nothing the current weights, as soon as they are there.
+    async def bring_in(self, member: Member, try_out: Callable[[Member], Awaitable[None]]) -> None:
+        """Give a server that is asked nothing the current weights, try it out under them, and let it be asked.
+
+        This goes on beside everything else. A server that was overtaken by new weights meanwhile holds the next ones
+        back until it is through: else one that loads for longer than the trainer trains would never join.
 
         Raises:
-            ServerLostError, UpdateRefusedError: it does not hold them for sure.
+            ServerLostError, UpdateRefusedError: it does not hold the weights for sure.
         """
-        while member.version != self._current.version:
-            current = self._current
-            if current.path is None:
+        is_late = False
+        while True:
+            if self._current.path is None:
                 self._missed = True
-                await asyncio.sleep(FOLDER_INTERVAL_S)
-                continue
-            try:
-                await self._in_time(member.catch_up(current))
-            except UpdateRefusedError:
-                if self._current is current:
-                    raise  # else newer weights have taken the place of these
-
-    async def admit(self, member: Member) -> bool:
-        """Whether a server may be given requests from now on: it holds the current weights, and none are coming."""
-        async with self._changing:
-            if member.version != self._current.version:
-                return False
-            self._roster.admit(member)
-            return True
+                await self._has_folder.wait()
+            async with self._changing if is_late else nullcontext():
+                if (current := self._current).path is None:
+                    continue
+                try:
+                    if member.version != current.version:
+                        await self._in_time(member.catch_up(current))
+                    await try_out(member)
+                except UpdateRefusedError:
+                    if self._current is current:
+                        raise  # else newer weights have taken the place of these
+                if self._current is current and (is_late or not self._changing.locked()):
+                    self._roster.admit(member)
+                    return
+            is_late = True
 
     def needs_folder(self) -> bool:
         """See `BroadcastReceiver.needs_folder`."""
@@ -202,7 +242,7 @@ class Updater:
     def offer_folder(self, update: WeightUpdate) -> None:
         """See `BroadcastReceiver.offer_folder`."""
         if self._current.version == update.version:
-            self._current, self._missed = update, False
+            self._set_current(update)
 
     async def release_memory(self) -> None:
         """See `MemorySharer.release_memory`."""

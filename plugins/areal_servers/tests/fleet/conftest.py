@@ -16,7 +16,7 @@ from areal_core.interfaces import (
     SamplingParameters,
     TensorDescription,
 )
-from areal_servers import tending, updating
+from areal_servers import tending
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 from areal_servers.fleet import ServerFleet
 from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
@@ -32,11 +32,13 @@ class FakeServer:
     def __init__(self, context=1024, slots=4):
         self.identity = ServerIdentity("1", "", context, slots)
         self.is_healthy = True
-        self.version = "0"
+        self.health_fault = None
+        self.label = self.version = "0"
         self.fault = None
         self.update_fault = None
+        self.loading_s = 0.0
         self.first_fault = None
-        self.cannot_join = False
+        self.cannot_join = self.joins_never = False
         self.has_memory = True
         self.release_fault = None
         self.pieces = []
@@ -58,6 +60,8 @@ class FakeConnection:
         server = self.servers.get(self.address)
         if server is None or not server.is_healthy:
             raise ServerLostError("/health: ClientConnectorError")
+        if server.health_fault is not None:
+            raise server.health_fault
 
     async def close(self):
         pass
@@ -83,7 +87,11 @@ class FakeAdapter:
         return ServerCommand([host, str(port)])
 
     async def set_label(self, connection, label):
-        self.of(connection).version = label
+        self._label(self.of(connection), label)
+
+    @staticmethod
+    def _label(server, label):
+        server.label, server.version = label, label.rpartition("-")[2]
 
     async def identify(self, connection):
         return self.of(connection).identity
@@ -103,7 +111,7 @@ class FakeAdapter:
             await asyncio.sleep(0.001)
             if not is_first:
                 await server.is_open.wait()
-            labels.append((server.version, place, place + 1))
+            labels.append((server.label, place, place + 1))
             is_last = place == count - 1
             yield Chunk([int(server.version)], [-0.5], "length" if is_last else None, list(labels) if is_last else None)
 
@@ -119,9 +127,10 @@ class FakeAdapter:
     async def _take_over(self, connection, label):
         server = self.of(connection)
         await server.update_may_go_on.wait()
+        await asyncio.sleep(server.loading_s)
         if server.update_fault is not None:
             raise server.update_fault
-        server.version = label
+        self._label(server, label)
 
     async def load(self, connection, folder, label, mode):
         await self._take_over(connection, label)
@@ -130,6 +139,8 @@ class FakeAdapter:
         await self._take_over(connection, label)
 
     async def join_group(self, connection, group, first_rank):
+        if self.of(connection).joins_never:
+            await asyncio.Event().wait()
         if self.of(connection).cannot_join:
             raise UpdateRefusedError("cannot join")
 
@@ -177,9 +188,8 @@ def states(fleet):
 def running(tmp_path, monkeypatch):
     """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
     monkeypatch.setattr(tending, "HEALTH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(tending, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(tending, "PAUSES_S", dict.fromkeys(tending.PAUSES_S, (0.05, 0.05)))
     monkeypatch.setattr(tending, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(updating, "FOLDER_INTERVAL_S", 0.02)
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager
@@ -200,5 +210,6 @@ def running(tmp_path, monkeypatch):
             await fleet.close()
 
     run.server, run.write_weights = FakeServer, write_weights
+    run.log = (tmp_path / "logs" / "servers.jsonl").read_text
     run.request, run.until, run.states = request, until, states
     return run

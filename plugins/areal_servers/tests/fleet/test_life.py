@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from areal_core import background
 from areal_core.errors import RunError
 from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_servers import roster
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.interface import ServerIdentity
 from areal_servers.messages import ServerJoins, ServerLeaves
@@ -251,5 +253,91 @@ def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
             await running.until(lambda: running.states(fleet)["b"] == "refused", "it is refused")
             assert "is healthy but cannot serve this model: no kernel image" in fleet.roster.reasons()
             assert len((await fleet.generate(running.request())).output_ids) == TOKENS
+
+    asyncio.run(check())
+
+
+def test_a_404_while_it_loads_refuses_no_server(running):
+    """As a gateway answers for a server that is not there yet."""
+
+    async def check():
+        loading = running.server()
+        async with running({"a": running.server(), "late": loading}, addresses=["http://a"], min_servers=1) as fleet:
+            loading.health_fault = RequestRefusedError("/health was refused (404): no such page")
+            await fleet.answer(ServerJoins("late", "http://late"))
+            await asyncio.sleep(0.1)
+            standing = await fleet.answer(ServerJoins("late", "http://late"))
+            assert standing.state == "starting"
+            assert "404" in standing.reason
+            loading.health_fault = None
+            await running.until(lambda: running.states(fleet)["late"] == "ready", "it is used")
+
+    asyncio.run(check())
+
+
+def test_what_is_no_server_is_refused_in_the_end_and_looked_at_again(running):
+    async def check():
+        other = running.server()
+        other.health_fault = RequestRefusedError("/health was refused (404): no such page")
+        servers = {"a": running.server(), "other": other}
+        async with running(servers, min_servers=1, start_timeout_s=0.5) as fleet:
+            await running.until(lambda: running.states(fleet)["other"] == "refused", "it is refused")
+            assert "was not healthy within 0.5 s; /health was refused (404)" in fleet.roster.reasons()
+            other.health_fault = None
+            await running.until(lambda: running.states(fleet)["other"] == "ready", "somebody put a server there")
+
+    asyncio.run(check())
+
+
+def test_a_joined_server_whose_program_is_gone_leaves_the_roster(running, monkeypatch):
+    """Killed with SIGKILL, it never said that it leaves."""
+
+    async def check():
+        late = running.server()
+        async with running({"a": running.server(), "late": late}, addresses=["http://a"], min_servers=1) as fleet:
+            monkeypatch.setattr(roster, "JOIN_LEASE_S", 0.2)
+            await fleet.answer(ServerJoins("late", "http://late"))
+            await running.until(lambda: running.states(fleet)["late"] == "ready", "it joined")
+            await asyncio.sleep(0.4)
+            assert running.states(fleet)["late"] == "ready", "it serves, whatever became of its program"
+            late.is_healthy = False
+            await running.until(lambda: running.states(fleet)["late"] == "gone", "nobody waits for it")
+            assert "not heard" in fleet.roster.reason("late")
+            late.is_healthy = True
+            await fleet.answer(ServerJoins("late", "http://late"))
+            await running.until(lambda: running.states(fleet)["late"] == "ready", "it may come back under its name")
+
+    asyncio.run(check())
+
+
+def test_a_label_of_another_run_is_not_believed(running):
+    """Two runs use one server: the other one's version 0 has the same number and is another model."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].label = servers["a"].label.replace(fleet.roster.mark, "another-")
+            for number in range(8):
+                found = await fleet.generate(running.request(f"r{number}"))
+                assert set(found.versions) == {0}
+            await running.until(lambda: "somebody else changed its weights" in running.log(), "it was taken out")
+
+    asyncio.run(check())
+
+
+def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeypatch):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        failed = []
+        monkeypatch.setattr(background, "_handler", lambda name, error: failed.append((name, repr(error))))
+        async with running(servers) as fleet:
+
+            async def broken(connection):
+                raise ZeroDivisionError("an adapter's own")
+
+            fleet.adapter.identify = broken
+            fleet.roster.lose(fleet.roster.members["b"], "for this test")
+            await running.until(lambda: failed, "it is told")
+            assert failed[0] == ("tending b", 'ZeroDivisionError("an adapter\'s own")')
 
     asyncio.run(check())

@@ -7,15 +7,13 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import GenerationRequest, ProcessEnd, SamplingParameters, WeightUpdate
+from areal_core.interfaces import EndMeans, GenerationRequest, ProcessEnd, SamplingParameters, WeightUpdate
 
 HANG_S = 60
 
 
 class FakeProcess:
     """A server of this process; it ends when it is told to."""
-
-    address = "127.0.0.1"
 
     def __init__(self, name, server):
         self.name = name
@@ -40,11 +38,14 @@ class FakeProcesses:
     """Each start takes the next fate: a server, or the words of one that ends at once, or an error."""
 
     def __init__(self, *fates):
+        self.address = "127.0.0.1"
         self.fates = list(fates)
+        self.specifications = []
         self.started = []
         self.by_address = {}
 
     async def start(self, specification):
+        self.specifications.append(specification)
         fate = self.fates.pop(0)
         if isinstance(fate, Exception):
             raise fate
@@ -63,8 +64,9 @@ class FakeProcesses:
 def own(running, monkeypatch):
     """`async with own(*fates) as (fleet, processes)`."""
 
-    def run(*fates, **settings):
+    def run(*fates, address="127.0.0.1", **settings):
         processes = FakeProcesses(*fates)
+        processes.address = address
         settings = {"servers": 1, "addresses": [], "min_servers": 1, **settings}
         return running({}, processes, **settings), processes
 
@@ -125,5 +127,59 @@ def test_a_server_that_cannot_be_started_ends_the_start_in_its_words(own, fates,
         with pytest.raises(RunError, match=words):
             async with starting:
                 pass
+
+    asyncio.run(check())
+
+
+def test_a_server_listens_where_its_node_is_reached_and_is_started_once(running, own, monkeypatch):
+    async def check():
+        monkeypatch.setenv("KEY", "secret")
+        starting, processes = own(running.server(), address="10.0.0.7", api_key="env:KEY")
+        async with starting as fleet:
+            assert fleet.roster.members["server-0"].connection.address.startswith("http://10.0.0.7:")
+        (one,) = processes.specifications
+        assert (one.command[0], one.role, one.end) == ("10.0.0.7", "server", EndMeans.REPLACED)
+        starting, processes = own(running.server(), address="10.0.0.7")
+        with pytest.raises(RunError, match=r"would listen on 10\.0\.0\.7 without a key"):
+            async with starting:
+                pass
+        assert processes.specifications == []
+
+    asyncio.run(check())
+
+
+def test_a_cause_that_passes_takes_no_server_out_for_good(running, own):
+    """A disk is full for a while: no keeper can be started, then the server ends at once, more often than allowed."""
+
+    async def check():
+        full = [RunError("its keeper cannot be started: No space left on device")] * 3
+        starting, processes = own(
+            running.server(),
+            *full,
+            *["No space left on device"] * 4,
+            running.server(),
+            restarts=2,
+            restart_window_s=0.5,
+        )
+        async with starting as fleet:
+            member = fleet.roster.members["server-0"]
+            processes.started[0].die(-9, "")
+            await until(lambda: str(member.state) == "refused", "it was given up for now")
+            assert set((await fleet.generate(request())).versions) == {0}
+            assert processes.fates == []
+
+    asyncio.run(check())
+
+
+def test_restarts_are_counted_within_a_window_and_not_over_the_whole_life(running, own):
+    async def check():
+        starting, processes = own(*(running.server() for _ in range(6)), restarts=1, restart_window_s=0.4)
+        async with starting as fleet:
+            member = fleet.roster.members["server-0"]
+            for life in range(5):
+                await asyncio.sleep(0.4)
+                processes.started[life].die(-9, "")
+                await until(lambda n=life: len(processes.started) == n + 2, "it is started again")
+                await until(lambda: str(member.state) == "ready", "it is ready again")
 
     asyncio.run(check())

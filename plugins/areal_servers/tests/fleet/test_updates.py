@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_core.interfaces import SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.rollout.probe import probe_weights
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 
 TOKENS = 16
@@ -57,6 +58,36 @@ def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
             async with asyncio.timeout(60):
                 found = await fleet.generate(running.request())
             assert set(found.versions) == {0}
+
+    asyncio.run(check())
+
+
+def test_a_join_that_hangs_ends_and_says_whose_it_was(running, tmp_path):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers, group_timeout_s=0.3) as fleet:
+            servers["b"].joins_never = True
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            async with asyncio.timeout(60):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            assert running.states(fleet)["a"] == "ready"
+            assert "did not join the group of the broadcast: group_timeout_s = 0.3 has passed" in running.log()
+
+    asyncio.run(check())
+
+
+def test_a_broadcast_to_nobody_is_a_failure(running):
+    """Else the trainer would send to nobody, for as long as its own time-out."""
+
+    async def check():
+        server = running.server()
+        server.cannot_join = True
+        async with running({"a": server}) as fleet:
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            with pytest.raises(RunError, match="did not join the group of the broadcast: cannot join"):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert server.version == "1"
 
     asyncio.run(check())
 
@@ -161,5 +192,70 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
                 lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights"
             )
             assert [server.version for server in servers.values()] == ["1", "1"]
+
+    asyncio.run(check())
+
+
+def test_all_servers_are_lost_when_weights_are_verified(running):
+    """The trainer publishes and asks for answers that verify the weights, and nobody is there: they are waited for."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            for server in servers.values():
+                server.is_healthy = False
+            await running.until(lambda: "ready" not in running.states(fleet).values(), "both are lost")
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            asked = asyncio.create_task(probe_weights(fleet, SamplingParameters(), 1))
+            await asyncio.sleep(0.1)
+            assert not asked.done(), asked
+            for server in servers.values():
+                server.is_healthy = True
+            async with asyncio.timeout(60):
+                assert len((await asked).lengths) >= 4
+
+    asyncio.run(check())
+
+
+def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_path):
+    """From folders: weights are published again and again while it loads, each before it has loaded the last."""
+
+    async def check():
+        servers = {"a": running.server(), "late": running.server()}
+        async with running(servers) as fleet:
+            slow = servers["late"]
+            slow.loading_s = 0.2
+            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            for version in range(1, 60):
+                await fleet.update_weights(WeightUpdate(version, fleet.first_weights))
+                if running.states(fleet)["late"] == "ready" and version > 1:
+                    break
+                await asyncio.sleep(0.02)
+            assert running.states(fleet)["late"] == "ready", f"it did not join in {version} publications"
+            assert slow.version == servers["a"].version == str(version)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(running, tmp_path):
+    """A folder is offered now and then, and outdated before it is loaded; the group must wait for the server."""
+
+    async def check():
+        servers = {"a": running.server(), "late": running.server()}
+        async with running(servers) as fleet:
+            servers["late"].loading_s = 0.2
+            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            group, version = None, 0
+            for version in range(1, 60):
+                group = await fleet.form_group("127.0.0.1", 1, "gloo", group.name if group else "")
+                await fleet.update_weights(WeightUpdate(version, None, TENSORS))
+                if fleet.needs_folder():
+                    fleet.offer_folder(WeightUpdate(version, fleet.first_weights))
+                if group.world_size == 3:
+                    break
+                await asyncio.sleep(0.02)
+            assert group.world_size == 3, f"it was in no group after {version} publications"
+            assert running.states(fleet) == {"a": "ready", "late": "ready"}
+            assert servers["late"].version == servers["a"].version == str(version)
 
     asyncio.run(check())

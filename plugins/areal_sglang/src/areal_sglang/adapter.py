@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,7 +45,12 @@ of the temperature."""
 
 
 class SGLangAdapter:
-    """Speaks to SGLang servers. See `ServerAdapter` for the methods."""
+    """Speaks to SGLang servers. See `ServerAdapter` for the methods.
+
+    Args:
+        settings: of the fleet.
+        scratch: a private folder for the file with the servers' key, which lives as long as the adapter.
+    """
 
     name = "SGLang"
     # `/health` generates a token: it would read weights that were given away, and holds an update up for a second.
@@ -53,8 +60,14 @@ class SGLangAdapter:
         {"nccl": ("{group}", "{group}/", "cuda/"), "gloo": ("{group}", "{group}/", "cpu/")}
     )
 
-    def __init__(self, settings: SGLangConfig) -> None:
+    def __init__(self, settings: SGLangConfig, scratch: Path | None = None) -> None:
         self._settings = settings
+        self._key_file: Any = None
+        if settings.key:
+            # Everybody can read a command line, and SGLang reads no environment. The file goes with this object.
+            self._key_file = tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch)  # noqa: SIM115
+            self._key_file.write(json.dumps({"api-key": settings.key}))
+            self._key_file.flush()
 
     def capabilities(self) -> InferenceCapabilities:
         """Everything that SGLang samples with; its seeds count only in a mode that costs a third of its speed."""
@@ -83,8 +96,8 @@ class SGLangAdapter:
             "trust_remote_code": model.trust_remote_code,
             "enable_memory_saver": settings.memory_saver,
         }
-        if settings.api_key is not None:
-            options["api_key"] = settings.api_key.get()
+        if self._key_file is not None:
+            options["config"] = self._key_file.name
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
         environment = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS, **settings.environment}
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment)

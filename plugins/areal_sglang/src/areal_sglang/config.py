@@ -25,3 +25,5 @@ class SGLangConfig(FleetSettings):
             yield "placement gives the same GPUs to generation and training: set memory_saver to true"
         if config.sampling.min_new_tokens and not self.detokenize:
             yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"
+        if self.api_key and "config" in self.options:
+            yield "the key reaches SGLang through its own `config`: write what that file says into `options`"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SGLangEngine(ServerFleet):
-    """A fleet of SGLang servers; see `ServerFleet` for the arguments."""
+    """A fleet of SGLang servers; see `ServerFleet` and `SGLangAdapter` for the arguments."""
 
     def __init__(
         self,
@@ -24,5 +24,6 @@ class SGLangEngine(ServerFleet):
         log_dir: Path,
         processes: Processes | None = None,
         gpus: Sequence[int] | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        super().__init__(settings, SGLangAdapter(settings), log_dir, processes, gpus)
+        super().__init__(settings, SGLangAdapter(settings, scratch), log_dir, processes, gpus)

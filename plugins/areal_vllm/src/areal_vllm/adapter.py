@@ -72,8 +72,6 @@ class VLLMAdapter:
             "trust_remote_code": model.trust_remote_code,
             "enable_sleep_mode": settings.sleep_mode,
         }
-        if settings.api_key is not None:
-            options["api_key"] = settings.api_key.get()
         program = settings.program or [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         path = os.pathsep.join(filter(None, (str(WORKER), os.environ.get("PYTHONPATH"))))
         environment = {
@@ -83,6 +81,8 @@ class VLLMAdapter:
             "PYTHONPATH": path,
             **settings.environment,
         }
+        if settings.key:
+            environment["VLLM_API_KEY"] = settings.key  # everybody can read a command line
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:

@@ -1,0 +1,55 @@
+"""Rank 0's end of broadcasts: where its store listens, and how it hears that the other side has given up."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from areal_core.errors import RunError
+from areal_core.messages import BlockingChannel, FrameDecoder, encode_frame
+from areal_core.messages.credentials import Failed
+from areal_core.messages.rollouts import Describe
+from areal_core.training.distribution import open_store
+from areal_core.training.rollouts import RolloutClient
+
+HANG = timedelta(seconds=60)
+
+
+def listening() -> set[str]:
+    """Addresses on which this process listens, as the kernel writes them."""
+    own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    files = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    lines = [line.split() for file in files for line in file]
+    return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own}
+
+
+def test_the_store_listens_on_one_address_alone():
+    before = listening()
+    store = open_store("127.0.0.1", HANG)
+    store.set("key", "value")
+    assert TCPStore("127.0.0.1", store.port, is_master=False, timeout=HANG).get("key") == b"value"
+    assert listening() - before <= {"0100007F"}, "0100007F is 127.0.0.1"
+
+
+def test_an_address_of_another_machine_is_said_to_be_none_of_this_one():
+    with pytest.raises(RunError, match=r"cannot listen on 203\.0\.113\.1, where others shall meet"):
+        open_store("203.0.113.1", HANG)
+
+
+def test_that_the_others_have_given_up_is_read_from_the_socket():
+    """Nobody else reads it while rank 0 sends tensors."""
+    own, other = socket.socketpair()
+    client = RolloutClient.__new__(RolloutClient)
+    client._channel, client._replies = BlockingChannel(own), {}
+    number = client.request(Describe())
+    (asked,) = FrameDecoder().feed(other.recv(1 << 16))
+    assert not client.has_failed(number)
+    for piece in encode_frame(Failed("no server took over the weights"), -asked.number):
+        other.sendall(piece)
+    assert client.has_failed(number)
+    own.close()
+    other.close()
