@@ -58,6 +58,33 @@ class Imported:
     sha256: str = ""
 
 
+class KeptSources:
+    """The source files of a run as it started with them; processes of the run execute these, whatever becomes of the
+    files themselves.
+
+    Attributes:
+        folder: where they are kept; None in a process that belongs to no run.
+    """
+
+    folder: Path | None = None
+
+    @classmethod
+    def place(cls, folder: Path, path: Path) -> Path:
+        """Where the source of a file is kept."""
+        return folder / f"{path.stem}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}.py"
+
+    @classmethod
+    def read(cls, path: Path) -> bytes:
+        """The source of a file, as it was when the run started; says so where it is another one now."""
+        kept = None if cls.folder is None else cls.place(cls.folder, path)
+        if kept is None or not kept.is_file():
+            return path.read_bytes()
+        source = kept.read_bytes()
+        if not path.is_file() or path.read_bytes() != source:
+            sys.stderr.write(f"{path} has changed since the run started, which goes on with what it started with\n")
+        return source
+
+
 def is_import(reference: str) -> bool:
     """Whether a reference names code by import: those, and only those, have a colon."""
     return ":" in reference
@@ -118,7 +145,7 @@ def check_keywords(target: Any, written: Mapping[str, Any], title: str, context:
 
 def _load_file(path: Path) -> tuple[ModuleType, str]:
     try:
-        source = path.read_bytes()
+        source = KeptSources.read(path)
     except OSError as error:
         raise rejected(
             f"cannot read {path}: {error.strerror}", "a path is relative to the config that names it"

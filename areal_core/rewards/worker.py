@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
+from areal_core.config.imports import KeptSources
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.scores import Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
@@ -36,6 +37,7 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
 
 def main(run_dir: Path, address: str, name: str) -> None:
     """Serve until the pool closes the channel."""
+    KeptSources.folder = run_dir / "sources"
     rewards = build_rewards(load_run(run_dir).config.rewards)
     channel = BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name)
     channel.send(WorkerReady())

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.config.imports import KeptSources
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import run_role
 
@@ -22,6 +23,7 @@ ROLES = ("preparer", "controller", "trainer")
 def main(role: str, run_dir: Path) -> int:
     """Play a role to its end; the exit code."""
     assert role in ROLES, role
+    KeptSources.folder = RunFolder(run_dir).sources
 
     def play(link: Link) -> int:
         """The role's module is imported when the link beats already: torch may take long to import."""

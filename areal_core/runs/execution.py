@@ -7,8 +7,10 @@ import json
 import signal
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_core.config.imports import KeptSources
 from areal_core.disk import replace_durably
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import Needs
@@ -24,8 +26,6 @@ from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_p
 from areal_core.runs.view import RunState, open_view, say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from areal_core.config import Resolved
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
     from areal_core.launchers.wardens import SupervisedProcess
@@ -94,6 +94,9 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
         is_owner = True
         say(f"run folder: {run.path}")
         replace_durably(run.config, resolved.to_yaml())
+        run.sources.mkdir(exist_ok=True)
+        for path in map(Path, resolved.files):
+            replace_durably(KeptSources.place(run.sources, path), path.read_text(encoding="utf-8"))
         replace_durably(run.plugins, json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state) as view:

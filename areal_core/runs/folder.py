@@ -81,6 +81,11 @@ class RunFolder:
         return self.path / "plugins.json"
 
     @property
+    def sources(self) -> Path:
+        """The files that components were named by, as they were when the run started."""
+        return self.path / "sources"
+
+    @property
     def model_note(self) -> Path:
         """Where the model lies that a source has made or fetched."""
         return self.path / "model_folder.txt"

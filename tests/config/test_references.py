@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from areal_core.config.imports import KeptSources, import_reference
+
 
 def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashed(kit):
     kit.file("configs/parts/mine.py", "def reward(answer: str, *, scale: float = 1.0): return (answer, scale)\n")
@@ -114,3 +116,19 @@ def test_settings_that_are_no_model_and_an_advantage_of_ones_own_that_needs_a_gr
     )
     out = kit.resolve("algorithm.advantage=odd/c")
     assert "'odd/c' of plugin odd (areal-odd 1.2.3) names json:loads, which is no Settings model" in out
+
+
+def test_processes_of_a_run_execute_files_as_they_were_when_it_started(tmp_path, monkeypatch, capsys):
+    """A reward process that is refilled in the middle of a run scores as the first one did."""
+    path = tmp_path / "reward.py"
+    path.write_text("def reward(completion):\n    return 1.0\n")
+    kept = tmp_path / "run" / "sources"
+    kept.mkdir(parents=True)
+    KeptSources.place(kept, path).write_bytes(path.read_bytes())
+    path.write_text("def reward(completion):\n    return 2.0\n")
+    assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 2.0
+    monkeypatch.setattr(KeptSources, "folder", kept)
+    assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 1.0
+    assert "has changed since the run started" in capsys.readouterr().err
+    path.unlink()
+    assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 1.0
