@@ -43,7 +43,9 @@ def published(tmp_path, monkeypatch):
     """Publishes versions of 4 MiB; what is free in each folder is as the test says, in MiB."""
     free = {"memory": 100, "disk": 100}
     engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.zeros(SIZE // 4))]))
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder.name] << 20, total=1 << 30))
+    monkeypatch.setattr(
+        module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[folder.name] << 20, total=1 << 30)
+    )
     rollouts = Rollouts()
     folders = [tmp_path / "memory", tmp_path / "disk"]
     made = Publication(PublicationSection(), engine, rollouts, folders, torch.float32)
