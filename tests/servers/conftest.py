@@ -142,6 +142,8 @@ class Proxy:
         mode: garbage, other form, error, cut, slow, refuse; empty for nothing.
         spoils_first: whether the first request, by which the fleet tries a server, is spoilt as well.
         info: changes to what the server says of itself.
+        loading_s: seconds that loading weights takes longer.
+        loads: how often weights were to be loaded.
         spoilt: names of the pieces that were spoilt.
     """
 
@@ -150,6 +152,8 @@ class Proxy:
         self.mode = ""
         self.spoils_first = False
         self.info: dict[str, Any] = {}
+        self.loading_s = 0.0
+        self.loads = 0
         self.spoilt: list[str] = []
 
     async def answer(self, request):
@@ -158,6 +162,9 @@ class Proxy:
         mode = self.mode if name and (self.spoils_first or not name.startswith("first-")) else ""
         if mode:
             self.spoilt.append(name)
+        if request.path == "/update_weights_from_disk":
+            self.loads += 1
+            await asyncio.sleep(self.loading_s)
         match mode:
             case "error":
                 return web.json_response({"error": {"message": "it burns"}}, status=500)

@@ -306,7 +306,7 @@ def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, repla
             names = [something, other, broken]
             async with fleet_of(place, [*names, good], tmp_path) as fleet, load(fleet) as requests:
                 await wait_until(lambda: all(state_of(fleet, n) == "refused" for n in names), "three are refused")
-                reasons = fleet.roster.reasons()
+                reasons = fleet.roster.explain()
                 print(reasons)
                 assert "serves another model" in reasons
                 assert "hidden_size 128 instead of 64" in reasons

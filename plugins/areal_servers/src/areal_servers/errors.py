@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Iterator
 
 
 class ServerLostError(Exception):
@@ -27,6 +28,15 @@ class UpdateRefusedError(Exception):
 
 FAULTS = (ServerLostError, UpdateRefusedError, RequestRefusedError)
 """What a call to a server may end with where the server is one that the run uses."""
+
+
+async def in_time(work: Awaitable[Any], seconds: float, setting: str) -> Any:
+    """What a server brings within so many seconds; later it counts as lost, and the setting is named."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise ServerLostError(f"gave no answer within {setting} = {seconds:g}") from None
 
 
 @contextmanager

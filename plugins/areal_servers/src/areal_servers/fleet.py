@@ -88,12 +88,8 @@ class ServerFleet:
             ) from None
         self._vocabulary = int(description.get("vocab_size", _UNLIMITED))
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._tending = Tending(self.settings, self.adapter, self.roster, self._updater, model)
-        try:
-            await self._tending.start(self._processes, self._gpus)
-        except BaseException:
-            await self.close()
-            raise
+        self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter)
+        await self._tending.start(self._processes, self._gpus)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
@@ -109,7 +105,7 @@ class ServerFleet:
         act = self._tending.join if isinstance(message, ServerJoins) else self._tending.leave
         act(message.name, message.address)
         member = self.roster.members.get(message.name)
-        return ServerStanding(str(member.state) if member else "", self.roster.reason(message.name))
+        return ServerStanding(str(member.state) if member else "", self.roster.reasons.get(message.name, ""))
 
     def take_metrics(self) -> dict[str, float]:
         """See `InferenceEngine.take_metrics`."""

@@ -9,6 +9,7 @@ from areal_core.background import start_task
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from areal_core.interfaces.launcher import ProcessEnd, Processes, RunningProcess
@@ -39,7 +40,7 @@ class LaunchedServer:
         self._processes = processes
         self._needs = Needs(gpus=None if gpus is None else tuple(gpus))
         self._process: RunningProcess | None = None
-        self._end: ProcessEnd | None = None
+        self._ended: asyncio.Task[ProcessEnd] | None = None
 
     async def start(self, command: ServerCommand) -> None:
         """Start it, and return at once.
@@ -52,30 +53,25 @@ class LaunchedServer:
                 self.name, "server", command.arguments, command.environment, self._needs, end=EndMeans.REPLACED
             )
         )
-        self._process, self._end = process, None
-        start_task(self._follow(process), f"end of the server {self.name}")
+        self._process, self._ended = process, start_task(process.wait(), f"end of the server {self.name}")
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._process is not None and self._end is None
+        return self._ended is not None and not self._ended.done()
 
     def last_words(self) -> str:
         """How it ended and the end of its log."""
-        if self._end is None:
+        if self._ended is None or not self._ended.done():
             return f"it runs still, and writes {self.name}.log"
-        words = self._end.describe()
+        words = self._ended.result().describe()
         return f"{self.name}.log: {words.replace(self._secret, '***') if self._secret else words}"
 
     async def end(self, grace_s: float = GRACE_S) -> None:
         """End it and everything that it started; safe to call twice."""
-        if self._process is not None and self._end is None:
-            self._end = await self._process.end(grace_s)
-
-    async def _follow(self, process: RunningProcess) -> None:
-        end = await process.wait()
-        if self._process is process:
-            self._end = end
+        if self._process is not None and self._ended is not None:
+            await self._process.end(grace_s)
+            await self._ended
 
 
 def free_port() -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from areal_servers.launching import LaunchedServer
 
 ABORT_INTERVAL_S = 0.02
+IDLE_POLL_S = 0.002
 JOIN_LEASE_S = 30.0
 """A server that joined has gone when it is lost and its program, which speaks every second, is silent for so long."""
 MOST_FAILURES = 3
@@ -61,11 +62,10 @@ class Member:
         process: where the run started it itself.
         state: where it is in its life.
         identity: what it said of itself, None before.
-        version: of its weights; -1 while that is not known.
+        version: of its weights; 0 of a process that was just started, -1 while that is not known.
         requests: under way there.
         failures: of requests in a row.
         group: the broadcast group that it is in.
-        was_ready: since its process began, or since it was first seen.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
         has_memory: False after it gave its GPU's memory away, until the next update.
         starts: of its process, when, within the last `restart_window_s`.
@@ -85,13 +85,11 @@ class Member:
     requests: int = 0
     failures: int = 0
     group: WeightGroup | None = None
-    was_ready: bool = False
     has_served: bool = False
     has_memory: bool = True
     starts: list[float] = field(default_factory=list)
     asked_at: float | None = None
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def reports_spans(self) -> bool:
@@ -106,17 +104,6 @@ class Member:
     def label(self, version: int) -> str:
         """How the server names weights of a version."""
         return f"{self.mark}{version}"
-
-    def take(self) -> None:
-        """One request more."""
-        self.requests += 1
-        self._idle.clear()
-
-    def release(self) -> None:
-        """One request less."""
-        self.requests -= 1
-        if not self.requests:
-            self._idle.set()
 
     async def work(self, answer: Answer) -> None:
         """Ask for the rest of an answer and keep what comes, with labels; it may end before the answer is complete.
@@ -204,11 +191,9 @@ class Member:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Whether its requests have ended within so many seconds."""
-        if self.requests:
-            self._idle.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
+        deadline = time.monotonic() + timeout_s
+        while self.requests and time.monotonic() < deadline:
+            await asyncio.sleep(IDLE_POLL_S)
         return not self.requests
 
 
@@ -220,6 +205,7 @@ class Roster:
 
     Attributes:
         members: by name.
+        reasons: why those are not ready that are not, by name.
         mark: of this run, in the labels of its weights.
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
@@ -227,7 +213,7 @@ class Roster:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self.members: dict[str, Member] = {}
         self.mark = f"{secrets.token_hex(4)}-"
         self.failure: RunError | None = None
@@ -241,8 +227,8 @@ class Roster:
     @property
     def possible(self) -> int:
         """How many servers are ready or may become so; one that has served is given more than one chance."""
-        refused = [member for member in self.those(State.REFUSED) if not member.has_served]
-        return len(self.members) - len(self.those(State.GONE)) - len(refused)
+        hopeless = [member for member in self.those(State.REFUSED) if not member.has_served] + self.those(State.GONE)
+        return len(self.members) - len(hopeless)
 
     def those(self, *states: State) -> list[Member]:
         """The servers in one of these states."""
@@ -256,7 +242,7 @@ class Roster:
         if reason:
             self.note(member, reason)
         elif state is State.READY:
-            self._reasons.pop(member.name, None)
+            self.reasons.pop(member.name, None)
         entry = {"time": time.time(), "server": member.name, "state": str(state), "version": member.version}
         with suppress(OSError), self._log.open("a") as file:  # a disk that is full costs lines of the log
             file.write(json.dumps(entry | ({"reason": reason} if reason else {})) + "\n")
@@ -266,11 +252,11 @@ class Roster:
 
     def note(self, member: Member, reason: str) -> None:
         """Why a server is in its state, for whoever asks."""
-        self._reasons[member.name] = f"{member.name} {member.state}: {reason}"
+        self.reasons[member.name] = f"{member.name} {member.state}: {reason}"
 
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""
-        member.failures, member.was_ready, member.has_served = 0, True, True
+        member.failures, member.has_served = 0, True
         self.move(member, State.READY)
 
     def hold(self, *members: Member) -> None:
@@ -291,10 +277,10 @@ class Roster:
         if member.failures >= MOST_FAILURES and member.state in (State.READY, State.LEAVING):
             self.lose(member, reason)
 
-    def lose(self, member: Member, reason: str) -> None:
+    def lose(self, member: Member, reason: str, state: State = State.LOST) -> None:
         """Take a server out; what it works on goes on elsewhere. It must catch up before it is used again."""
         if member.state not in (State.GONE, State.REFUSED):
-            self.move(member, State.LOST, reason)
+            self.move(member, state, reason)
         member.version, member.group = -1, None
         member.doubted.set()
         start_task(member.connection.close(), f"closing the connection to {member.name}")
@@ -304,13 +290,9 @@ class Roster:
         self.failure = failure
         self.on_change()
 
-    def reason(self, name: str) -> str:
-        """Why a server is not ready; empty where it is, or where nothing has happened."""
-        return self._reasons.get(name, "")
-
-    def reasons(self) -> str:
+    def explain(self) -> str:
         """Why servers are not ready, a line for each."""
-        return "\n".join(self._reasons.values()) or f"still starting; their logs are in {self._log.parent}"
+        return "\n".join(self.reasons.values()) or f"still starting; their logs are in {self._log.parent}"
 
     def describe(self) -> str:
         """How many servers are in which state, and what they have to do."""

@@ -105,7 +105,7 @@ class Router:
             for member in self._roster.ready
         ]
         for member, answer in answers:
-            member.take()
+            member.requests += 1
             try:
                 await member.work(answer)
             except ServerLostError as error:
@@ -149,7 +149,7 @@ class Router:
 
     def release(self, member: Member) -> None:
         """A request has left a server."""
-        member.release()
+        member.requests -= 1
         self.wake()
 
     def wake(self) -> None:
@@ -167,7 +167,7 @@ class Router:
             if member is None:
                 passed.append((place, prefixes, avoided))
             else:
-                member.take()
+                member.requests += 1
                 place.set_result(member)
         self._waiting.extendleft(reversed(passed))
 

@@ -104,11 +104,6 @@ class FleetSettings(Settings):
         """What the servers ask for; empty for nothing."""
         return "" if self.api_key is None else self.api_key.get()
 
-    @property
-    def ranks(self) -> int:
-        """Processes of one server that hold weights."""
-        return self.tensor_parallel * self.data_parallel
-
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:
     """Options as a command line has them: `true` is the bare word, `false` leaves it out, a list is several words."""

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from areal_servers.settings import FleetSettings
     from areal_servers.updating import Updater
 
-HEALTH_INTERVAL_S = 0.5
-WATCH_INTERVAL_S = 0.25
+POLL_S = 0.25
 PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 600.0)}
 """Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
@@ -59,20 +58,18 @@ class Admission:
             ServerRefusedError: the run cannot use it.
             ServerLostError, UpdateRefusedError, RequestRefusedError: it failed on the way.
         """
-        is_new = member.process is not None and not member.was_ready
         self.roster.move(member, State.STARTING)
         await self._wait_until_healthy(member)
         with known_form():
             member.identity = await member.adapter.identify(member.connection)
         check_identity(member.identity, self.model)
         self.roster.move(member, State.CATCHING_UP)
-        if is_new:
+        if member.version == 0:
             await member.adapter.set_label(member.connection, member.label(0))
-            member.version = 0
         await self.updater.bring_in(member, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
-        patience = REVIVAL_S if member.was_ready and member.process else self.settings.start_timeout_s
+        patience = REVIVAL_S if member.process and member.version < 0 else self.settings.start_timeout_s
         deadline = time.monotonic() + patience
         while True:
             if member.process is not None and not member.process.is_running:
@@ -84,13 +81,11 @@ class Admission:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 return
             except (ServerLostError, RequestRefusedError) as error:
-                is_refusal = isinstance(error, RequestRefusedError)
-                if is_refusal:  # a gateway says 404 for a server that loads; so does what will never be one
+                if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
                     self.roster.note(member, str(error))
                 if time.monotonic() > deadline or member.is_forsaken:
-                    kind = ServerRefusedError if is_refusal else ServerLostError
-                    raise kind(f"was not healthy within {patience:g} s; {error}") from None
-                await asyncio.sleep(HEALTH_INTERVAL_S)
+                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
+                await asyncio.sleep(POLL_S)
 
     async def _ask_first(self, member: Member) -> None:
         """A first request: a server may be healthy and yet unable to serve its model."""
@@ -102,13 +97,11 @@ class Admission:
                     chunks = [chunk async for chunk in member.adapter.generate(member.connection, piece)]
         except (ServerLostError, TimeoutError) as error:
             words = str(error) or "no answer in time"
-            await asyncio.sleep(HEALTH_INTERVAL_S)
+            await asyncio.sleep(POLL_S)
             if member.has_served:
                 raise ServerLostError(f"failed its first request: {words}") from None
             if member.process is not None:
                 words = f"{words}; {member.process.last_words()}"
-            else:  # one that went away just now may well be able to serve
-                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
             raise ServerRefusedError(f"is healthy but cannot serve this model: {words}") from None
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
@@ -119,22 +112,14 @@ class Admission:
 
 
 @dataclass
-class Tending:
-    """Tends the servers of a fleet, each in a task of its own.
+class Tending(Admission):
+    """Tends the servers of a fleet, each in a task of its own: brings them up, and does whatever else they need.
 
     Attributes:
-        settings: of the fleet.
         adapter: speaks the servers' language.
-        roster: where they are written down.
-        updater: of their weights.
-        model: that they serve.
     """
 
-    settings: FleetSettings
     adapter: ServerAdapter
-    roster: Roster
-    updater: Updater
-    model: ModelReference
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def start(self, processes: Processes, gpus: Sequence[int] | None) -> None:
@@ -147,7 +132,7 @@ class Tending:
         Raises:
             RunError: too few became ready; says why.
         """
-        ranks = self.settings.ranks
+        ranks = self.settings.tensor_parallel * self.settings.data_parallel  # of one server
         for number in range(self.settings.servers):
             own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
             name = f"server-{number}"
@@ -204,18 +189,17 @@ class Tending:
 
     async def _tend(self, member: Member) -> None:
         """Until the server is gone for good: whatever fails is tried again, for its cause may pass."""
-        admission = Admission(self.settings, self.roster, self.updater, self.model)
         pause = 0.0
         while member.state is not State.GONE:
             was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
                     await self._launch(member, member.process)
-                await admission.bring_up(member)
+                await self.bring_up(member)
                 pause, was_up = 0.0, True
                 await self._watch(member)
-            except ServerRefusedError as error:
-                self.roster.move(member, State.REFUSED, str(error))
+            except (ServerRefusedError, RunError) as error:
+                self.roster.lose(member, str(error), State.REFUSED)
             except (*FAULTS, OSError) as error:
                 self.roster.lose(member, str(error))
             if member.process is not None and not was_up:
@@ -236,12 +220,9 @@ class Tending:
         host, port = process.host, free_port()
         if host not in LOOPBACK and not self.settings.key:
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
-        member.was_ready, member.has_memory = False, True
+        member.version, member.has_memory = 0, True
         member.connection.address = f"http://{host}:{port}"
-        try:
-            await process.start(self.adapter.command(self.model, host, port))
-        except RunError as error:
-            raise ServerRefusedError(f"cannot be started: {error}") from None
+        await process.start(self.adapter.command(self.model, host, port))
 
     async def _watch(self, member: Member) -> None:
         misses = 0
@@ -269,7 +250,7 @@ class Tending:
         if not await member.wait_idle(self.settings.drain_timeout_s):
             with suppress(*FAULTS):
                 await member.adapter.abort(member.connection)
-            await member.wait_idle(HEALTH_INTERVAL_S)
+            await member.wait_idle(POLL_S)
         self.roster.move(member, State.GONE)
         await member.connection.close()
         if member.process is not None:
@@ -279,14 +260,14 @@ class Tending:
         """The fleet has failed where no server has been ready for too long, or none will be."""
         last_ready = time.monotonic()
         while self.roster.failure is None:
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(POLL_S)
             # Those without memory wait for the trainer.
             are_waiting = any(not member.has_memory for member in self.roster.members.values())
             if self.roster.ready or self.updater.is_changing or are_waiting:
                 last_ready = time.monotonic()
             lost_s = time.monotonic() - last_ready
             if lost_s > self.settings.start_timeout_s or not self.roster.possible:
-                reasons = self.roster.reasons()
+                reasons = self.roster.explain()
                 self.roster.fail(RunError(f"no server is left: none was ready for {lost_s:.0f} s; {reasons}"))
 
     async def _wait_for_servers(self) -> None:
@@ -295,7 +276,7 @@ class Tending:
         while (ready := len(self.roster.ready)) < wanted:
             if self.roster.possible < wanted or time.monotonic() > deadline:
                 raise RunError(
-                    f"{ready} of {wanted} servers are ready; {self.roster.reasons()}",
+                    f"{ready} of {wanted} servers are ready; {self.roster.explain()}",
                     hints=["min_servers says how many the run needs; start_timeout_s how long it waits for them"],
                 )
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(POLL_S)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, WeightUpdate
 from areal_servers.checks import check_fit, describe_folder, refuse_experts
-from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, known_form
+from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, in_time, known_form
 from areal_servers.interface import WeightGroup
 from areal_servers.roster import State
 
@@ -37,15 +37,13 @@ class BroadcastGroups:
         self._roster = roster
         self._timeout_s = timeout_s
         self._group: WeightGroup | None = None
-        self._members: list[Member] = []
         self._joining: list[asyncio.Task[None]] = []
 
     async def form(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
         """See `BroadcastReceiver.form_group`."""
         ready = self._roster.ready
         prefixes = self._adapter.group_store_prefixes.get(backend)
-        fits = set(ready) == set(self._members) and all(member.group is self._group for member in ready)
-        if self._group is not None and self._group.name == standing and fits:
+        if self._group is not None and self._group.name == standing and set(self._joined()) == set(ready):
             return self._described(self._group, prefixes or (), is_new=False)
         await self._dissolve()
         if not ready or prefixes is None:
@@ -53,11 +51,10 @@ class BroadcastGroups:
         ranks = [member.identity.ranks if member.identity else 1 for member in ready]
         name = f"areal-{secrets.token_hex(4)}"
         self._group = WeightGroup(name, address, port, 1 + sum(ranks), backend)
-        self._members = list(ready)
         first = [1 + sum(ranks[:place]) for place in range(len(ranks))]
         self._joining = [
             start_task(self._join(member, self._group, rank), f"{member.name} joining the group {name}")
-            for member, rank in zip(self._members, first, strict=True)
+            for member, rank in zip(ready, first, strict=True)
         ]
         return self._described(self._group, prefixes, is_new=True)
 
@@ -69,25 +66,26 @@ class BroadcastGroups:
     async def _join(self, member: Member, group: WeightGroup, first_rank: int) -> None:
         try:
             with known_form():
-                async with asyncio.timeout(self._timeout_s):
-                    await self._adapter.join_group(member.connection, group, first_rank)
+                joining = self._adapter.join_group(member.connection, group, first_rank)
+                await in_time(joining, self._timeout_s, "group_timeout_s")
             member.group = group
-        except (*FAULTS, TimeoutError) as error:  # it takes no part in the broadcast, and catches up from a folder
-            words = str(error) or f"group_timeout_s = {self._timeout_s:g} has passed"
-            self._roster.note(member, f"did not join the group of the broadcast: {words}")
+        except FAULTS as error:  # it takes no part in the broadcast, and catches up from a folder
+            self._roster.note(member, f"did not join the group of the broadcast: {error}")
 
     async def _dissolve(self) -> None:
-        group, self._group = self._group, None
         for task in self._joining:
             task.cancel()
         self._joining = []
-        for member in self._members:
-            if group is not None and member.group is group:
-                member.group = None
-                with suppress(*FAULTS, TimeoutError):
-                    async with asyncio.timeout(self._timeout_s):
-                        await self._adapter.leave_group(member.connection, group)
-        self._members = []
+        group, self._group = self._group, None
+        for member in self._joined():
+            assert group is not None
+            member.group = None
+            with suppress(*FAULTS):
+                leaving = self._adapter.leave_group(member.connection, group)
+                await in_time(leaving, self._timeout_s, "group_timeout_s")
+
+    def _joined(self) -> list[Member]:
+        return [member for member in self._roster.members.values() if member.group is not None]
 
     @staticmethod
     def _described(group: WeightGroup, prefixes: Sequence[str], *, is_new: bool) -> BroadcastGroup:
@@ -180,31 +178,24 @@ class Updater:
         if all(faults) and (update.path is None or not all(isinstance(fault, ServerLostError) for fault in faults)):
             # Nobody touched the others: they hold the former version.
             self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
-            raise RunError(f"no server took over the weights of version {update.version}; {self._roster.reasons()}")
+            raise RunError(f"no server took over the weights of version {update.version}; {self._roster.explain()}")
         self._set_current(update)
         held = self._roster.those(State.UPDATING)
         self._roster.put_back(*(member for member in held if member.version == update.version))
         for member in held:
             if member.version != update.version:
-                self._roster.lose(member, f"was not in the broadcast; {self._roster.reason(member.name)}")
+                self._roster.lose(member, f"was not in the broadcast; {self._roster.reasons.get(member.name, '')}")
 
     async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
         """What went wrong, None for nothing."""
         try:
-            seconds = await self._in_time(member.update(update))
+            seconds = await in_time(member.update(update), self._timeout_s, "update_timeout_s")
         except FAULTS as error:
             self._roster.lose(member, f"did not take over version {update.version}: {error}")
             return error
         for name, value in seconds.items():
             self.timings[f"publish/{name}"] = max(value, self.timings.get(f"publish/{name}", 0.0))
         return None
-
-    async def _in_time(self, work: Awaitable[Any]) -> Any:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await work
-        except TimeoutError:
-            raise ServerLostError(f"did not take over weights within update_timeout_s = {self._timeout_s:g}") from None
 
     async def bring_in(self, member: Member, try_out: Callable[[Member], Awaitable[None]]) -> None:
         """Give a server that is asked nothing the current weights, try it out under them, and let it be asked.
@@ -225,7 +216,7 @@ class Updater:
                     continue
                 try:
                     if member.version != current.version:
-                        await self._in_time(member.catch_up(current))
+                        await in_time(member.catch_up(current), self._timeout_s, "update_timeout_s")
                     await try_out(member)
                 except UpdateRefusedError:
                     if self._current is current:

@@ -187,9 +187,8 @@ def states(fleet):
 @pytest.fixture
 def running(tmp_path, monkeypatch):
     """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
-    monkeypatch.setattr(tending, "HEALTH_INTERVAL_S", 0.02)
     monkeypatch.setattr(tending, "PAUSES_S", dict.fromkeys(tending.PAUSES_S, (0.05, 0.05)))
-    monkeypatch.setattr(tending, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(tending, "POLL_S", 0.02)
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager

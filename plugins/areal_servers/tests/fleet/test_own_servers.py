@@ -95,7 +95,7 @@ def test_a_server_that_dies_is_started_again_and_catches_up(running, own):
             member = fleet.roster.members["server-0"]
             processes.started[0].die(-9, "")
             await until(lambda: str(member.state) == "lost", "the loss is noticed, with nothing under way")
-            assert "killed by SIGKILL" in fleet.roster.reasons()
+            assert "killed by SIGKILL" in fleet.roster.explain()
             assert set((await fleet.generate(request())).versions) == {1}
             assert processes.started[1].server.version == "1"
         assert processes.started[1].server.is_healthy is False, "it ended with the fleet"
