@@ -94,7 +94,8 @@ def test_only_first_party_distributions_are_ever_proposed_for_installation(box):
             ("areal-core>=0.2,<0.3",),
             "PluginIncompatibleError 2\nplugin 'dapo' (areal-dapo 1.2.3) needs areal-core<0.3,>=0.2 "
             "but 0.1.0 is installed\n"
-            "  upgrade the core with: pip install --upgrade 'areal-core<0.3,>=0.2'\n  or leave it out with: --plugins no:dapo\n",
+            "  upgrade the core with: pip install --upgrade 'areal-core<0.3,>=0.2'\n"
+            "  or leave it out with: --plugins no:dapo\n",
         ),
         (
             (),
