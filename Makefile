@@ -61,7 +61,7 @@ $(VENV)/demo: $(VENV)/python $(SOURCES)
 
 $(VENV)/test: $(VENV)/demo
 	$(PIP) --no-build-isolation -e "plugins/areal_rewards[datasets,math,reasoning-gym]" -e "plugins/areal_trackers[tensorboard,trackio]" \
-		"hypothesis>=6.100" "mypy>=1.15" "pytest>=8" "pytest-timeout>=2.3" "ruff>=0.9" types-PyYAML
+		"hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "nbclient>=0.10" "pytest>=8" "pytest-timeout>=2.3" "ruff>=0.9" types-PyYAML
 	touch $@
 
 clean:

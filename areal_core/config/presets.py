@@ -102,6 +102,8 @@ def _source(text: str, name: str, folder: Path, stem: str, plugins: tuple[str, .
     document.values = {} if document.values is None else document.values
     if not isinstance(document.values, dict):
         raise ConfigError(f"{name}: a config is a mapping of sections, not a {type(document.values).__name__}")
+    if isinstance(base := document.values.get("base_dir"), str):
+        folder /= base
     return Source(document, name, folder, stem, text, plugins)
 
 

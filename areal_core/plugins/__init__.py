@@ -37,12 +37,13 @@ happens in a run. `areal_core.plugins.hooks` lists every hook; what a component 
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl
 from areal_core.plugins.provenance import Provenance, compare
-from areal_core.plugins.records import KINDS, Command, Component, HealthCheck, Preset
+from areal_core.plugins.records import KINDS, Command, Component, Finding, HealthCheck, Preset
 
 __all__ = [
     "KINDS",
     "Command",
     "Component",
+    "Finding",
     "HealthCheck",
     "PluginManager",
     "Preset",

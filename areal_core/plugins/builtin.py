@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from areal_core.plugins.markers import hookimpl
-from areal_core.plugins.records import Component
+from areal_core.plugins.records import Component, HealthCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,3 +76,19 @@ def areal_algorithms() -> Iterable[Component]:
             config="areal_core.algorithms.settings:SupervisedSettings",
         ),
     ]
+
+
+@hookimpl
+def areal_health_checks() -> Iterable[HealthCheck]:
+    """What every run needs of a machine."""
+    questions = {
+        "torch": "PyTorch can be imported and computes",
+        "gpus": "PyTorch sees the GPUs that the machine has",
+        "nccl": "GPUs can talk to each other, and receive weights by broadcast",
+        "ports": "processes of a run can reach each other",
+        "shared_memory": "new weights are published through /dev/shm; where it is small, through the disk",
+        "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",
+        "run_folder": "a run can be owned by one program: folders are renamed whole and synced",
+    }
+    module = "areal_core.runs.health"
+    return [HealthCheck(name, meaning, target=f"{module}:check_{name}") for name, meaning in questions.items()]

@@ -230,9 +230,9 @@ def areal_commands() -> Iterable[Command]:
 
 @hookspec
 def areal_health_checks() -> Iterable[HealthCheck]:
-    """Health checks: questions about the machine, asked by the commands that diagnose.
+    """Health checks: questions about the machine, asked by `areal doctor`.
 
-    Supplies: `HealthCheck` records; each leads to a function that returns None or one line.
+    Supplies: `HealthCheck` records; each leads to a function that returns None, a line or a `Finding`.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.

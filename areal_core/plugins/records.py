@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,9 +116,19 @@ class Command(Record):
     target: str
 
 
+class Finding(NamedTuple):
+    """What a health check has found: whether all is well, and in one line what there is, or what is wrong."""
+
+    is_well: bool
+    text: str
+
+
 @dataclass(frozen=True)
 class HealthCheck(Command):
-    """A question about the machine: `target()` returns None when all is well, else what is wrong in one line."""
+    """A question about the machine, asked by `areal doctor` in a process of its own.
+
+    `target()` returns None when all is well, one line that says what is wrong, or a `Finding`.
+    """
 
 
 RECORD_TYPES: Final[Mapping[str, type[Record]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Component, HealthCheck, hookimpl
 
 
 @hookimpl
@@ -16,3 +16,10 @@ def areal_train_engines() -> list[Component]:
             config="areal_fsdp.config:FSDPConfig",
         )
     ]
+
+
+@hookimpl
+def areal_health_checks() -> list[HealthCheck]:
+    """Of the attention kernels."""
+    meaning = "the attention kernel that `attention_kernel: auto` takes in training on this machine"
+    return [HealthCheck("attention", meaning, target="areal_fsdp.health:check_attention")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Component, HealthCheck, hookimpl
 
 
 @hookimpl
@@ -16,3 +16,10 @@ def areal_inference_engines() -> list[Component]:
             config="areal_sglang.config:SGLangConfig",
         )
     ]
+
+
+@hookimpl
+def areal_health_checks() -> list[HealthCheck]:
+    """Of the server program."""
+    meaning = "servers that a run starts on this machine are of a version that was tested"
+    return [HealthCheck("program", meaning, target="areal_sglang.health:check_program")]

@@ -1,0 +1,49 @@
+"""`areal doctor`: every check of every plugin is asked, and none of them can spoil the others."""
+
+from __future__ import annotations
+
+import json
+
+CHECKS = """
+@hookimpl
+def areal_health_checks():
+    names = ["silent", "told", "wrong", "raises", "dies"]
+    return [HealthCheck(name, f"what {name} means", target=f"clinic_package.checks:{name}") for name in names]
+"""
+ANSWERS = """
+import os
+from areal_core.plugins import Finding
+
+def silent(): return None
+def told():
+    print("what a library says")
+    return Finding(True, "version 3")
+def wrong(): return "the disk is nearly full"
+def raises(): raise OSError("no such device")
+def dies(): os._exit(7)
+"""
+
+
+def test_every_check_is_asked_and_says_what_it_means(box):
+    box.plugin("clinic", CHECKS, modules={"checks.py": ANSWERS})
+    box.plugin("future", requires=("areal-core>=9",))
+    box.plugin("needy", requires=("areal-core>=0.1,<0.2", "a-library>=2"))
+    outcome = box.areal("doctor", "--json")
+    assert outcome.code == 1
+    found = {one["check"]: one for one in json.loads(outcome.out)}
+    answers = {name: (found[f"clinic/{name}"]["is_well"], found[f"clinic/{name}"]["found"]) for name in
+               ("silent", "told", "wrong", "raises", "dies")}  # fmt: skip
+    assert answers == {
+        "silent": (True, "yes"),
+        "told": (True, "version 3"),
+        "wrong": (False, "the disk is nearly full"),
+        "raises": (False, "OSError: no such device"),
+        "dies": (False, "ended with exit code 7"),
+    }
+    assert found["clinic/wrong"]["meaning"] == "what wrong means"
+    assert "needs areal-core>=9" in found["plugin future"]["found"]
+    assert "requires a-library>=2, and it is not installed" in found["plugin needy"]["found"]
+    assert {"core/torch", "core/ports", "core/shared_memory", "core/run_folder"} <= set(found)
+    text = box.areal("doctor").out
+    assert "WRONG  clinic/wrong: the disk is nearly full\n       (what wrong means)\n" in text
+    assert "well   clinic/told: version 3\n" in text
