@@ -12,8 +12,8 @@ APART, TURNS = "sync", "turns-sync"
 """The two synchronous rows that all others are compared with."""
 PARTS = ("wait", "release", "train", "publish")
 HEAD = (
-    "| | samples/s | tokens/s | s/step, median | mean | wait_s | train_s | publish_s | staleness | over the bound |"
-    " x (a) | bound | x (b) | bound | share of the bound |"
+    "| | samples/s | tokens/s | s/step, median | mean | wait_s | release_s | train_s | publish_s | staleness |"
+    " over the bound | x (a) | bound | x (b) | bound | share of the bound |"
 )
 
 
@@ -99,7 +99,7 @@ def table(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     for name in (name for name in titles if name in rows):
         row, gained = rows[name], compare(name, rows, peak)
         cells = [titles[name], f"{_rate(row):,.0f}", f"{row['tokens'] / row['seconds']:,.0f}"]
-        cells += [f"{row[key]:.2f}" for key in ("step_median_s", "step_s", "wait_s", "train_s", "publish_s")]
+        cells += [f"{row[key]:.2f}" for key in ("step_median_s", "step_s", *(f"{part}_s" for part in PARTS))]
         cells += [f"{row['staleness']:.2f}", f"{row['over_bound']:.1%}"]
         keys = ("over_a", "bound_a", "over_b", "bound_b")
         cells += [f"{gained[key]:.2f}" if key in gained else "" for key in keys]
