@@ -114,16 +114,22 @@ class Broadcast:
             return 0.0
         number = rollouts.request(PublishWeights(version, trained, None, self._tensors))
         gathered = self._engine.named_full_parameters()
+        is_answered = False
+        # Given up outside of these blocks: while an exception lives, its frames hold the group.
         try:
             self._broadcast(gathered, rollouts, number)
-            return float(rollouts.wait(number, f"the broadcast of version {version} to be taken over").needs_folder)
         except (BroadcastFailedError, RunError, RuntimeError):
-            pass  # given up outside of this block: while the exception lives, its frames hold the group
+            pass
+        else:
+            with suppress(RunError):
+                return float(rollouts.wait(number, f"the broadcast of version {version} to be taken over").needs_folder)
+            is_answered = True  # there is one answer, and whoever waited for another would wait for ever
         for _ in gathered:
             continue
         self._give_up()
-        with suppress(RunError):  # that it failed is known
-            rollouts.wait(number, "the end of a broadcast that has failed")
+        if not is_answered:
+            with suppress(RunError):  # that it failed is known
+                rollouts.wait(number, "the end of a broadcast that has failed")
         return -1.0
 
     def _broadcast(self, gathered: Any, rollouts: RolloutClient, number: int) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from areal_servers import connection as connections
 from areal_servers.connection import ServerConnection, raise_told
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.launching import free_port
@@ -269,3 +271,34 @@ def test_closing_breaks_off_a_call_on_a_connection_that_was_used_before():
         assert await connection.get("/health") == {}
 
     serving(handle, use, timeout_s=20.0)
+
+
+def test_a_connection_that_the_server_is_about_to_close_is_not_used_again(monkeypatch):
+    """Servers close idle connections without a word, and a POST that meets the end of one is lost."""
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.05)
+    answered = []
+
+    async def serve(reader, writer):
+        with suppress(asyncio.IncompleteReadError):
+            for _ in range(2):
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(len(b"{}"))
+                answered.append(time.monotonic())
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await reader.readuntil(b"\r\n\r\n")  # a third request on this connection meets its end
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        connection = ServerConnection(f"http://127.0.0.1:{port}", timeout_s=5.0)
+        try:
+            for pause in (0.0, 0.2, 0.0):
+                await connection.post("/pause_generation")
+                await asyncio.sleep(pause)
+        finally:
+            await connection.close()
+            server.close()
+
+    asyncio.run(run())
+    assert len(answered) == 3

@@ -14,6 +14,11 @@ from areal_servers.errors import RequestRefusedError, ServerLostError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+KEEP_ALIVE_S = 2.0
+"""A connection that was idle for longer is not used again. Servers close idle ones after five seconds (uvicorn, which
+vLLM and SGLang run on); a call on one that is being closed just then is lost, and none but the caller could send it
+again."""
+
 _SHOWN = 300
 _INPUT = re.compile(r"""['"]input['"]:""")
 """Behind this a server repeats what it was sent."""
@@ -107,7 +112,7 @@ class ServerConnection:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             # Limits are the fleet's; a line of a stream may hold thousands of tokens.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, read_bufsize=1 << 22)
         return self._session
 

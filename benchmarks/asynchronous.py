@@ -1,0 +1,344 @@
+"""Asynchronous against synchronous training on two GPUs: SGLang generates, answers have a long tail. One table.
+
+    python benchmarks/asynchronous.py --size 1.5b --program "python3 -m sglang.launch_server" --output table.json
+    python benchmarks/asynchronous.py ... --rows turns-sync,turns-async-2     # adds rows to the same file
+
+Every answer has a length that was drawn beforehand, from a lognormal whose 99th percentile is ten times its median, so
+all rows generate and train on the same. The rows: (a) `turns-sync`, both GPUs generate, then both train; (b) `sync`,
+one GPU generates and one trains, `max_staleness` 0; `async-1`, `-2`, `-4`, the same two GPUs with a bound on staleness
+of so many batches and one batch more than that in the pipeline; `async-2-keep-cache`, where live requests keep their
+keys and values over an update instead of having them rebuilt; `async-2-stay`, the same with requests that stay in the
+server, as they do from SGLang 0.5.23 on, while older ones end them and go on with them afterwards (on an older one the
+labels, and so the staleness, of this row are made up); `async-2-drop`, where a group with a token over the bound is
+dropped (elsewhere such tokens are masked, so that no row trains on shorter answers than another); and `turns-async-2`.
+Requests always go on over an update in one of these ways: areal has no mode that lets them end first.
+
+What asynchronous training can gain at most, from what was measured without it:
+
+- In turns, the same GPUs do both, so it can only spare the time in which they wait for the last answers:
+  (T_generate,sync + T_train) / (tokens / peak rate + T_train), over (a). Both times are (a)'s, and the peak rate is
+  that of two GPUs. Releasing memory and publishing weights are in the measured ratio and not in the bound.
+- On GPUs of their own the slower side decides: T_sync / max(tokens / peak rate, T_train), with the step of (a) or (b)
+  as T_sync, T_train of (b), and the peak rate of one GPU.
+
+The peak rate is measured in the same command (`peak`): one server, always `--concurrent` requests of these lengths,
+posted by a client that does nothing else, and no training. A ratio is one of samples per second over all steps behind
+the warm-up; its share of the bound is the last column. Times are means, for a median hides the tail; one column is a
+median.
+
+The rows on GPUs of their own share one server, which `areal serve` starts; those in turns start two of their own.
+`--output` is written anew after every row. A run is killed when it has done its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from asynchronous_parts import CUT
+from asynchronous_peak import free_port, measure_peak, wait_until_healthy
+from asynchronous_table import summarise, table
+from gpu_runs import SIZES
+
+AREAL = [sys.executable, "-m", "areal_core"]
+SERVER_OPTIONS = {
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "mem_fraction_static": 0.3,
+    "disable_custom_all_reduce": True,
+    "max_running_requests": 512,
+    "cuda_graph_bs": [1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512],
+}
+ENVIRONMENT = {"NCCL_CUMEM_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+GONE_S = 60.0
+"""For the processes of a run that was killed to end."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to train."""
+
+    title: str
+    max_staleness: int
+    in_turns: bool = False
+    mode: str = "recompute"
+    stale: str = "mask"
+    stays: bool = False
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether a batch is generated only when the one before has been trained on."""
+        return not self.max_staleness
+
+
+ROWS = {
+    "turns-sync": Row("(a) synchronous, in turns", 0, in_turns=True),
+    "sync": Row("(b) synchronous, apart", 0),
+    "async-1": Row("asynchronous, at most 1", 1),
+    "async-2": Row("asynchronous, at most 2", 2),
+    "async-4": Row("asynchronous, at most 4", 4),
+    "async-2-keep-cache": Row("at most 2, `keep_cache`", 2, mode="keep_cache"),
+    "async-2-stay": Row("the same, requests stay", 2, mode="keep_cache", stays=True),
+    "async-2-drop": Row("at most 2, stale groups dropped", 2, stale="drop"),
+    "turns-async-2": Row("asynchronous in turns, at most 2", 2, in_turns=True),
+}
+ORDER = "peak,sync,async-2,async-1,async-4,async-2-keep-cache,async-2-stay,async-2-drop,turns-sync,turns-async-2"
+
+
+def prepare_model(arguments: argparse.Namespace, folder: Path) -> int:
+    """A model without an end token, so that no answer ends before its time; the size of its vocabulary."""
+    from transformers import AutoTokenizer
+
+    if arguments.model is None:  # in a process of its own, which leaves no memory taken on the first GPU
+        words = [str(Path(__file__).with_name("gpu_runs.py")), "model", str(folder), "--size", arguments.size]
+        subprocess.run([sys.executable, *words], check=True)
+    else:
+        shutil.copytree(arguments.model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
+
+
+def make_config(arguments: argparse.Namespace, row: Row, model: Path, vocabulary: int, address: str) -> dict[str, Any]:
+    """The run of a row, as a config file would have it; without an address the run starts servers of its own."""
+    parts = Path(__file__).with_name("asynchronous_parts.py")
+    lengths = {"median": arguments.median, "answers": arguments.group, "prompt": arguments.prompt}
+    return {
+        "plugins": ["grpo", "fsdp", "sglang"],
+        "steps": 10_000,  # it is ended before it would write a checkpoint
+        "shuffle": False,
+        "model": {"path": str(model), "dtype": arguments.dtype},
+        "dataset": {"type": f"{parts}:LongTail", "vocabulary": vocabulary, **lengths},
+        "workflow": f"{parts}:ForcedLength",
+        "sampling": {"max_new_tokens": CUT * arguments.median},
+        "rollout": {
+            "batch_size": arguments.batch,
+            "group_size": arguments.group,
+            "max_staleness": row.max_staleness,
+            "pipeline_depth": row.max_staleness + 1,
+            "stale": row.stale,
+        },
+        "inference_engine": {
+            "type": f"{parts}:StayingEngine" if row.stays else "sglang",
+            "program": shlex.split(arguments.program),
+            "memory_saver": row.in_turns,
+            "update_mode": row.mode,
+            "options": SERVER_OPTIONS | json.loads(arguments.options),
+            **({"servers": 0, "addresses": [address]} if address else {"servers": 2, "min_servers": 2}),
+        },
+        "publication": {"transport": "memory" if row.in_turns else "broadcast"},
+        "placement": {"generation": [0, 1], "training": [0, 1]}
+        if row.in_turns
+        else {"generation": [0], "training": [1]},
+        "launcher": {"type": "core/local", "trainer_processes": 2 if row.in_turns else 1},
+        "train_engine": {"type": "fsdp", "learning_rate": 1e-6, "max_tokens_per_microbatch": arguments.microbatch},
+        "algorithm": "grpo",
+        "checkpoint": {"export": False},
+    }
+
+
+class Bench:
+    """What the rows share: folders, the model, one server, and the results so far.
+
+    Args:
+        arguments: of the command line.
+        folder: for the model, configs, run folders and logs.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        self._model = folder / "model"
+        self._vocabulary = prepare_model(arguments, self._model)
+        self._server: subprocess.Popen[bytes] | None = None
+        self._address = ""
+        output: Path = arguments.output
+        self.results: dict[str, Any] = json.loads(output.read_text()) if output.is_file() else {"rows": {}}
+
+    def measure(self, name: str) -> None:
+        """One row of the table, or `peak`."""
+        began = time.monotonic()
+        if name == "peak":
+            self._start_server()
+            self.results["peak"] = measure_peak(self._address, self._arguments, self._vocabulary)
+        else:
+            row = ROWS[name]
+            if row.in_turns:
+                self.stop_server()
+            else:
+                self._start_server()
+            lines = self._run(name, row)
+            warm_up = self._warm_up(row)
+            self.results["rows"][name] = {
+                **summarise(lines, warm_up, self._arguments.prompt),
+                "lines": lines,
+                "warm_up": warm_up,
+            }
+        self.results["setting"] = {key: str(value) for key, value in vars(self._arguments).items()}
+        self.results["machine"] = machine()
+        self.save()
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+
+    def save(self) -> None:
+        """Write the results, whole or not at all."""
+        output: Path = self._arguments.output
+        fresh = output.with_name(f".{output.name}.new")
+        fresh.write_text(json.dumps(self.results))
+        fresh.replace(output)
+
+    def stop_server(self) -> None:
+        """End the shared server; safe to call twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.send_signal(signal.SIGTERM)
+            server.wait(GONE_S)
+
+    def _warm_up(self, row: Row) -> int:
+        """What was generated while the first step compiled must be used up before anything is measured."""
+        return int(self._arguments.warm_up + 2 * row.max_staleness)
+
+    def _start_server(self) -> None:
+        """Have the shared server run."""
+        if self._server is not None and self._server.poll() is None:
+            return
+        port = free_port()
+        self._address = f"http://127.0.0.1:{port}"
+        config = self._write("serve", make_config(self._arguments, ROWS["sync"], self._model, self._vocabulary, ""))
+        words = ["serve", str(config), "--gpus", "0", "--port", str(port)]
+        self._server = self._start("serve", words)
+        wait_until_healthy(self._address, self._server, self._arguments.limit_s)
+
+    def _run(self, name: str, row: Row) -> list[dict[str, float]]:
+        """The journal of a run of a row."""
+        address = "" if row.in_turns else self._address
+        config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, address))
+        run_dir = self._folder / "runs" / name
+        run = self._start(name, ["run", str(config), f"run_dir={run_dir}"])
+        steps = self._arguments.steps * (1 if row.is_synchronous else 2)
+        wanted, deadline = self._warm_up(row) + steps, time.monotonic() + self._arguments.limit_s
+        lines: list[dict[str, float]] = []
+        try:
+            while len(lines) < wanted and run.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.2)
+                lines = read_journal(run_dir / "metrics.jsonl")
+        finally:
+            end_run(run, run_dir)
+        if len(lines) < self._warm_up(row) + 2:
+            words = (self._folder / f"{name}.log").read_text()[-3000:]
+            raise RuntimeError(f"{name} made {len(lines)} steps of {wanted}:\n{words}")
+        return lines[:wanted]
+
+    def _write(self, name: str, config: dict[str, Any]) -> Path:
+        path = self._folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        return path
+
+    def _start(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [*AREAL, *words],
+                env={**os.environ, **ENVIRONMENT},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def read_journal(path: Path) -> list[dict[str, float]]:
+    """The complete lines of a journal, none where it is not there yet."""
+    text = path.read_text() if path.is_file() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def end_run(run: subprocess.Popen[bytes], run_dir: Path) -> None:
+    """Kill a run, and wait until none of its processes is left: the next one needs the GPUs."""
+    if run.poll() is None:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    deadline = time.monotonic() + GONE_S
+    while names_of(run_dir):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes of {run_dir} are still there: {names_of(run_dir)}")
+        time.sleep(0.2)
+
+
+def names_of(run_dir: Path) -> list[str]:
+    """The processes that have a run's folder, or a file in it, among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace")
+            found += [words.replace("\0", " ")] if str(run_dir) in words else []
+    return found
+
+
+def machine() -> dict[str, str]:
+    """What it was measured on; asked without touching a GPU."""
+    gpus = f"CPU, {os.cpu_count()} cores"
+    with suppress(OSError, subprocess.CalledProcessError):
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        gpus = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip().replace("\n", "; ")
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {"gpus": gpus, **versions, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def main() -> int:
+    """Measure the rows that are asked for, one after another; a row that fails is told and left out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", required=True, help="words that start SGLang")
+    parser.add_argument("--options", default="{}", help="of SGLang, as JSON, over those of this file")
+    parser.add_argument("--model", type=Path, help="a folder; by default one with random weights is made")
+    parser.add_argument("--size", default="1.5b", choices=SIZES)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--rows", default=ORDER, help="in this order; what they need of each other is in the output file"
+    )
+    parser.add_argument("--output", type=Path, default=Path("asynchronous.json"))
+    parser.add_argument("--folder", type=Path, help="for runs and logs; by default a temporary one")
+    parser.add_argument("--batch", type=int, default=64, help="prompts in a batch")
+    parser.add_argument("--group", type=int, default=8, help="answers to a prompt")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--median", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--steps", type=int, default=10, help="measured; twice as many where asynchronous")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps; two more for each batch of staleness")
+    parser.add_argument("--concurrent", type=int, default=512, help="requests of the peak rate")
+    parser.add_argument("--peak-s", type=float, default=12.0, help="over which the peak rate is measured")
+    parser.add_argument("--microbatch", type=int, default=32768, help="tokens")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="for a row, and for the server's start")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-asynchronous-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    bench, failed = Bench(arguments, folder.resolve()), []
+    try:
+        for name in arguments.rows.split(","):
+            try:
+                bench.measure(name)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                failed.append(name)
+                print(f"{name} failed: {error}", flush=True)
+            print(table(bench.results, {name: row.title for name, row in ROWS.items()}), flush=True)
+    finally:
+        bench.stop_server()
+    print(json.dumps(bench.results.get("machine", {})), f"failed: {', '.join(failed) or 'none'}; logs in {folder}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Parts of `asynchronous.py`'s runs: answers whose lengths are drawn beforehand, and an engine whose requests stay.
+
+Whatever weights do, an answer has the length that its row says, so that every row of the table generates the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal_core.data import Episode, Trajectory
+from areal_servers.fleet import ServerFleet
+from areal_sglang.adapter import SGLangAdapter
+from areal_sglang.config import SGLangConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from areal_core.interfaces import Processes, WorkflowContext
+
+SIGMA = math.log(10) / 2.3263478740408408
+"""Of a lognormal whose 99th percentile is ten times its median."""
+CUT = 20
+"""No length is more than so many medians; that cuts one in eight hundred."""
+
+
+def draw_lengths(median: int, count: int, seed: str) -> list[int]:
+    """So many lengths, each at least 1."""
+    draw = random.Random(seed)
+    return [max(1, min(CUT * median, round(median * math.exp(draw.gauss(0.0, SIGMA))))) for _ in range(count)]
+
+
+class LongTail:
+    """Prompts of random tokens, each with a length for every answer.
+
+    Args:
+        median: of the lengths, in tokens.
+        answers: to each prompt.
+        prompt: tokens of a prompt.
+        vocabulary: of the model.
+        rows: prompts.
+        seed: of tokens and lengths.
+    """
+
+    def __init__(
+        self, median: int, answers: int, prompt: int, vocabulary: int, rows: int = 1 << 16, seed: int = 0
+    ) -> None:
+        self._median = median
+        self._answers = answers
+        self._prompt = prompt
+        self._vocabulary = vocabulary
+        self._rows = rows
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        draw = random.Random(f"{self._seed}/prompt/{index}")
+        lengths = draw_lengths(self._median, self._answers, f"{self._seed}/lengths/{index}")
+        return {"input_ids": [draw.randrange(4, self._vocabulary) for _ in range(self._prompt)], "lengths": lengths}
+
+
+class ForcedLength:
+    """One answer of exactly the length that the row says; its reward is the share of even tokens.
+
+    The model's tokenizer must have no end token, for nothing else keeps a server from ending an answer early.
+    """
+
+    async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        """See `RolloutWorkflow.run_episode`."""
+        prompt, length = row["input_ids"], row["lengths"][context.sample_index]
+        generation = await context.generate(prompt, max_new_tokens=length)
+        if len(generation.output_ids) != length:
+            raise ValueError(f"{len(generation.output_ids)} tokens were generated instead of {length}")
+        reward = sum(token % 2 == 0 for token in generation.output_ids) / length
+        return Episode([Trajectory.from_generation(prompt, generation)], reward)
+
+
+class _StayingAdapter(SGLangAdapter):
+    """Goes the way of servers that label tokens themselves, also where the server is too old for that.
+
+    All tokens of a piece are then labelled with its last version: the times are those of a newer server, the labels
+    and what is made of them, staleness first of all, are not.
+    """
+
+    def __init__(self, settings: SGLangConfig) -> None:
+        super().__init__(settings)
+        self._label = "0"
+
+    async def identify(self, connection):
+        """As the adapter's own."""
+        return replace(await super().identify(connection), reports_spans=True)
+
+    async def receive(self, connection, group, tensors, label, mode):
+        """As the adapter's own."""
+        await super().receive(connection, group, tensors, label, mode)
+        self._label = label
+
+    async def load(self, connection, folder, label, mode):
+        """As the adapter's own."""
+        await super().load(connection, folder, label, mode)
+        self._label = label
+
+    async def generate(self, connection, piece):
+        """As the adapter's own."""
+        count = 0
+        async with aclosing(super().generate(connection, piece)) as chunks:
+            async for chunk in chunks:
+                count += len(chunk.output_ids)
+                yield replace(chunk, spans=[(self._label, 0, count)]) if chunk.spans is None else chunk
+
+
+class StayingEngine(ServerFleet):
+    """SGLang servers in which requests stay over an update; see `_StayingAdapter`."""
+
+    Config = SGLangConfig
+
+    def __init__(
+        self,
+        settings: SGLangConfig,
+        log_dir: Path,
+        processes: Processes | None = None,
+        gpus: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(settings, _StayingAdapter(settings), log_dir, processes, gpus)

@@ -1,0 +1,111 @@
+"""From the metrics of runs to the table of `asynchronous.py`, whose text explains the bounds."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+APART, TURNS = "sync", "turns-sync"
+"""The two synchronous rows that all others are compared with."""
+PARTS = ("wait", "release", "train", "publish")
+HEAD = (
+    "| | samples/s | tokens/s | s/step, median | mean | wait_s | release_s | train_s | publish_s | staleness |"
+    " over the bound | x (a) | bound | x (b) | bound | share of the bound |"
+)
+
+
+def summarise(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -> dict[str, float]:
+    """One row from the journal of its run.
+
+    Args:
+        lines: of `metrics.jsonl`, one a step.
+        warm_up: steps that do not count.
+        prompt: tokens of each prompt, which are none of the generated ones.
+    """
+    window = lines[warm_up:]
+    seconds = lines[-1]["time"] - lines[warm_up - 1]["time"]
+
+    def total(key: str) -> float:
+        return sum(line.get(key, 0.0) for line in window)
+
+    samples = total("batch/sequences")
+    # A token over the bound on staleness is masked and so not among the journal's sampled ones; it cost as much.
+    tokens = total("batch/tokens") - prompt * samples
+    row = {
+        "steps": float(len(window)),
+        "samples": samples,
+        "tokens": tokens,
+        "seconds": seconds,
+        "step_s": seconds / len(window),
+        "step_median_s": statistics.median(line["time/step_s"] for line in window),
+        "staleness": total("staleness/mean") / len(window),
+        "over_bound": total("staleness/tokens_over_bound") / tokens,
+        "groups_dropped": total("groups/stale"),
+        "longest_publish_s": max(line["time/publish_s"] for line in window),
+    }
+    return row | {f"{part}_s": total(f"time/{part}_s") / len(window) for part in PARTS}
+
+
+def bounds(rows: Mapping[str, Mapping[str, float]], peak: float) -> dict[str, float]:
+    """The shortest steps that asynchronous training could have, in seconds, by where it trains.
+
+    Args:
+        rows: by name; a bound is left out while the synchronous row that it comes from is missing.
+        peak: tokens a second that one saturated GPU generates.
+    """
+    found = {}
+    if APART in rows:
+        one = rows[APART]
+        found["apart"] = max(one["tokens"] / one["steps"] / peak, one["train_s"])
+    if TURNS in rows:
+        both = rows[TURNS]
+        found["turns"] = both["tokens"] / both["steps"] / (2 * peak) + both["train_s"]
+    return found
+
+
+def compare(name: str, rows: Mapping[str, Mapping[str, float]], peak: float | None) -> dict[str, float]:
+    """What a row gained over the synchronous ones, what it could have gained, and the share of the latter."""
+    row, shortest = rows[name], bounds(rows, peak) if peak else {}
+    found: dict[str, float] = {}
+    for letter, base in (("a", TURNS), ("b", APART)):
+        if base in rows:
+            found[f"over_{letter}"] = _rate(row) / _rate(rows[base])
+    if name in (APART, TURNS):
+        return found
+    if name.startswith("turns"):
+        if "turns" in shortest:
+            found["bound_a"] = (rows[TURNS]["wait_s"] + rows[TURNS]["train_s"]) / shortest["turns"]
+            found["share"] = found["over_a"] / found["bound_a"]
+        return found
+    if "apart" in shortest:
+        for letter, base in (("a", TURNS), ("b", APART)):
+            if base in rows:
+                found[f"bound_{letter}"] = rows[base]["step_s"] / shortest["apart"]
+        found["share"] = found["over_b"] / found["bound_b"]
+    return found
+
+
+def _rate(row: Mapping[str, float]) -> float:
+    return row["samples"] / row["seconds"]
+
+
+def table(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    """The rows that are there, in the order of `titles`, as Markdown."""
+    rows, peak = results["rows"], results.get("peak", {}).get("tokens_per_s")
+    lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
+    for name in (name for name in titles if name in rows):
+        row, gained = rows[name], compare(name, rows, peak)
+        cells = [titles[name], f"{_rate(row):,.0f}", f"{row['tokens'] / row['seconds']:,.0f}"]
+        cells += [f"{row[key]:.2f}" for key in ("step_median_s", "step_s", *(f"{part}_s" for part in PARTS))]
+        cells += [f"{row['staleness']:.2f}", f"{row['over_bound']:.1%}"]
+        keys = ("over_a", "bound_a", "over_b", "bound_b")
+        cells += [f"{gained[key]:.2f}" if key in gained else "" for key in keys]
+        cells.append(f"{gained['share']:.2f}" if "share" in gained else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    shortest = bounds(rows, peak) if peak else {}
+    told = [f"peak generation rate of one GPU {peak:,.0f} tokens/s" if peak else "no peak rate was measured"]
+    told += [f"shortest step {where} {seconds:.2f} s" for where, seconds in shortest.items()]
+    return "\n".join([*lines, "", "; ".join(told)])

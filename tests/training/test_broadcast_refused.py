@@ -1,0 +1,87 @@
+"""The trainer's end of a broadcast that the servers do not take over, in a group of the trainer alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from areal_core.config.sections import PublicationSection
+from areal_core.errors import RunError
+from areal_core.interfaces.inference import BroadcastGroup
+from areal_core.messages.rollouts import FormGroup
+from areal_core.training.broadcast import Broadcast, BroadcastFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A trainer of one process, on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Rollouts:
+    """Answers each request once, as the real one does; a second wait for an answer would never end."""
+
+    def __init__(self, *, fails: bool, at_once: bool) -> None:
+        self._fails = fails
+        self._at_once = at_once
+        self.waiting_for: list[str] = []
+
+    def call(self, message: Any, waiting_for: str) -> Any:
+        assert isinstance(message, FormGroup)
+        return SimpleNamespace(group=BroadcastGroup("alone", 1, (), is_new=True))
+
+    def request(self, message: Any) -> int:
+        return 1
+
+    def has_failed(self, number: int) -> bool:
+        return self._at_once and not self.waiting_for
+
+    def wait(self, number: int, waiting_for: str) -> Any:
+        self.waiting_for.append(waiting_for)
+        assert len(self.waiting_for) == 1, "waits for a second answer to the same request"
+        if self._fails:
+            raise RunError("no server took over the weights of version 1")
+        return SimpleNamespace(needs_folder=False)
+
+
+def broadcast(rollouts: Rollouts) -> bool:
+    engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.ones(2, 2))]))
+    sender: Any = Broadcast(PublicationSection(transport="broadcast"), engine, rollouts, torch.float32)  # type: ignore[arg-type]
+    return sender.send(1, 1)
+
+
+def test_weights_that_are_taken_over():
+    rollouts = Rollouts(fails=False, at_once=False)
+    assert not broadcast(rollouts)
+    assert rollouts.waiting_for == ["the broadcast of version 1 to be taken over"]
+
+
+def test_a_failure_behind_the_last_tensor_is_the_only_answer():
+    """Every tensor has arrived, and then the servers say that they did not take them over."""
+    rollouts = Rollouts(fails=True, at_once=False)
+    with pytest.raises(BroadcastFailedError):
+        broadcast(rollouts)
+    assert rollouts.waiting_for == ["the broadcast of version 1 to be taken over"]
+
+
+def test_the_answer_to_a_broadcast_that_broke_off_is_taken(monkeypatch: pytest.MonkeyPatch):
+    """Nobody else may find it when it asks for its own."""
+
+    def breaks_off(self: Broadcast, *_: Any) -> None:
+        raise BroadcastFailedError
+
+    monkeypatch.setattr(Broadcast, "_broadcast", breaks_off)
+    rollouts = Rollouts(fails=True, at_once=True)
+    with pytest.raises(BroadcastFailedError):
+        broadcast(rollouts)
+    assert rollouts.waiting_for == ["the end of a broadcast that has failed"]
