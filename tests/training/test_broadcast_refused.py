@@ -56,8 +56,9 @@ class Rollouts:
 
 def broadcast(rollouts: Rollouts) -> bool:
     engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.ones(2, 2))]))
-    sender: Any = Broadcast(PublicationSection(transport="broadcast"), engine, rollouts, torch.float32)  # type: ignore[arg-type]
-    return sender.send(1, 1)
+    made: Any = Broadcast
+    sender = made(PublicationSection(transport="broadcast"), engine, rollouts, torch.float32)
+    return bool(sender.send(1, 1))
 
 
 def test_weights_that_are_taken_over():
