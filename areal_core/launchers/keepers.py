@@ -50,6 +50,16 @@ class KeptProcess:
         return self._keeper.pid
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether the process or its keeper was stopped by a signal or a debugger, and does not go on."""
+        pid = self.started.result() if self.started.done() else 0
+        for one in (pid, self.keeper_pid):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t"):
+                    return True
+        return False
+
+    @property
     def has_ended(self) -> bool:
         """Whether it has, and everything that it started."""
         return self._ended.done()
@@ -124,6 +134,10 @@ class Keepers:
             environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
         log = self._logs / f"{specification.name}.log"
         return await self.launch(specification.name, specification.command, environment, needs.gpus, log)
+
+    def stopped(self) -> tuple[str, ...]:
+        """Names of processes that were stopped and do not go on."""
+        return tuple(name for name, process in self.processes.items() if process.is_stopped)
 
     async def launch(
         self,

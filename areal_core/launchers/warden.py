@@ -67,7 +67,7 @@ class Warden:
             while not orders.done() and time.monotonic() - self._heard < self._lease_s:
                 await asyncio.wait({orders}, timeout=BEAT_S)
                 with contextlib.suppress(ChannelClosed):
-                    self._channel.post(NodeBeat())
+                    self._channel.post(NodeBeat(self._keepers.stopped()))
         finally:
             orders.cancel()
             await self._keepers.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from contextlib import suppress
@@ -16,6 +17,7 @@ from areal_core.messages.processes import (
     Alive,
     Beat,
     EndProcess,
+    NodeBeat,
     NodeNotice,
     NodeReady,
     ProcessEnded,
@@ -64,6 +66,7 @@ class SupervisedProcess:
         channel: to it, once it has come; only processes that speak come.
         phase: what it says that it is doing, and for how long.
         heard: when it said something.
+        stopped_at: since when its warden sees that somebody has stopped it; None where it runs.
         ended: how it has ended.
     """
 
@@ -75,13 +78,17 @@ class SupervisedProcess:
         self.channel: Channel | None = None
         self.phase = Alive("starting", 0.0)
         self.heard = time.monotonic()
+        self.stopped_at: float | None = None
         self.fell_silent = asyncio.Event()
         self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
 
     @property
     def silent_s(self) -> float:
-        """Seconds since a process that speaks was heard; 0 for others and for those that have ended."""
-        return time.monotonic() - self.heard if self.specification.speaks and not self.ended.done() else 0.0
+        """Seconds since a process was heard that speaks, or was stopped that does not; 0 for those that have ended."""
+        if self.ended.done():
+            return 0.0
+        heard = self.heard if self.specification.speaks else math.inf
+        return max(0.0, time.monotonic() - min(heard, self.stopped_at or math.inf))
 
     async def wait(self) -> ProcessEnd:
         """See `RunningProcess.wait`."""
@@ -210,6 +217,8 @@ class Wardens:
                 node.heard = time.monotonic()
                 if isinstance(message, ProcessEnded) and (process := self.processes.get(message.name)) is not None:
                     start_task(self._has_ended(process, message), f"end of {message.name}")
+                elif isinstance(message, NodeBeat):
+                    self._note_stopped(node, message.stopped)
                 elif isinstance(message, NodeNotice):
                     self._on_notice(node, message.number)
         finally:
@@ -217,6 +226,12 @@ class Wardens:
             # Whatever runs there has ended, or will within the lease.
             for process in [p for p in self.processes.values() if p.node is node]:
                 self._set_end(process, ProcessEnd(LOST, ""))
+
+    def _note_stopped(self, node: Node, stopped: tuple[str, ...]) -> None:
+        for process in self.processes.values():
+            if process.node is node:
+                is_stopped = process.name in stopped
+                process.stopped_at = (process.stopped_at or time.monotonic()) if is_stopped else None
 
     def _hear(self, process: SupervisedProcess, message: Any, number: int) -> None:
         process.heard = time.monotonic()

@@ -77,7 +77,13 @@ class NodeReady:
 
 @message
 class NodeBeat:
-    """The node lives."""
+    """The node lives.
+
+    Attributes:
+        stopped: names of processes that somebody has stopped (SIGSTOP, a debugger) and that do not go on.
+    """
+
+    stopped: tuple[str, ...] = ()
 
 
 @message

@@ -91,6 +91,7 @@ class Supervisor:
         self._dying: list[tuple[SupervisedProcess, Dying]] = []
         self._changed = asyncio.Event()
         self._silent: set[str] = set()
+        self._given_up: set[str] = set()
         self._failure: BaseException | None = None
         self._is_impatient = False
         self._asked_at = 0.0
@@ -186,28 +187,38 @@ class Supervisor:
         return [p for p in self._wardens.processes.values() if p.specification.end is EndMeans.ENDS_RUN]
 
     def _check_silence(self) -> None:
-        """Tell of processes that are silent; who is silent for too long counts as lost."""
+        """Tell of processes that are silent or stopped; who is so for too long counts as lost."""
         for process in self._wardens.processes.values():
-            silent = process.silent_s
+            silent, phase = process.silent_s, process.phase
+            state = "stopped" if process.stopped_at is not None else "silent"
+            told = f"{process.name} is {state} since {silent:.0f} s (phase {phase.phase})"
+            hint = f"its log: {self._log(process.name)}"
             if silent > LEASE_S and process.specification.end is EndMeans.ENDS_RUN:
-                raise RunError(
-                    f"{process.name} has been silent for {silent:.0f} s; it was last heard in the phase "
-                    f"'{process.phase.phase}'",
-                    hints=[f"is it stopped? look at {self._log(process.name)}"],
-                )
-            phase = process.phase
+                raise RunError(f"{told}: it counts as lost", hints=[hint])
             if 0 < phase.deadline_s < phase.seconds and not process.ended.done():
                 raise RunError(
                     f"{process.name} hangs: it has been in the phase '{phase.phase}' for {phase.seconds:.0f} s, "
                     f"and may be for {phase.deadline_s:.0f}",
-                    hints=[f"its log: {self._log(process.name)}", "a slow machine: raise training.phase_timeout_s"],
+                    hints=[hint, "a slow machine: raise training.phase_timeout_s"],
                 )
-            if silent > TOLD_S and process.name not in self._silent:
+            if silent > LEASE_S and process.name not in self._given_up:
+                self._given_up.add(process.name)
+                self._say(f"{told}: it is ended")
+                process.node.post(EndProcess(process.name, 0.0))  # whoever asked for it knows what to do then
+            elif silent > TOLD_S and process.name not in self._silent:
                 self._silent.add(process.name)
-                self._say(f"{process.name} is silent since {silent:.0f} s (phase {process.phase.phase})")
-            elif not silent > TOLD_S and process.name in self._silent:
+                self._say(told)
+            elif silent <= TOLD_S and process.name in self._silent:
                 self._silent.discard(process.name)
+                self._given_up.discard(process.name)
                 self._say(f"{process.name} is heard again")
+        for node in self._wardens.nodes:
+            if time.monotonic() - node.heard > TOLD_S and node.ready.host not in self._silent:
+                self._silent.add(node.ready.host)
+                self._say(f"the node {node.ready.host} is silent; after {LEASE_S:.0f} s it counts as lost")
+            elif time.monotonic() - node.heard <= TOLD_S and node.ready.host in self._silent:
+                self._silent.discard(node.ready.host)
+                self._say(f"the node {node.ready.host} is heard again")
 
     async def _cause(self) -> ArealError:
         """Why it is over. Of those who fail together, whoever names a cause of its own counts, then who was killed."""

@@ -51,6 +51,8 @@ class Outcome:
 class Workplace:
     """A folder with a tiny model and a config, in which `areal` is run."""
 
+    command = (sys.executable, "-m", "areal_core")
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {
@@ -60,7 +62,7 @@ class Workplace:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start `areal` and return at once."""
         return subprocess.Popen(
-            [sys.executable, "-m", "areal_core", *words],
+            [*self.command, *words],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
