@@ -168,8 +168,10 @@ class Keepers:
             await asyncio.sleep(POLL_S)
 
     def _orphans(self) -> set[int]:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        return {int(pid) for pid in children} - {process.keeper_pid for process in self.processes.values()}
+        with contextlib.suppress(OSError):  # a kernel that does not tell
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            return {int(pid) for pid in children} - {process.keeper_pid for process in self.processes.values()}
+        return set()
 
     async def close(self) -> None:
         """End everything at once; safe to call twice."""
