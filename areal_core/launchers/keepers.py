@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,8 +170,9 @@ class Keepers:
         return process
 
     async def end_orphans(self) -> None:
-        """A keeper has ended: what it may have left has come to this program, and ends too."""
-        while self._adopts_orphans:
+        """A keeper has ended: what it may have left has come to this program, and ends too, where it can be ended."""
+        deadline = time.monotonic() + KEEPER_GRACE_S
+        while self._adopts_orphans and time.monotonic() < deadline:
             # A keeper that is being started is not known yet.
             orphans = set() if self.launching else self._orphans()
             for orphan in orphans:
@@ -182,8 +184,10 @@ class Keepers:
             await asyncio.sleep(POLL_S)
 
     def _orphans(self) -> set[int]:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        return {int(pid) for pid in children} - {process.keeper_pid for process in self.processes.values()}
+        with contextlib.suppress(OSError):  # a kernel that does not tell
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            return {int(pid) for pid in children} - {process.keeper_pid for process in self.processes.values()}
+        return set()
 
     async def close(self) -> None:
         """End everything at once; safe to call twice."""

@@ -177,6 +177,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
         return asdict(audit(ledger.database, run.path, sampler, controller.open_groups))
 
     service = RolloutService(controller, half.engine, evaluator, audit_now)
+    status = start_task(_report(controller, half.engine, link), "status of the rollouts")
     try:
         with link.phase("starting the inference engine"):
             await half.start()
@@ -185,12 +186,11 @@ async def _serve(run: RunFolder, link: Link) -> None:
         link.announce("controller", server.address)
         link.enter("generating")
         watch_event_loop(config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
-        status = start_task(_report(controller, half.engine, link), "status of the rollouts")
         await service.done.wait()
-        status.cancel()
         server.close()
         await controller.close()
     finally:
+        status.cancel()
         await half.close()
         ledger.close(controller.open_groups)
 

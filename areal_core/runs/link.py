@@ -113,7 +113,10 @@ class Link:
             with self.phase(f"waiting for {name}"):
                 announced: Announce = self.request(Ask(name)).result(timeout_s)
         except TimeoutError:
-            raise RunError(f"no process of the run announced its {name} within {timeout_s:g} s") from None
+            raise RunError(
+                f"no process of the run announced its {name} within {timeout_s:g} s",
+                hints=["a start that takes longer: raise training.phase_timeout_s"],
+            ) from None
         return announced.value
 
     def on_message(self, handler: Callable[[Any, int], None]) -> None:

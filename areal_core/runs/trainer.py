@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.config import Resolved, RunConfig
+    from areal_core.config.sections import TrainingSection
     from areal_core.interfaces import ModelReference, TrainEngine
     from areal_core.runs.folder import EpochFolder, RunFolder
     from areal_core.runs.link import Link
     from areal_core.training.source import BatchSource
 
-START_TIMEOUT_S = 3600.0
-"""For other processes of the run to come up; a large model may load for long, and its death is noticed at once."""
 UNTIMED = ("wait", "evaluate")
 """Phases whose waits have deadlines of their own: of an episode, and of progress."""
 
@@ -54,7 +53,7 @@ def play(run: RunFolder, link: Link) -> int:
     torch.manual_seed(config.seed)
     if config.deterministic:
         torch.use_deterministic_algorithms(mode=True)
-    _join_ranks(link, timedelta(seconds=config.training.collective_timeout_s))
+    _join_ranks(link, config.training)
     try:
         finished = _train(resolved, run, link, interruption)
     finally:
@@ -78,16 +77,17 @@ class Interruption:
         return self._seen
 
 
-def _join_ranks(link: Link, timeout: timedelta) -> None:
+def _join_ranks(link: Link, section: TrainingSection) -> None:
     """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
         store = open_store("127.0.0.1")
         link.announce("rendezvous", str(store.port))
     else:
-        port = int(link.ask("rendezvous", START_TIMEOUT_S))
+        port = int(link.ask("rendezvous", section.phase_timeout_s))
         store = TCPStore("127.0.0.1", port, ranks, is_master=False)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=section.collective_timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
@@ -96,11 +96,12 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     epoch = run.epoch(Credentials.from_environment().epoch)
     model = model_reference(resolved, run)
     algorithm = config.algorithm.build()
-    with link.phase("loading the model", START_TIMEOUT_S):
+    limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
+    with link.phase("loading the model", limit):
         engines = _engines(config, model, needs_reference=algorithm.needs_reference)
     rollouts = None
     if is_first and algorithm.needs_rollouts:
-        address = link.ask("controller", START_TIMEOUT_S)
+        address = link.ask("controller", limit)
         rollouts = RolloutClient(address, is_interrupted=interruption, log=_log)
     source: BatchSource | None = rollouts
     if is_first and rollouts is None:

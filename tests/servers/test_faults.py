@@ -155,11 +155,14 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
             assert other.version == place.version
             await requests.more()
             written = publication.folders
-            for _ in range(25):  # a trainer publishes again and again, and by broadcast to whom it can
+            for _ in range(3):  # a trainer publishes again and again, and by broadcast to whom it can
+                await publish()
+            await wait_until(lambda: str(victim.state) in ("catching up", "ready"), "it is up again")
+            for _ in range(20):
                 await publish()
                 if str(victim.state) == "ready":
                     break
-                await asyncio.sleep(4)
+                await asyncio.sleep(1)
             await wait_until(lambda: str(victim.state) == "ready", "it caught up")
             assert victim.version == place.version
             assert publication.folders > written, "it caught up from a folder, written for it"

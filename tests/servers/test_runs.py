@@ -43,13 +43,18 @@ def transitions(run_dir, server):
 
 
 @pytest.mark.parametrize(("server", "transport"), [("sglang", "broadcast"), ("vllm", "memory")])
-def test_the_demonstration_with_a_server(server, transport, request, tmp_path):
+def test_the_demonstration_with_a_server(server, transport, request, tmp_path, monkeypatch):
+    """Servers that ask for a key; nothing of it is left in the run's folder but in their logs."""
     program = request.getfixturevalue(f"{server}_program")
-    run_dir = tmp_path / "run"
+    run_dir, key = tmp_path / "run", "a-key-for-the-servers-of-this-test"
+    monkeypatch.setitem(ENVIRONMENT, "SERVERS_KEY", key)
     words = [f"publication.transport={transport}", "publication.verify_every=1", "steps=5", "evaluation=null"]
     words += [f"inference_engine.program=[{','.join(map(str, program))}]", f"run_dir={run_dir}"]
-    found = areal("run", f"{CONFIGS}/{server}.yaml", *words)
+    found = areal("run", f"{CONFIGS}/{server}.yaml", "inference_engine.api_key=env:SERVERS_KEY", *words)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
+    files = [path for path in run_dir.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert {path.name for path in files} <= {"server-0.log"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     assert all(step["verify/logprob_difference_max"] < 1e-3 for step in steps), "the server holds other weights"
@@ -65,6 +70,22 @@ def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglan
     found = areal("run", f"{CONFIGS}/sglang.yaml", *words)
     assert found.returncode == 1
     assert "--no-such-option" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("inference_engine.start_timeout_s=1", "start_timeout_s how long it waits for them"),
+        ("training.phase_timeout_s=6", "raise training.phase_timeout_s"),
+    ],
+)
+def test_a_start_that_takes_too_long_ends_with_the_setting_that_says_so(sglang_program, setting, told, tmp_path):
+    words = [setting, f"run_dir={tmp_path / 'run'}", "steps=2", "evaluation=null"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
+    found = areal("run", f"{CONFIGS}/sglang.yaml", *words)
+    assert found.returncode == 1
+    assert told in found.stderr, found.stderr
     assert "Traceback" not in found.stderr
 
 

@@ -66,7 +66,7 @@ class FleetSettings(Settings):
     """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
     restarts: int = Field(3, ge=0)
     """times that a server of the run is started again within `restart_window_s`"""
-    restart_window_s: float = Field(3600.0, gt=0)
+    restart_window_s: float = Field(300.0, gt=0)
     """seconds after which a start of a server no longer counts"""
 
     @field_validator("addresses")

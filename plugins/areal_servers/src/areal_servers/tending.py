@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from areal_servers.updating import Updater
 
 POLL_S = 0.25
-PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 600.0)}
+PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0)}
 """Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
