@@ -98,10 +98,10 @@ LARGEST_LOG_RATIO = 20.0
 def reference_kl(difference: torch.Tensor, estimator: str) -> torch.Tensor:
     """Estimates of KL(policy ‖ reference) from one sample (Schulman, "Approximating KL divergence", 2020), [T].
 
-    With d = log policy - log reference: k1 = d, k2 = d² / 2, k3 = exp(-d) - 1 + d; d is cut at ±20 in the exponential.
+    With d = log policy - log reference: k2 = d² / 2, k3 = exp(-d) - 1 + d; d is cut at ±20 in the exponential. As
+    values both estimate KL(policy ‖ reference); the expected gradient of k2 is that of the same divergence, the one of
+    k3 that of KL(reference ‖ policy).
     """
-    if estimator == "k1":
-        return difference
     if estimator == "k2":
         return difference.square() / 2
     return torch.exp(-difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)) - 1 + difference

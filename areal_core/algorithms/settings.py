@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from areal_core.config import Selection, Settings, component
 
@@ -15,14 +15,31 @@ if TYPE_CHECKING:
 
 
 class ReferenceKLSettings(Settings):
-    """A penalty on the distance from a reference model, added to the loss of each token."""
+    """A penalty on the distance from a reference model, added to the loss of each token.
+
+    What counts in a loss is the gradient. For tokens that the policy itself has sampled, the expected gradient of k2 is
+    that of KL(policy ‖ reference), which seeks a mode of the reference; that of k3 is the gradient of
+    KL(reference ‖ policy), which covers it. That of k1 is 0 in expectation, so that it would add noise and no pull.
+    """
 
     coefficient: float = Field(
         default=0.0, ge=0, description="its factor; 0 switches it off and loads no reference model"
     )
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="with d = log policy - log reference: k1 is d, k2 is d²/2, k3 is exp(-d) - 1 + d"
+    estimator: Literal["k2", "k3"] = Field(
+        default="k3",
+        description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
+        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy)",
     )
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _has_a_gradient(cls, value: object) -> object:
+        if value == "k1":
+            raise ValueError(
+                "k1 (d itself) has a gradient of 0 in expectation, so in a loss it pulls nowhere and only adds noise; "
+                "choose k2 for the gradient of KL(policy ‖ reference), or k3 for that of KL(reference ‖ policy)"
+            )
+        return value
 
 
 class PolicyGradientSettings(Settings):

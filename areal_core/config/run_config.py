@@ -8,7 +8,7 @@ from pydantic import Field
 
 from areal_core.config import sections
 from areal_core.config.place import component
-from areal_core.config.problems import Problem
+from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Section, Settings
 
@@ -81,6 +81,12 @@ class RunConfig(Section):
                 yield Problem(path, message, ("set rollout.group_size to 2 or more, or choose another advantage",))
             if isinstance(chosen.settings, Settings):
                 yield from (Problem(path, message) for message in chosen.settings.check(self))
+
+    def cross_notes(self) -> Iterator[str]:
+        """What plugins find worth a look, each with its key."""
+        for path, chosen in selections(self):
+            if isinstance(chosen.settings, Settings):
+                yield from (f"{dotted(path)}: {text}" for text in chosen.settings.notes(self))
 
     def _arithmetic(self) -> Iterator[Problem]:
         groups, updates = self.rollout.batch_size, self.training.updates_per_batch

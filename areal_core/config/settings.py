@@ -66,6 +66,11 @@ class Settings(BaseModel):
         del config
         return ()
 
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """What is no mistake and yet worth a look beside the rest of the config, one line each; a run goes ahead."""
+        del config
+        return ()
+
 
 class Section(Settings):
     """A section of a run's config. Every key is described by the text below it, which the documentation shows."""

@@ -48,14 +48,13 @@ class PolicyTerms:
 
     def row_mean(self, values: torch.Tensor) -> torch.Tensor:
         """Mean of a flat tensor over the masked tokens of each sequence, [rows]; 0 where a sequence has none."""
-        mask = self.mask.to(values.dtype)
-        total = values.new_zeros(self.rows).index_add(0, self.row_index, values * mask)
-        count = values.new_zeros(self.rows).index_add(0, self.row_index, mask)
-        return total / count.clamp(min=1)
+        count = values.new_zeros(self.rows).index_add(0, self.row_index, self.mask.to(values.dtype))
+        return self.row_sum(values) / count.clamp(min=1)
 
     def row_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum of a flat tensor over the masked tokens of each sequence, [rows]."""
-        return values.new_zeros(self.rows).index_add(0, self.row_index, values * self.mask.to(values.dtype))
+        # Where the mask is off a value may be infinite: select, do not multiply.
+        return values.new_zeros(self.rows).index_add(0, self.row_index, values.where(self.mask, 0.0))
 
 
 @dataclass(slots=True)

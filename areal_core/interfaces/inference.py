@@ -138,7 +138,12 @@ class InferenceCapabilities:
 
 
 class InferenceEngine(Protocol):
-    """Generates, and changes weights while it generates. Lives in the rollout controller's event loop."""
+    """Generates, and changes weights while it generates. Lives in the rollout controller's event loop.
+
+    Made, starting nothing, with its settings and those of these that its constructor names: `scratch`, a private folder
+    for sockets; `processes`, which starts processes of the run (`Processes`; None where somebody only asks what it can
+    do); `log_dir`; `gpus`, the numbers of those that it may use, or None; `deterministic`, as in the config.
+    """
 
     capabilities: InferenceCapabilities
 

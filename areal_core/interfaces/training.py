@@ -81,7 +81,7 @@ class TrainEngine(Protocol):
         loss: Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult],
         outputs: Sequence[str],
     ) -> dict[str, Metric]:
-        """One optimizer update.
+        """One optimizer update. Where the gradient is 0, as when no token has a weight, momentum moves nothing either.
 
         The batch is split over ranks and micro-batches, units whole; `loss` is called for each micro-batch with the
         outputs on its tokens (with gradients, on the engine's device) and returns a *sum*, so that any split adds up

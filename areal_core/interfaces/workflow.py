@@ -38,7 +38,8 @@ class WorkflowContext:
     Attributes:
         tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
         generate: continue these token ids with the run's sampling settings; deadline, seed and retries are the
-            runtime's. `max_new_tokens` lowers the setting for this call.
+            runtime's. `max_new_tokens` lowers the setting for this call; `stop` adds texts that end this answer, where
+            the engine can (`ValueError` where it cannot).
         score: the run's rewards on one completion, computed in the pool. Takes `prompt`, `completion`,
             `completion_ids` and `finish_reason` by keyword; a reward that fails raises, and the episode with it.
         is_evaluation: the episode is part of an evaluation.

@@ -30,8 +30,9 @@ derived from `areal_core.config.Settings`; leave it out if there are none:
         free_tokens: int = Field(default=20, ge=0, description="tokens that cost nothing")
 
 After `pip install areal-shortest`, a config chooses it by `type: shortest/brevity`, and `areal plugins shortest`
-shows what it supplies. Functions named after an event (`areal_step_finished(step, metrics)`, ...) are told what
-happens in a run. `areal_core.plugins.hooks` lists every hook; what a component must do is in `areal_core.interfaces`.
+shows what it supplies. Functions named after an event (`areal_step_finished(run_dir, step, metrics)`, ...) are told
+what happens in a run. `areal_core.plugins.hooks` lists every hook; what a component must do is in
+`areal_core.interfaces`.
 """
 
 from areal_core.plugins.manager import PluginManager

@@ -28,7 +28,8 @@ class Events:
 
     def __init__(self, relay: pluggy.PluginManager) -> None:
         self._relay = relay
-        self._silenced: set[str] = set()
+        self.silenced: set[str] = set()
+        """Plugins that raised an exception and hear no more."""
 
     def configure(self, config: RunConfig) -> None:
         """The config is complete and checked; an exception ends the program with exit code 2."""
@@ -46,17 +47,17 @@ class Events:
                 hints=(f"leave it out with: --plugins no:{name}",),
             ) from error
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over; an exception silences the plugin."""
-        self._observe("areal_step_finished", step=step, metrics=metrics)
+        self._observe("areal_step_finished", run_dir=run_dir, step=step, metrics=metrics)
 
-    def weights_published(self, step: int, version: int) -> None:
+    def weights_published(self, run_dir: Path, step: int, version: int) -> None:
         """The engines generate with `version`; an exception silences the plugin."""
-        self._observe("areal_weights_published", step=step, version=version)
+        self._observe("areal_weights_published", run_dir=run_dir, step=step, version=version)
 
-    def checkpoint_saved(self, step: int, path: Path) -> None:
+    def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`; an exception silences the plugin."""
-        self._observe("areal_checkpoint_saved", step=step, path=path)
+        self._observe("areal_checkpoint_saved", run_dir=run_dir, step=step, path=path)
 
     def run_finished(self, run_dir: Path, outcome: str) -> None:
         """The run is over; an exception is logged and changes nothing."""
@@ -64,7 +65,7 @@ class Events:
 
     def _observe(self, hook: str, **arguments: object) -> None:
         for name, error in self._tell(hook, **arguments):
-            self._silenced.add(name)
+            self.silenced.add(name)
             logger.error("plugin '%s' failed in %s and hears no further events", name, hook, exc_info=error)
 
     def _tell(self, hook: str, **arguments: object) -> list[tuple[str, Exception]]:
@@ -72,7 +73,7 @@ class Events:
         failures = []
         implementations = getattr(self._relay.hook, hook).get_hookimpls()
         for implementation in sorted(implementations, key=lambda each: each.plugin_name):
-            if implementation.plugin_name in self._silenced:
+            if implementation.plugin_name in self.silenced:
                 continue
             try:
                 implementation.function(*(arguments[name] for name in implementation.argnames))

@@ -266,7 +266,7 @@ def areal_run_started(config: RunConfig, run_dir: Path) -> None:
 
 
 @hookspec
-def areal_step_finished(step: int, metrics: Mapping[str, float]) -> None:
+def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
     """A training step is over and its metrics are final.
 
     When: after the optimizer updates of a batch, beside generation.
@@ -277,7 +277,7 @@ def areal_step_finished(step: int, metrics: Mapping[str, float]) -> None:
 
 
 @hookspec
-def areal_weights_published(step: int, version: int) -> None:
+def areal_weights_published(run_dir: Path, step: int, version: int) -> None:
     """The engines generate with new weights.
 
     When: when every engine has confirmed this version.
@@ -288,7 +288,7 @@ def areal_weights_published(step: int, version: int) -> None:
 
 
 @hookspec
-def areal_checkpoint_saved(step: int, path: Path) -> None:
+def areal_checkpoint_saved(run_dir: Path, step: int, path: Path) -> None:
     """A checkpoint is committed: from now on a resume starts here.
 
     When: after the commit, never for a checkpoint that is still provisional.

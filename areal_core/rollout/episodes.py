@@ -16,7 +16,7 @@ from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.data.trajectory import Episode, FinishReason, Generation
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters
@@ -116,10 +116,14 @@ class EpisodeRunner:
     ) -> WorkflowContext:
         turns, conversation = itertools.count(), str(next(self._conversations))
 
-        async def generate(input_ids: list[int], *, max_new_tokens: int | None = None) -> Generation:
+        async def generate(
+            input_ids: list[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+        ) -> Generation:
             settings = sampling
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:
                 settings = replace(sampling, max_new_tokens=max_new_tokens)
+            if stop:
+                settings = replace(settings, stop=(*sampling.stop, *stop))
             return await self._engine.generate(
                 GenerationRequest(
                     request_id=str(next(self._requests)),

@@ -54,7 +54,7 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -
     else:
         lines.append(f"  batch          {rollout.batch_size} examples, {config.steps} steps")
     lines.insert(2, f"  processes      {processes}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  note           {note}" for note in config.cross_notes())])
 
 
 def _engines(chosen: Selection) -> str:

@@ -176,14 +176,14 @@ class LinkObserver:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A line of metrics was written."""
         self._link.post(StepMetrics({"step": step, **metrics}))
 
-    def weights_published(self, step: int, version: int) -> None:
+    def weights_published(self, run_dir: Path, step: int, version: int) -> None:
         """Shown with the rollouts."""
 
-    def checkpoint_saved(self, step: int, path: Path) -> None:
+    def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """Shown as a phase."""
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Told of what happened, on rank 0."""
 
-    def step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
+    def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over."""
 
-    def weights_published(self, step: int, version: int) -> None:
+    def weights_published(self, run_dir: Path, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
 
-    def checkpoint_saved(self, step: int, path: Path) -> None:
+    def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
 
 
@@ -34,7 +34,7 @@ class Journal:
     """Writes metrics, tells observers and trackers, and measures phases. On rank 0.
 
     Args:
-        metrics: file of the run's metrics, a JSON line a step.
+        metrics: file of the run's metrics, a JSON line a step, in the run folder.
         step: that the run (re)starts from; metrics of later steps belong to a discarded history and are removed.
         trackers: each is switched off after its first exception, which is told once.
         observers: told of steps, publications and checkpoints.
@@ -53,6 +53,7 @@ class Journal:
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._metrics_path = metrics
+        self._run_dir = metrics.parent
         self._log = log
         self._phase = phase
         self._trackers = list(trackers)
@@ -82,17 +83,17 @@ class Journal:
             file.write(json.dumps({"step": step, "time": time.time(), **line}) + "\n")
         self._tell_trackers(lambda tracker: tracker.log(step, line))
         for observer in self._observers:
-            observer.step_finished(step, line)
+            observer.step_finished(self._run_dir, step, line)
 
     def weights_published(self, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
         for observer in self._observers:
-            observer.weights_published(step, version)
+            observer.weights_published(self._run_dir, step, version)
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
         for observer in self._observers:
-            observer.checkpoint_saved(step, path)
+            observer.checkpoint_saved(self._run_dir, step, path)
 
     def start_trackers(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """The run begins."""

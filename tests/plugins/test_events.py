@@ -34,8 +34,8 @@ class Listener:
         self._hear("run_started", run_dir)
 
     @hookimpl
-    def areal_step_finished(self, step, metrics):
-        self._hear("step_finished", step, dict(metrics))
+    def areal_step_finished(self, run_dir, step, metrics):
+        self._hear("step_finished", run_dir, step, dict(metrics))
 
     @hookimpl
     def areal_weights_published(self, step, version):
@@ -61,9 +61,9 @@ def events_for(**listeners: Listener) -> Events:
 def tell_everything(events: Events) -> None:
     events.configure("config")  # type: ignore[arg-type]
     events.run_started("config", Path("run"))  # type: ignore[arg-type]
-    events.step_finished(1, {"reward": 0.5})
-    events.weights_published(1, 7)
-    events.checkpoint_saved(1, Path("checkpoint"))
+    events.step_finished(Path("run"), 1, {"reward": 0.5})
+    events.weights_published(Path("run"), 1, 7)
+    events.checkpoint_saved(Path("run"), 1, Path("checkpoint"))
     events.run_finished(Path("run"), "finished")
 
 
@@ -74,7 +74,7 @@ def test_every_event_reaches_every_plugin_with_the_arguments_it_asks_for():
     assert one.heard == [
         ("configure", "config"),
         ("run_started", Path("run")),
-        ("step_finished", 1, {"reward": 0.5}),
+        ("step_finished", Path("run"), 1, {"reward": 0.5}),
         ("weights_published", 1, 7),
         ("checkpoint_saved", 1, Path("checkpoint")),
         ("run_finished", "finished"),

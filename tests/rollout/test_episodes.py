@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from areal_core.data import Episode, Trajectory
 from areal_core.errors import RunError
-from areal_core.interfaces import WeightUpdate
-from areal_core.testing.fakes import CountingDataset, FakeWorkflow
+from areal_core.interfaces import SamplingParameters, WeightUpdate
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from areal_core.data import Episode
     from areal_core.interfaces import WorkflowContext
     from areal_core.ledger.store import Ledger
     from areal_core.rollout.controller import RolloutController
@@ -147,3 +148,18 @@ def test_a_workflow_cannot_end_the_process(
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == []
+
+
+def test_a_workflow_may_end_one_answer_at_a_text_of_its_own():
+    class Asks:
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            await context.generate([5, 6], stop=["</tool>"], max_new_tokens=3)
+            generation = await context.generate([5, 6])
+            return Episode([Trajectory.from_generation([5, 6], generation)], 0.0)
+
+    engine = FakeEngine()
+    runner = EpisodeRunner(Asks(), engine, scorer=None, tokenizer=None)
+    sampling = SamplingParameters(stop=("\n\n",))
+    asyncio.run(runner.run({}, (0, 0), group=0, sample_index=0, sampling=sampling))
+    asked = [(request.sampling.stop, request.sampling.max_new_tokens) for request in engine.requests]
+    assert asked == [(("\n\n", "</tool>"), 3), (("\n\n",), 256)]

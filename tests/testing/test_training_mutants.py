@@ -222,6 +222,15 @@ class NonFiniteGradientApplied(FSDPEngine):
         return super()._update(rate)
 
 
+class MomentumWithoutAToken(FSDPEngine):
+    """Steps whatever the gradient is, as optimizers do."""
+
+    def _update(self, rate):
+        for parameter in self._parameters.values():
+            parameter.grad.add_(1e-12)
+        return super()._update(rate)
+
+
 class KeysOfOtherSequences(FSDPEngine):
     """Per-sequence keys are cut by position instead of being selected with their sequence."""
 
@@ -273,6 +282,11 @@ UNITS = "test_units_stay_whole"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
 MUTANTS = [
+    (
+        MomentumWithoutAToken,
+        "test_an_update_in_which_no_token_counts_changes_nothing",
+        "no token counts moved",
+    ),
     (OffByOneShift, LOGPROBS, "logprobs differs from a plain forward pass"),
     (OffByOneShift, "test_single_tokens_have_their_own_gradient", "by automatic differentiation"),
     (PaddingCountedInTheLoss, GRADIENT, "by automatic differentiation"),

@@ -56,6 +56,8 @@ def _check(request: Request) -> int:
     except (ConfigError, PluginError) as error:
         complain(f"error: {error}")
         return 1
+    for note in resolved.config.cross_notes():
+        say(f"note: {note}")
     say(f"{resolved.name} is valid; plugins: {', '.join(resolved.plugins.names) or 'the core alone'}")
     return 0
 

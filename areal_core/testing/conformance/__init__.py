@@ -16,9 +16,11 @@ from a script. pytest is imported here and nowhere else in areal.
 from areal_core.testing.conformance.advantages import AdvantageSuite, FilterSuite
 from areal_core.testing.conformance.algorithms import AlgorithmSuite
 from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.datasets import DatasetSuite
 from areal_core.testing.conformance.inference import InferenceEngineSuite
 from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
+from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
 from areal_core.testing.conformance.rewards import RewardSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
 from areal_core.testing.conformance.training_session import numbers_of
@@ -28,10 +30,13 @@ __all__ = [
     "AdvantageSuite",
     "AlgorithmSuite",
     "CorrectionSuite",
+    "DatasetSuite",
+    "EventsSuite",
     "FilterSuite",
     "InferenceEngineSuite",
     "PolicyLossSuite",
     "RewardSuite",
+    "TrackerSuite",
     "TrainEngineSuite",
     "WorkflowSuite",
     "make_batch",

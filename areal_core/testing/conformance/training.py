@@ -239,6 +239,17 @@ class TrainEngineSuite(CheckpointsAndRoles):
             assert clean["gradient_norm"] == train(engine, batch, policy_loss, OUTPUTS)["gradient_norm"]
             same_tensors(found, parameters_of(engine), "a skipped update left something behind")
 
+    def test_an_update_in_which_no_token_counts_changes_nothing(self, tmp_path: Path) -> None:
+        """Momentum of former updates does not move the parameters either."""
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        nothing = batch.with_tokens(loss_weights=torch.zeros_like(batch["loss_weights"]))
+        with self.engine(model, learning_rate=1e-3) as engine:
+            train(engine, batch, policy_loss, OUTPUTS)
+            before = parameters_of(engine)
+            metrics = train(engine, nothing, policy_loss, OUTPUTS)
+            same_tensors(parameters_of(engine), before, "an update in which no token counts moved the parameters")
+            assert metrics["gradient_norm"] == 0.0
+
     def test_the_batch_stays_as_it_was(self, tmp_path: Path) -> None:
         """It is used again: for the next update, and for the witness."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()

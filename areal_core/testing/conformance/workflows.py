@@ -42,7 +42,9 @@ class Recorder:
     generated: list[tuple[list[int], Generation]] = field(default_factory=list)
     limits: list[int | None] = field(default_factory=list)
 
-    async def generate(self, input_ids: list[int], *, max_new_tokens: int | None = None) -> Generation:
+    async def generate(
+        self, input_ids: list[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Generation:
         """Letters from the seed and the prompt, a log-probability and a version that no other token has."""
         draw = random.Random(f"{self.seed}-{list(input_ids)}")
         given = list(input_ids)
@@ -52,6 +54,8 @@ class Recorder:
         most = LONGEST if max_new_tokens is None else min(LONGEST, max_new_tokens)
         count = draw.randint(2, 12)
         ids = [ord(draw.choice(self.text)) for _ in range(count)] + [self.stop]
+        written = "".join(map(chr, ids))
+        ids = ids[: min([len(ids), *(written.find(each) + len(each) for each in stop if each in written)])]
         reason = FinishReason.STOP if len(ids) <= most else FinishReason.LENGTH
         ids = ids[:most]
         logprobs = [-draw.random() - 0.01 for _ in ids]

@@ -6,9 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from areal_core.algorithms.composition import PolicyGradient, reference_kl
+from areal_core.algorithms.settings import ReferenceKLSettings
 from areal_core.data import combine
+from areal_core.interfaces import PolicyTerms
 from areal_core.testing.conformance import numbers_of
 from areal_grpo.config import DrGRPOSettings, GRPOSettings, RLOOSettings
 
@@ -209,18 +212,43 @@ def test_a_single_update_needs_no_extra_pass(rollouts):
     assert numbers_of(algorithm.loss(batch, {"logprobs": passes["actor"]}).metrics)["ratio"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_estimators(estimator):
-    """k1 and k3 are unbiased: their mean over all tokens, weighted by the policy, is the divergence itself."""
+    """k3 is unbiased: its mean over all tokens, weighted by the policy, is the divergence itself."""
     policy, reference = (torch.randn(2, 200, generator=torch.Generator().manual_seed(5)) * 0.2).log_softmax(-1).double()
     divergence = (policy.exp() * (policy - reference)).sum()
     found = (policy.exp() * reference_kl(policy - reference, estimator)).sum()
     assert found.item() == pytest.approx(divergence.item(), rel=0.05 if estimator == "k2" else 1e-6)
     difference = policy - reference
-    by_hand = {"k1": difference, "k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
+    by_hand = {"k2": difference**2 / 2, "k3": (-difference).exp() - 1 + difference}
     torch.testing.assert_close(reference_kl(policy - reference, estimator), by_hand[estimator])
-    if estimator != "k1":
-        assert (reference_kl(policy - reference, estimator) >= 0).all()
+    assert (reference_kl(policy - reference, estimator) >= 0).all()
+
+
+def test_the_expected_gradient_of_each_kl_estimator():
+    """What the documentation says, over all tokens: tokens are drawn from the policy, and the draw has no gradient."""
+    logits, other = torch.randn(2, 50, generator=torch.Generator().manual_seed(6)).double()
+    reference = other.log_softmax(-1)
+
+    def gradient(value):
+        leaf = logits.clone().requires_grad_()
+        value(leaf.log_softmax(-1)).backward()
+        return leaf.grad
+
+    def expected(estimate):
+        return gradient(lambda policy: (policy.detach().exp() * estimate(policy - reference)).sum())
+
+    forward = gradient(lambda policy: (policy.exp() * (policy - reference)).sum())
+    backward = gradient(lambda policy: (reference.exp() * (reference - policy)).sum())
+    torch.testing.assert_close(expected(lambda d: reference_kl(d, "k2")), forward)
+    torch.testing.assert_close(expected(lambda d: reference_kl(d, "k3")), backward)
+    torch.testing.assert_close(expected(lambda d: d), torch.zeros(50).double())
+    assert not torch.allclose(forward, backward, atol=1e-3)
+
+
+def test_the_estimator_without_a_gradient_is_refused_with_the_reason():
+    with pytest.raises(ValidationError, match=r"k1 .* has a gradient of 0 in expectation.*choose k2"):
+        ReferenceKLSettings(coefficient=0.1, estimator="k1")
 
 
 def test_parts_may_be_left_out_and_exchanged():
@@ -229,3 +257,10 @@ def test_parts_may_be_left_out_and_exchanged():
     assert algorithm.filter([1.0, 0.0]) is True
     assert build(GRPOSettings).filter is None
     assert not build(GRPOSettings).needs_reference
+
+
+def test_row_means_leave_out_whatever_stands_where_the_mask_is_off():
+    values, mask = torch.tensor([1.0, torch.inf, 3.0, torch.nan]), torch.tensor([True, False, True, False])
+    terms = PolicyTerms(values, values, values, values, mask, row_index=torch.tensor([0, 0, 1, 1]), rows=3)
+    assert terms.row_mean(values).tolist() == [1.0, 3.0, 0.0]
+    assert terms.row_sum(values).tolist() == [1.0, 3.0, 0.0]

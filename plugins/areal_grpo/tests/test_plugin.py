@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.cli import main
 from areal_core.config import Settings, resolve
 from areal_core.errors import ConfigError
 from areal_core.plugins import PluginManager
@@ -112,3 +113,12 @@ def test_a_penalty_without_a_reference_model_is_refused(read):
 def test_settings_out_of_range_are_refused(override, message, read):
     with pytest.raises(ConfigError, match=message):
         read("algorithm=grpo", override)
+
+
+def test_clip_settings_that_clip_nothing_are_told(read):
+    loss = "algorithm={type: grpo/grpo, policy_loss: {type: ppo_clip, clip_high: 0.28}}"
+    (note,) = read(loss).cross_notes()
+    assert note.startswith("algorithm.policy_loss: clip_high without effect: with one update on a batch")
+    assert list(read(loss, "training.updates_per_batch=2").cross_notes()) == []
+    assert list(read("algorithm=grpo/grpo").cross_notes()) == []
+    assert main(["config", "check", "run.yaml", loss]) == 0

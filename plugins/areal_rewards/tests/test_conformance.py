@@ -2,7 +2,7 @@
 
 import pytest
 
-from areal_core.testing.conformance import RewardSuite
+from areal_core.testing.conformance import DatasetSuite, RewardSuite
 
 
 class TestExactMatch(RewardSuite):
@@ -38,6 +38,24 @@ class TestReasoningGym(RewardSuite):
         "task": {"name": "basic_arithmetic", "size": 3, "seed": 1, "settings": {"max_terms": 2}, "index": 0},
     }
     examples = (("nonsense", 0.0),)
+
+    @pytest.fixture(autouse=True)
+    def _library(self):
+        pytest.importorskip("reasoning_gym")
+
+
+class TestJSONLines(DatasetSuite):
+    component = "rewards/jsonl"
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path):
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "tags": ["x"]}\n{"prompt": "b"}\n')
+        self.settings = {"paths": [str(tmp_path / "rows.jsonl")]}
+
+
+class TestReasoningGymTasks(DatasetSuite):
+    component = "rewards/reasoning_gym"
+    settings = {"tasks": ["chain_sum"], "count": 20}  # noqa: RUF012  pytest makes one object a test
 
     @pytest.fixture(autouse=True)
     def _library(self):

@@ -6,6 +6,7 @@ pytest.importorskip("tensorboard")
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from areal_core.testing.conformance import TrackerSuite
 from areal_trackers.config import TensorBoardSettings
 from areal_trackers.tensorboard import TensorBoardTracker
 
@@ -57,3 +58,12 @@ def test_a_run_that_ends_before_its_first_step_leaves_nothing(run_dir):
 def test_logging_before_the_start_is_a_mistake(run_dir):
     with pytest.raises(RuntimeError, match="log was called before start"):
         TensorBoardTracker(TensorBoardSettings()).log(1, {})
+
+
+class TestConformance(TrackerSuite):
+    component = "trackers/tensorboard"
+
+    def logged(self, run_dir):
+        events = read(run_dir / "tensorboard")
+        names = events.Tags()["scalars"]
+        return {(step, name): value for name in names for step, value in scalars(events, name)}

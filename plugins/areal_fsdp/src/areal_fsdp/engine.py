@@ -171,7 +171,7 @@ class FSDPEngine:
         norm = gradient_norm(self._gradients())
         step(self._optimizer, norm, self._config.max_gradient_norm, self._masters)
         value = float(norm)
-        self._updates += math.isfinite(value)
+        self._updates += math.isfinite(value) and value > 0
         skipped = Metric.sum(float(not math.isfinite(value)))
         return {**_means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
 

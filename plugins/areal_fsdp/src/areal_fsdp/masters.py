@@ -79,22 +79,22 @@ class Masters:
         torch._foreach_copy_([p.detach() for p in self._working], list(self.parameters.values()))
 
     @torch.no_grad()
-    def step(self, optimizer: torch.optim.AdamW, scale: torch.Tensor, is_finite: torch.Tensor) -> None:
+    def step(self, optimizer: torch.optim.AdamW, scale: torch.Tensor, applies: torch.Tensor) -> None:
         """AdamW's update, by kernels of our own, and the model's parameters with it; gradients are freed.
 
         Args:
             optimizer: its groups' settings are used and its state is changed, as by its own step.
             scale: [] float32, what gradients are multiplied by.
-            is_finite: [] bool, whether anything is changed.
+            applies: [] bool, whether anything is changed.
         """
         steps = [state["step"] for state in optimizer.state.values()]
-        torch._foreach_add_(steps, is_finite.float())
+        torch._foreach_add_(steps, applies.float())
         for group in optimizer.param_groups:
             beta1, beta2 = group["betas"]
             corrections = [1 - beta ** steps[0].double() for beta in (beta1, beta2)]
             size, root = (group["lr"] / corrections[0]).float(), corrections[1].sqrt().float()
             decay = torch.full_like(size, 1 - group["lr"] * group["weight_decay"])
-            scalars = (scale, is_finite, size, decay, root, beta1, beta2, group["eps"])
+            scalars = (scale, applies, size, decay, root, beta1, beta2, group["eps"])
             for tensors in self._by_layer(set(group["params"]), optimizer):
                 _update_function()(tensors, *scalars)
 
@@ -144,7 +144,7 @@ def _adamw(
     working: torch.Tensor,
     gradient: torch.Tensor,
     scale: torch.Tensor,
-    is_finite: torch.Tensor,
+    applies: torch.Tensor,
     size: torch.Tensor,
     decay: torch.Tensor,
     root: torch.Tensor,
@@ -157,8 +157,8 @@ def _adamw(
     new_mean = mean + (1 - beta1) * (scaled - mean)
     new_square = beta2 * square + (1 - beta2) * scaled * scaled
     learned = master * decay - size * new_mean / (new_square.sqrt() / root + epsilon)
-    learned = torch.where(is_finite, learned, master)
-    mean.copy_(torch.where(is_finite, new_mean, mean))
-    square.copy_(torch.where(is_finite, new_square, square))
+    learned = torch.where(applies, learned, master)
+    mean.copy_(torch.where(applies, new_mean, mean))
+    square.copy_(torch.where(applies, new_square, square))
     working.copy_(learned)
     master.copy_(learned)

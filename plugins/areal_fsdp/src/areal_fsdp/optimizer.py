@@ -73,7 +73,9 @@ def gradient_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | None, masters: Masters | None) -> None:
-    """Clip and apply the gradients, unless their norm is not finite, and free them. Nothing waits for the device.
+    """Clip and apply the gradients, unless their norm is not finite or 0, and free them. Nothing waits for the device.
+
+    Where no token counts there is nothing to learn, and momentum alone must not move the parameters.
 
     Clipping happens inside the kernel that updates: it costs no pass over the gradients.
 
@@ -83,13 +85,13 @@ def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | Non
         max_norm: what it is clipped to, None for never.
         masters: whose parameters learn, None where those of the model do.
     """
-    is_finite = norm.isfinite()
+    applies = norm.isfinite() & (norm > 0)
     over = torch.ones_like(norm) if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1)
     if masters is not None and masters.updates_itself:
-        masters.step(optimizer, 1 / over, is_finite)
+        masters.step(optimizer, 1 / over, applies)
         return
     scaled: Any = optimizer
-    scaled.found_inf, scaled.grad_scale = (~is_finite).float(), None if max_norm is None else over
+    scaled.found_inf, scaled.grad_scale = (~applies).float(), None if max_norm is None else over
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if masters is not None:

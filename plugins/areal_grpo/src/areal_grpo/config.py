@@ -106,6 +106,15 @@ class PPOClipSettings(Settings):
         None, gt=1, description="bounds the loss of a negative advantage by this factor, usually 3; null does not"
     )
 
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """With one update on a batch the policy is the proximal one: the ratio is 1, and nothing is ever clipped."""
+        written = sorted(self.model_fields_set)
+        if written and config.training.updates_per_batch * config.training.epochs_per_batch == 1:
+            yield (
+                f"{' and '.join(written)} without effect: with one update on a batch every ratio is 1, so nothing is "
+                "clipped; see training.updates_per_batch and training.epochs_per_batch"
+            )
+
 
 class TokenTruncateSettings(Settings):
     """Settings of `corrections.token_truncate`."""

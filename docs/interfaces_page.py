@@ -1,0 +1,101 @@
+"""Writes `docs/interfaces.md`: what each kind of component must do, what it is given, and what a batch holds.
+
+python docs/interfaces_page.py > docs/interfaces.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core import data, interfaces
+from areal_core.data.trajectory import TOKEN_DTYPES
+from areal_core.plugins import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROTOCOLS: Final = {
+    "train_engines": (interfaces.TrainEngine, interfaces.Role, interfaces.OptimizerSettings),
+    "inference_engines": (
+        interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
+        interfaces.SamplingParameters, interfaces.WeightUpdate, interfaces.BroadcastReceiver, interfaces.MemorySharer,
+        interfaces.Questioned,
+    ),
+    "workflows": (interfaces.RolloutWorkflow, interfaces.WorkflowContext, interfaces.RewardScore),
+    "environments": (interfaces.Environment,),
+    "reward_functions": (interfaces.Reward,),
+    "datasets": (interfaces.Dataset,),
+    "algorithms": (interfaces.Algorithm, interfaces.LossResult),
+    "advantages": (interfaces.Advantage,),
+    "policy_losses": (interfaces.PolicyLoss, interfaces.PolicyTerms),
+    "corrections": (interfaces.Correction,),
+    "aggregations": (interfaces.Aggregation,),
+    "filters": (interfaces.Filter,),
+    "models": (interfaces.ModelSource, interfaces.ModelReference),
+    "launchers": (interfaces.Launcher, interfaces.ProcessSpecification, interfaces.Needs),
+    "trackers": (interfaces.Tracker,),
+}  # fmt: skip
+"""By kind, the Protocol that a target satisfies, and the records that it meets."""
+
+INTRODUCTION: Final = """<!-- Made by `python docs/interfaces_page.py > docs/interfaces.md`. -->
+# Interfaces
+
+What the target of each kind of component must do. A target is a class or a function. A class with a settings model is
+called with the settings, one that is named by import with the keys beside `type:` as keyword arguments; an inference
+engine is given more, as is said there, and no other kind is given anything. A function is the component itself, with
+its settings bound by name; reward functions, advantages, filters, corrections, policy losses and aggregations are
+mostly functions. Everything here is exported by `areal_core.interfaces`, what a batch is made of by `areal_core.data`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION.strip()]
+    for kind, types in PROTOCOLS.items():
+        parts.append(f"## `{kind}`: {KINDS[kind]}")
+        for described in types:
+            parts += _described(described)
+    parts.append("## What a batch holds")
+    parts.append(_columns())
+    for described in (data.PackedBatch, data.Trajectory, data.Episode, data.Generation, data.FinishReason, data.Metric):
+        parts += _described(described)
+    return "\n\n".join(parts) + "\n"
+
+
+def _columns() -> str:
+    rows = ["| column by token, of every trajectory | dtype |", "|---|---|"]
+    rows += [f"| `{name}` | {str(dtype).removeprefix('torch.')} |" for name, dtype in TOKEN_DTYPES.items()]
+    return "\n".join(rows)
+
+
+def _described(described: Any) -> Iterator[str]:
+    """A class: its docstring, then its public methods with theirs."""
+    yield f"### `{described.__name__}`\n\n{_text(described)}"
+    for name, member in vars(described).items():
+        function = getattr(member, "__func__", member.fget if isinstance(member, property) else member)
+        if (name == "__call__" or not name.startswith("_")) and inspect.isfunction(function):
+            words = f"async {name}" if inspect.iscoroutinefunction(function) else name
+            signature = "" if isinstance(member, property) else str(inspect.signature(function)).replace("'", "")
+            documentation = _text(function)
+            yield f"**`{words}{signature}`**" + (f"\n\n{documentation}" if documentation else "")
+
+
+def _text(documented: Any) -> str:
+    """A docstring as Markdown: its sections and their items become lists."""
+    written, section = [], ""
+    for line in (inspect.getdoc(documented) or "").splitlines():
+        if line in {"Attributes:", "Args:", "Returns:", "Raises:"}:
+            section = line.removesuffix(":")
+            written += [f"*{section}*", ""]
+        elif line.startswith("    ") and section != "Returns":
+            is_item = not line.startswith("     ")
+            written.append(f"- {line.strip()}" if is_item else f"  {line.strip()}")
+        else:
+            written.append(line.strip())
+    return "\n".join(written)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
