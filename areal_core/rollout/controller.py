@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from areal_core.rollout.samples import SampleLog
 
 FLUSH_INTERVAL_S = 0.25
+EPISODES_AT_ONCE = 32
+"""Episodes that are started before the event loop may do something else; each takes it some tenths of a millisecond."""
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class RolloutController:
         self._paused = False
         self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
+        self._admission: asyncio.Task[None] | None = None
 
     # The life of the controller.
 
@@ -154,7 +157,7 @@ class RolloutController:
     async def close(self) -> None:
         """Cancel what runs and make the ledger whole."""
         self._paused = True
-        tasks = [*self._running, *([self._keeper] if self._keeper else [])]
+        tasks = [*self._running, *(task for task in (self._keeper, self._admission) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -210,7 +213,21 @@ class RolloutController:
     # Groups.
 
     def _admit(self) -> None:
+        """Start as many groups as there is room for, a few at a time: the trainer's requests and answers, which pass
+        through the same event loop, do not wait until hundreds of episodes have been started."""
+        self._admit_few()
+        if self._may_admit() and (self._admission is None or self._admission.done()):
+            self._admission = start_task(self._admit_rest(), "admission of prompt groups")
+
+    async def _admit_rest(self) -> None:
         while self._may_admit():
+            await asyncio.sleep(0)
+            self._admit_few()
+
+    def _admit_few(self) -> None:
+        size, started = self.section.group_size, 0
+        while started < EPISODES_AT_ONCE and self._may_admit():
+            started += size
             if self._reissue:
                 number = self._reissue.pop(0)
             else:
@@ -218,7 +235,6 @@ class RolloutController:
             occurrence = self._sampler[number]
             self._ledger.issued(number, *occurrence)
             self.counts.running += 1
-            size = self.section.group_size
             group = PromptGroup(number, occurrence, [None] * size, size)
             row = self._dataset[occurrence[0]]
             for index in range(size):
