@@ -21,8 +21,8 @@ What asynchronous training can gain at most, from what was measured without it:
 - On GPUs of their own the slower side decides: T_sync / max(tokens / peak rate, T_train), with the step of (a) or (b)
   as T_sync, T_train of (b), and the peak rate of one GPU.
 
-The peak rate is measured in the same command (`peak`): one server, always `--concurrent` requests of these lengths,
-posted by a client that does nothing else, and no training. A ratio is one of samples per second over all steps behind
+The peak rate is measured in the same command (`peak`): one server, saturated with `--concurrent` requests of these
+lengths by a client that does nothing else, and no training. A ratio is one of samples per second over all steps behind
 the warm-up; its share of the bound is the last column. Times are means, for a median hides the tail; one column is a
 median.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import socket
@@ -48,40 +47,48 @@ def wait_until_healthy(address: str, process: subprocess.Popen[bytes], limit_s: 
 
 
 def measure_peak(address: str, arguments: argparse.Namespace, vocabulary: int) -> dict[str, object]:
-    """Tokens a second, and what server it was."""
+    """Tokens a second, the higher of two rates, and what server it was.
+
+    One rate is of requests one by one, always as many as asked for; the other of groups, whose requests share a prompt
+    and come together, half as many again, so that some wait while others end. A server that fills every free place at
+    once interrupts those that it works on more often, so it depends on the options which rate is higher.
+    """
     with urllib.request.urlopen(f"{address}/server_info", timeout=15) as answer:
         version = json.load(answer)["version"]
-    rate = asyncio.run(_saturate(address, arguments, vocabulary))
-    return {"tokens_per_s": rate, "server": f"SGLang {version}", "concurrent": arguments.concurrent}
+    single = asyncio.run(_saturate(address, arguments, vocabulary, arguments.concurrent, 1))
+    groups = 3 * arguments.concurrent // (2 * arguments.group)
+    grouped = asyncio.run(_saturate(address, arguments, vocabulary, groups, arguments.group))
+    rates = {"one_by_one": single, "in_groups": grouped}
+    return {"tokens_per_s": max(rates.values()), **rates, "server": f"SGLang {version}"}
 
 
-async def _saturate(address: str, arguments: argparse.Namespace, vocabulary: int) -> float:
-    """Tokens of the requests that end within the measured time, with always as many under way."""
-    lengths = iter(draw_lengths(arguments.median, 1 << 17, "peak"))
-    draw, tokens = random.Random(0), 0
+async def _saturate(address: str, arguments: argparse.Namespace, vocabulary: int, workers: int, size: int) -> float:
+    """Tokens of the requests that end within the measured time; each worker has a prompt's requests under way."""
+    lengths = iter(draw_lengths(arguments.median, 1 << 17, f"peak of {size}"))
+    draw, tokens = random.Random(size), 0
     began = time.monotonic() + LEAD * arguments.peak_s
     ends = began + arguments.peak_s
-    numbers = itertools.count()
+
+    async def ask(session: aiohttp.ClientSession, prompt: list[int]) -> None:
+        nonlocal tokens
+        length = next(lengths)
+        sampling = {"max_new_tokens": length, "temperature": 1.0, "ignore_eos": True}
+        sent = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        async with session.post(f"{address}/generate", json=sent) as response:
+            response.raise_for_status()
+            await response.read()
+        if began <= time.monotonic() < ends:
+            tokens += length
 
     async def work(session: aiohttp.ClientSession) -> None:
-        nonlocal tokens
         while time.monotonic() < ends:
-            length = next(lengths)
-            sent = {
-                "rid": f"peak-{next(numbers)}",
-                "input_ids": [draw.randrange(4, vocabulary) for _ in range(arguments.prompt)],
-                "sampling_params": {"max_new_tokens": length, "temperature": 1.0, "ignore_eos": True},
-                "return_logprob": True,
-            }
-            async with session.post(f"{address}/generate", json=sent) as response:
-                response.raise_for_status()
-                await response.read()
-            if began <= time.monotonic() < ends:
-                tokens += length
+            prompt = [draw.randrange(4, vocabulary) for _ in range(arguments.prompt)]
+            await asyncio.gather(*(ask(session, prompt) for _ in range(size)))
 
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        tasks = [asyncio.create_task(work(session)) for _ in range(arguments.concurrent)]
+    # A connection is used once: servers close idle ones without a word.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+        tasks = [asyncio.create_task(work(session)) for _ in range(workers)]
         await asyncio.sleep(ends - time.monotonic())
         failed = [task.exception() for task in tasks if task.done() and task.exception() is not None]
         for task in tasks:

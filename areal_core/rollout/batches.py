@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +16,23 @@ if TYPE_CHECKING:
 
     from areal_core.config.sections import RolloutSection
     from areal_core.data.batch import PackedBatch
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened since the last batch was handed out."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    rewards: list[float] = field(default_factory=list)
+
+    def take(self) -> dict[str, float]:
+        """The metrics; what follows is counted anew."""
+        metrics = {f"groups/{name}": float(count) for name, count in self.events.items()}
+        if self.rewards:
+            metrics["reward/all_episodes"] = sum(self.rewards) / len(self.rewards)
+        self.events.clear()
+        self.rewards.clear()
+        return metrics
 
 
 def mask_stale(

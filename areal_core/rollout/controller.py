@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.data.prompt_group import PromptGroup, join_groups
 from areal_core.errors import RunError
-from areal_core.rollout.batches import batch_metrics, mask_stale
+from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.clocks import EpisodeClocks
 from areal_core.rollout.episodes import EpisodeError
@@ -39,22 +37,8 @@ if TYPE_CHECKING:
     from areal_core.rollout.samples import SampleLog
 
 FLUSH_INTERVAL_S = 0.25
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What happened since the last batch was handed out."""
-
-    events: Counter[str] = field(default_factory=Counter)
-    rewards: list[float] = field(default_factory=list)
-
-    def take(self) -> dict[str, float]:
-        metrics = {f"groups/{name}": float(count) for name, count in self.events.items()}
-        if self.rewards:
-            metrics["reward/all_episodes"] = sum(self.rewards) / len(self.rewards)
-        self.events.clear()
-        self.rewards.clear()
-        return metrics
+EPISODES_AT_ONCE = 32
+"""Episodes that are started before the event loop may do something else; each takes it some tenths of a millisecond."""
 
 
 class RolloutController:
@@ -96,7 +80,7 @@ class RolloutController:
         self.counts = AdmissionCounts()
         self._published = {0: 0}
         self.version = 0
-        self._tally = _Tally()
+        self._tally = Tally()
         self._next_number = 0
         self._reissue: list[int] = []
         self._open: set[int] = set()  # issued, and its fate not known yet
@@ -109,6 +93,7 @@ class RolloutController:
         self._paused = False
         self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
+        self._admission: asyncio.Task[None] | None = None
         runner.checks.is_known_version = self._published.__contains__
 
     # The life of the controller.
@@ -158,7 +143,7 @@ class RolloutController:
     async def close(self) -> None:
         """Cancel what runs and close the ledger, which then accounts for every group that was issued."""
         self._paused = True
-        tasks = [*self._clocks.tasks, *([self._keeper] if self._keeper else [])]
+        tasks = [*self._clocks.tasks, *(task for task in (self._keeper, self._admission) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -228,7 +213,21 @@ class RolloutController:
     # Groups.
 
     def _admit(self) -> None:
+        """Start as many groups as there is room for, a few at a time: the trainer's requests and answers, which pass
+        through the same event loop, do not wait until hundreds of episodes have been started."""
+        self._admit_few()
+        if self._may_admit() and (self._admission is None or self._admission.done()):
+            self._admission = start_task(self._admit_rest(), "admission of prompt groups")
+
+    async def _admit_rest(self) -> None:
         while self._may_admit():
+            await asyncio.sleep(0)
+            self._admit_few()
+
+    def _admit_few(self) -> None:
+        size, started = self.section.group_size, 0
+        while started < EPISODES_AT_ONCE and self._may_admit():
+            started += size
             if self._reissue:
                 number = self._reissue.pop(0)
             else:
@@ -237,7 +236,6 @@ class RolloutController:
             self._ledger.issued(number, *occurrence)
             self._open.add(number)
             self.counts.running += 1
-            size = self.section.group_size
             group = PromptGroup(number, occurrence, [None] * size, size)
             try:
                 row = self._dataset[occurrence[0]]
