@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,6 @@ from areal_grpo.demonstration.model import make_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 CONFIG = """\
 plugins: [grpo, hf, fsdp, view]
@@ -76,6 +77,10 @@ class Workplace:
         out, err = process.communicate(timeout=timeout)
         return Outcome(process.returncode, out, err)
 
+    def processes(self, process: subprocess.Popen[str], words: str) -> list[int]:
+        """What a program has started, and what these have, whose command line or name has these words."""
+        return [pid for pid in descendants(process.pid) if words in program(pid)]
+
     def metrics(self, run: str = "run") -> list[dict[str, Any]]:
         """Lines of a run's metrics."""
         path = self.folder / run / "metrics.jsonl"
@@ -95,6 +100,26 @@ class Workplace:
                 raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
             assert time.monotonic() < deadline, "waited too long"
             time.sleep(0.02)
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything that a process has started, and what these have."""
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                children.append(int(path.parent.name))
+    return children + [deeper for child in children for deeper in descendants(child)]
+
+
+def program(pid: int) -> str:
+    """The command line of a process, and its name within its run; keepers have none."""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        names = [v for v in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if v.startswith(b"AREAL_PROCESS=")]
+        return "" if "keeper.py" in command else f"{command} {names[0].decode() if names else ''}"
+    return ""
 
 
 @pytest.fixture(scope="session")

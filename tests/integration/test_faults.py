@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -84,18 +83,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-def victims(workplace: Workplace, words: str) -> list[int]:
-    """Processes of the run whose command line has these words."""
-    done = subprocess.run(["pgrep", "-f", str(workplace.folder / "run")], capture_output=True, text=True, check=False)
-    found = []
-    for pid in map(int, done.stdout.split()):
-        command = Path(f"/proc/{pid}/cmdline")
-        if command.is_file() and words in (text := command.read_bytes().decode()) and "keeper.py" not in text:
-            found.append(pid)
-    return found
-
-
-@pytest.mark.parametrize("words", ["controller", "trainer", "areal_hf.server"])
+@pytest.mark.parametrize("words", ["=controller", "=trainer-0", "areal_hf.server"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""
     log = workplace.folder / "out"
@@ -105,7 +93,7 @@ def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workpla
             cwd=workplace.folder, env=workplace.environment, stdout=out, stderr=out,
         )  # fmt: skip
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
-    (pid,) = victims(workplace, words)
+    (pid,) = workplace.processes(process, words)
     os.kill(pid, signal.SIGSTOP)
     workplace.wait_for(lambda: " since 1" in log.read_text(), process)
     os.kill(pid, signal.SIGCONT)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -92,8 +90,8 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     process = workplace.start("run", "run.yaml", "run_dir=run", f"steps={steps}", "checkpoint.every=1")
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
     words = {"warden": "launchers.warden", "hf": "areal_hf.server", "reward-0": "rewards.worker"}.get(name, name)
-    victims = [pid for pid in descendants(process.pid) if words in program(pid)]
-    assert victims, f"no process {name} among {[program(pid) for pid in descendants(process.pid)]}"
+    victims = workplace.processes(process, words)
+    assert victims, f"no process {name} under {process.pid}"
     os.kill(victims[-1], signal.SIGKILL)
     _, err = process.communicate(timeout=HANG_S)
     assert not processes_of(workplace.folder / "run")
@@ -150,23 +148,3 @@ def test_two_ranks_train_like_one(workplace: Workplace) -> None:
         assert left["train/loss"] == pytest.approx(right["train/loss"], abs=1e-5)
         assert left["train/gradient_norm"] == pytest.approx(right["train/gradient_norm"], rel=1e-3)
         assert left["reward/mean"] == right["reward/mean"]
-
-
-def descendants(pid: int) -> list[int]:
-    """Everything that a process has started, and what these have."""
-    children = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            if parent == pid:
-                children.append(int(path.parent.name))
-    return children + [deeper for child in children for deeper in descendants(child)]
-
-
-def program(pid: int) -> str:
-    """The command line of a process, and its name within its run; keepers have none."""
-    with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        names = [v for v in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if v.startswith(b"AREAL_PROCESS=")]
-        return "" if "keeper.py" in command else f"{command} {names[0].decode() if names else ''}"
-    return ""
