@@ -84,7 +84,6 @@ def areal_health_checks() -> Iterable[HealthCheck]:
     questions = {
         "torch": "PyTorch can be imported and computes",
         "gpus": "PyTorch sees the GPUs that the machine has",
-        "nccl": "GPUs can talk to each other, and receive weights by broadcast",
         "ports": "processes of a run can reach each other",
         "shared_memory": "new weights are published through /dev/shm; where it is small, through the disk",
         "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",

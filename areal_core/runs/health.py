@@ -41,17 +41,6 @@ def check_gpus() -> Finding:
     return Finding(True, "; ".join(f"{part.name}, {part.total_memory / GIB:.0f} GiB" for part in parts))
 
 
-def check_nccl() -> Finding:
-    """Its version, where there is a GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return Finding(True, "not needed without a GPU: gloo is used")
-    if not torch.distributed.is_nccl_available():
-        return Finding(False, "this PyTorch was built without it: ranks on GPUs cannot work together")
-    return Finding(True, ".".join(map(str, torch.cuda.nccl.version())))  # type: ignore[no-untyped-call]
-
-
 def check_ports() -> Finding:
     """Over TCP on loopback, and over a socket in a folder."""
     with tempfile.TemporaryDirectory() as folder:

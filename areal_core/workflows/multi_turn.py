@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.trajectory import Episode, FinishReason, TrajectoryBuilder
-from areal_core.workflows.prompts import apply_template, prompt_messages
+from areal_core.workflows.prompts import apply_template, encode, prompt_messages, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class MultiTurn:
         reward = 0.0
         for turn in range(settings.max_turns):
             room = settings.max_tokens - len(builder.input_ids)
-            if room <= 0:
+            if room <= 0:  # the opening alone is too long
                 break
             generation = await context.generate(builder.input_ids, max_new_tokens=room)
             builder.add_generation(generation)
@@ -45,11 +45,13 @@ class MultiTurn:
             answer, turn_reward = await environment.step(completion)
             reward += settings.turn_discount**turn * turn_reward
             text += completion
-            # A turn that was cut off has no end-of-turn token, so nothing may be appended behind it.
-            is_cut = generation.finish_reason is not FinishReason.STOP
-            if answer is None or is_cut or turn + 1 == settings.max_turns:
+            if answer is None or generation.finish_reason is FinishReason.ABORT or turn + 1 == settings.max_turns:
                 break
-            between, between_text = _between_turns(context.tokenizer, messages, completion, answer)
+            between, between_text = _between_turns(
+                context.tokenizer, messages, completion, answer, generation.output_ids
+            )
+            if len(builder.input_ids) + len(between) >= settings.max_tokens:
+                break
             builder.add_context(between)
             text += between_text
             messages += [{"role": "assistant", "content": completion}, {"role": "user", "content": answer}]
@@ -57,18 +59,27 @@ class MultiTurn:
 
 
 def _between_turns(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], completion: str, answer: str
+    tokenizer: Any, messages: Sequence[Mapping[str, str]], completion: str, answer: str, output_ids: list[int]
 ) -> tuple[list[int], str]:
-    """What the template puts between the end of the policy's turn and the start of its next one."""
+    """What the template puts between the end of the policy's turn and the start of its next one.
+
+    The end of the turn is the policy's own where it wrote it; where it was cut at its length, or stopped at something
+    else, the template's is put there, as context that is not learnt from.
+    """
     assistant = {"role": "assistant", "content": completion}
-    before = tokenizer.apply_chat_template([*messages, assistant], tokenize=False)
-    _, after = apply_template(tokenizer, [*messages, assistant, {"role": "user", "content": answer}])
-    # The policy's turn may have ended with the end-of-turn token; the template's own copy of it is left out.
-    head = before.rstrip("\n")
-    if not after.startswith(head):
+    before = render(tokenizer, [*messages, assistant], add_generation_prompt=False).rstrip("\n")
+    conversation = [*messages, assistant, {"role": "user", "content": answer}]
+    after = render(tokenizer, conversation, add_generation_prompt=True)
+    if not after.startswith(before):
         raise ValueError(
             "the chat template rewrites earlier turns, so tokens cannot be appended; use a workflow that starts a new "
             "trajectory for each turn"
         )
-    text = after[len(head) :]
-    return list(tokenizer.encode(text, add_special_tokens=False)), text
+    probe = render(tokenizer, [*messages, {**assistant, "content": _PROBE}], add_generation_prompt=False)
+    end = probe.rpartition(_PROBE)[2].rstrip("\n") if _PROBE in probe else ""
+    end_ids = encode(tokenizer, end)[0]
+    has_ended = output_ids[len(output_ids) - len(end_ids) :] == end_ids
+    return encode(tokenizer, ("" if has_ended else end) + after[len(before) :])
+
+
+_PROBE = "probe"

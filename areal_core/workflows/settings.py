@@ -16,6 +16,9 @@ class PromptSettings(Settings):
     chat_template: Literal["auto", "always", "never"] = Field(
         "auto", description="auto applies the tokenizer's template to messages and leaves text as it is"
     )
+    text_has_special_tokens: bool = Field(
+        False, description="prompts of text are written with a template already: what spells a special token is one"
+    )
     system: str | None = Field(None, description="system message in front, where the template is applied")
 
 

@@ -95,6 +95,8 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument: 'other'"),
         (["sampling.stop=[x]"], "cannot sample with stop", "remove it from sampling"),
         (["publication.transport=broadcast"], "receives none", "set it to memory or disk"),
+        (["inference_engine=sglang"], "SGLang is not installed beside areal", "pip install 'areal-sglang[engine]'"),
+        (["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
         (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
         (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),
         (["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),

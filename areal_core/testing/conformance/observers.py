@@ -7,11 +7,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from areal_core.config import RunConfig
+from areal_core.config import CONFIG_FILE, RunConfig
 from areal_core.config.context import ResolutionContext
 from areal_core.config.yaml_text import dump
 from areal_core.plugins import PluginManager
-from areal_core.runs.folder import RunFolder
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -90,18 +89,19 @@ class EventsSuite:
 
     def _tell(self, run_dir: Path, outcome: str, steps: range) -> Any:
         """Everything that a run tells, as it tells it; the events, which know who was silenced."""
-        run = RunFolder(run_dir)
         run_dir.mkdir(exist_ok=True)
         events, config = PluginManager.load([self.plugin]).events, small_config()
-        run.config.write_text(dump({"base_dir": str(run_dir), **config.model_dump(mode="json")}), encoding="utf-8")
+        (run_dir / CONFIG_FILE).write_text(
+            dump({"base_dir": str(run_dir), **config.model_dump(mode="json")}), encoding="utf-8"
+        )
         events.configure(config)
         events.run_started(config, run_dir)
         for step in steps:
             events.weights_published(run_dir, step, step + 10)
-            with run.metrics.open("a", encoding="utf-8") as file:
+            with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "time": float(step), **METRICS[step - 1]}) + "\n")
             events.step_finished(run_dir, step, dict(METRICS[step - 1]))
-            folder = run.epoch(1).checkpoints / f"step-{step:08d}"
+            folder = run_dir / "epochs" / "000001" / "checkpoints" / f"step-{step:08d}"
             folder.mkdir(parents=True, exist_ok=True)
             events.checkpoint_saved(run_dir, step, folder)
         events.run_finished(run_dir, outcome)

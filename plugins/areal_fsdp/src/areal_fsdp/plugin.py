@@ -20,6 +20,9 @@ def areal_train_engines() -> list[Component]:
 
 @hookimpl
 def areal_health_checks() -> list[HealthCheck]:
-    """Of the attention kernels."""
-    meaning = "the attention kernel that `attention_kernel: auto` takes in training on this machine"
-    return [HealthCheck("attention", meaning, target="areal_fsdp.health:check_attention")]
+    """Of the attention kernels, and of what ranks talk through."""
+    kernel = "the attention kernel that `attention_kernel: auto` takes in training on this machine"
+    return [
+        HealthCheck("attention", kernel, target="areal_fsdp.health:check_attention"),
+        HealthCheck("nccl", "ranks on GPUs can work together", target="areal_fsdp.health:check_nccl"),
+    ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from areal_core.errors import ConfigError
 from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 
@@ -26,4 +28,9 @@ class SGLangEngine(ServerFleet):
         gpus: Sequence[int] | None = None,
         scratch: Path | None = None,
     ) -> None:
+        if settings.servers and not settings.program and find_spec("sglang") is None:
+            raise ConfigError(
+                "SGLang is not installed beside areal, and the run is to start SGLang servers",
+                hints=["pip install 'areal-sglang[engine]'; or set program, where it is installed, or addresses"],
+            )
         super().__init__(settings, SGLangAdapter(settings, scratch), log_dir, processes, gpus)
