@@ -6,11 +6,12 @@
 Every answer has a length that was drawn beforehand, from a lognormal whose 99th percentile is ten times its median, so
 all rows generate and train on the same. The rows: (a) `turns-sync`, both GPUs generate, then both train; (b) `sync`,
 one GPU generates and one trains, `max_staleness` 0; `async-1`, `-2`, `-4`, the same two GPUs with a bound on staleness
-of so many batches and one batch more than that in the pipeline; `async-2-keep-cache`, where live requests keep their
-keys and values over an update instead of having them rebuilt; `async-2-stay`, the same with requests that stay in the
-server, as they do from SGLang 0.5.23 on, while older ones end them and go on with them afterwards (on an older one the
-labels, and so the staleness, of this row are made up); `async-2-drop`, where a group with a token over the bound is
-dropped (elsewhere such tokens are masked, so that no row trains on shorter answers than another); and `turns-async-2`.
+of so many batches and one batch more than that in the pipeline; `async-2-keep-cache` and `-4-`, where live requests
+keep their keys and values over an update instead of having them rebuilt; `async-2-stay`, the same with requests that
+stay in the server, as they do from SGLang 0.5.23 on, while older ones end them and go on with them afterwards (on an
+older one the labels, and so the staleness, of this row are made up); `async-2-drop`, where a group with a token over
+the bound is dropped (elsewhere such tokens are masked, so that no row trains on shorter answers than another); and
+`turns-async-2`.
 Requests always go on over an update in one of these ways: areal has no mode that lets them end first.
 
 What asynchronous training can gain at most, from what was measured without it:
@@ -27,7 +28,8 @@ the warm-up; its share of the bound is the last column. Times are means, for a m
 median.
 
 The rows on GPUs of their own share one server, which `areal serve` starts; those in turns start two of their own.
-`--output` is written anew after every row. A run is killed when it has done its steps.
+`--output` is written anew after every row. A run is killed when it has done its steps; one that `--limit-s` or
+`--total-s` ends before counts with the steps that it has done, if these are two at least.
 """
 
 from __future__ import annotations
@@ -94,11 +96,12 @@ ROWS = {
     "async-2": Row("asynchronous, at most 2", 2),
     "async-4": Row("asynchronous, at most 4", 4),
     "async-2-keep-cache": Row("at most 2, `keep_cache`", 2, mode="keep_cache"),
-    "async-2-stay": Row("the same, requests stay", 2, mode="keep_cache", stays=True),
+    "async-4-keep-cache": Row("at most 4, `keep_cache`", 4, mode="keep_cache"),
+    "async-2-stay": Row("at most 2, `keep_cache`, requests stay", 2, mode="keep_cache", stays=True),
     "async-2-drop": Row("at most 2, stale groups dropped", 2, stale="drop"),
     "turns-async-2": Row("asynchronous in turns, at most 2", 2, in_turns=True),
 }
-ORDER = "peak,sync,async-2,async-1,async-4,async-2-keep-cache,async-2-stay,async-2-drop,turns-sync,turns-async-2"
+ORDER = ",".join(["peak", *sorted(ROWS, key=lambda name: ROWS[name].in_turns)])
 
 
 def prepare_model(arguments: argparse.Namespace, folder: Path) -> int:
@@ -169,6 +172,7 @@ class Bench:
         self._vocabulary = prepare_model(arguments, self._model)
         self._server: subprocess.Popen[bytes] | None = None
         self._address = ""
+        self._ends = time.monotonic() + arguments.total_s
         output: Path = arguments.output
         self.results: dict[str, Any] = json.loads(output.read_text()) if output.is_file() else {"rows": {}}
 
@@ -232,7 +236,7 @@ class Bench:
         run_dir = self._folder / "runs" / name
         run = self._start(name, ["run", str(config), f"run_dir={run_dir}"])
         steps = self._arguments.steps * (1 if row.is_synchronous else 2)
-        wanted, deadline = self._warm_up(row) + steps, time.monotonic() + self._arguments.limit_s
+        wanted, deadline = self._warm_up(row) + steps, min(self._ends, time.monotonic() + self._arguments.limit_s)
         lines: list[dict[str, float]] = []
         try:
             while len(lines) < wanted and run.poll() is None and time.monotonic() < deadline:
@@ -322,6 +326,7 @@ def main() -> int:
     parser.add_argument("--peak-s", type=float, default=12.0, help="over which the peak rate is measured")
     parser.add_argument("--microbatch", type=int, default=32768, help="tokens")
     parser.add_argument("--limit-s", type=float, default=240.0, help="for a row, and for the server's start")
+    parser.add_argument("--total-s", type=float, default=3600.0, help="for all rows")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-asynchronous-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     import argparse
     import subprocess
 
-LEAD = 0.6
+LEAD = 0.8
 """Share of the measured time for which requests go on before; lengths are mixed by then as they stay."""
+KEEP_ALIVE_S = 2.0
+"""Servers close idle connections without a word, after five seconds."""
 
 
 def free_port() -> int:
@@ -50,20 +52,27 @@ def measure_peak(address: str, arguments: argparse.Namespace, vocabulary: int) -
     """Tokens a second, the higher of two rates, and what server it was.
 
     One rate is of requests one by one, always as many as asked for; the other of groups, whose requests share a prompt
-    and come together, half as many again, so that some wait while others end. A server that fills every free place at
-    once interrupts those that it works on more often, so it depends on the options which rate is higher.
+    and come together, three times as many, so that some wait while others end. A server that fills every free place at
+    once interrupts those that it works on more often, so it depends on the server which rate is higher. Kernels are
+    compiled by a burst before.
     """
     with urllib.request.urlopen(f"{address}/server_info", timeout=15) as answer:
         version = json.load(answer)["version"]
+    asyncio.run(_saturate(address, arguments, vocabulary, arguments.concurrent, 1, is_burst=True))
     single = asyncio.run(_saturate(address, arguments, vocabulary, arguments.concurrent, 1))
-    groups = 3 * arguments.concurrent // (2 * arguments.group)
+    groups = 3 * arguments.concurrent // arguments.group
     grouped = asyncio.run(_saturate(address, arguments, vocabulary, groups, arguments.group))
     rates = {"one_by_one": single, "in_groups": grouped}
     return {"tokens_per_s": max(rates.values()), **rates, "server": f"SGLang {version}"}
 
 
-async def _saturate(address: str, arguments: argparse.Namespace, vocabulary: int, workers: int, size: int) -> float:
-    """Tokens of the requests that end within the measured time; each worker has a prompt's requests under way."""
+async def _saturate(
+    address: str, arguments: argparse.Namespace, vocabulary: int, workers: int, size: int, *, is_burst: bool = False
+) -> float:
+    """Tokens a second of the requests that end within the measured time; each worker has a prompt's under way.
+
+    A burst is over when every worker's first requests are.
+    """
     lengths = iter(draw_lengths(arguments.median, 1 << 17, f"peak of {size}"))
     draw, tokens = random.Random(size), 0
     began = time.monotonic() + LEAD * arguments.peak_s
@@ -84,12 +93,13 @@ async def _saturate(address: str, arguments: argparse.Namespace, vocabulary: int
         while time.monotonic() < ends:
             prompt = [draw.randrange(4, vocabulary) for _ in range(arguments.prompt)]
             await asyncio.gather(*(ask(session, prompt) for _ in range(size)))
+            if is_burst:
+                return
 
-    # A connection is used once: servers close idle ones without a word.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
         tasks = [asyncio.create_task(work(session)) for _ in range(workers)]
-        await asyncio.sleep(ends - time.monotonic())
+        await asyncio.wait(tasks, timeout=None if is_burst else ends - time.monotonic())
         failed = [task.exception() for task in tasks if task.done() and task.exception() is not None]
         for task in tasks:
             task.cancel()
