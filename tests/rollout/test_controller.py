@@ -315,6 +315,28 @@ def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
     assert audited(tmp_path) == []
 
 
+def test_who_asks_meanwhile_does_not_wait_for_hundreds_of_episodes(
+    tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are admitted a few at a time: a publication is answered, and the trainer goes on, before all are."""
+    monkeypatch.setattr("areal_core.rollout.controller.EPISODES_AT_ONCE", 16)
+
+    async def run() -> list[int]:
+        controller, _ = build(tmp_path, engine=FakeEngine(delay_s=60), batch_size=64, group_size=8, max_staleness=0)
+        controller.start()
+        seen = [controller.counts.running]
+        while controller.counts.running < 64 and len(seen) < 1000:
+            await asyncio.sleep(0)
+            seen.append(controller.counts.running)
+        await controller.close()
+        return seen
+
+    seen = asyncio.run(run())
+    assert seen[0] == 2
+    assert seen[-1] == 64
+    assert max(after - before for before, after in itertools.pairwise(seen)) == 2
+
+
 def test_clocks_stand_still_while_the_engines_cannot_generate(tmp_path: Path, build: Build) -> None:
     """Trainer and servers on one GPU in turns: the time without memory is not the episode's."""
 
