@@ -44,6 +44,9 @@ def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> str 
     except subprocess.TimeoutExpired:
         seen = phase(run_dir)
         os.kill(process.pid if victim == "supervisor" else find(process.pid, victim), signal.SIGKILL)
+        if victim == "reward":  # it is replaced, and the run goes on: something else must end it
+            time.sleep(after_s)
+            process.kill()
         process.communicate(timeout=120)
         return seen
     if process.returncode:

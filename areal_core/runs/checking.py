@@ -54,7 +54,7 @@ class CodeCheck:
 
     def __init__(self, resolved: Resolved) -> None:
         text = resolved.to_yaml()
-        self._key = hashlib.sha256(f"{sys.prefix}\n{text}".encode()).hexdigest()
+        self._key = hashlib.sha256("\n".join([sys.prefix, *sys.path, text]).encode()).hexdigest()
         self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
         self._folder = Path(self._temporary.name)
         self._process: subprocess.Popen[bytes] | None = None

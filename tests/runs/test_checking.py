@@ -41,10 +41,12 @@ def problems(tmp_path, monkeypatch):
     return find
 
 
-def test_what_is_right_is_imported_once_and_again_when_a_file_has_changed(problems):
+def test_what_is_right_is_imported_once_and_again_when_a_file_has_changed(problems, monkeypatch, tmp_path):
     right = "def plain(batch): return batch['reward']"
     assert problems(right) == ([], True)
     assert problems(right) == ([], False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert problems(right) == ([], True), "modules may come from elsewhere now"
     assert problems(f"{right}  # changed") == ([], True)
     wrong, imported = problems("def plain(): return 1.0")
     assert imported
