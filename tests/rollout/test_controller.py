@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
-import os
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -284,37 +282,6 @@ def test_a_filter_that_raises_ends_the_run_with_its_cause(tmp_path: Path, build:
     assert audited(tmp_path) == [], "what was interrupted is known to be"
 
 
-def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build, audited: Audited
-) -> None:
-    """Every third write of a segment fails; nothing is lost, doubled or told as an error."""
-    writes = itertools.count(1)
-
-    def failing_write(path: Path, data: bytes) -> None:
-        if next(writes) % 3 == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        path.write_bytes(data)
-
-    monkeypatch.setattr("areal_core.ledger.store.write_durably", failing_write)
-
-    async def run() -> list[int]:
-        controller, _ = build(tmp_path)
-        controller.start()
-        consumed = []
-        for step in range(6):
-            batch, _ = await controller.next_batch(step)
-            assert batch is not None
-            consumed += batch["group_id"].unique().tolist()
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
-        await controller.close()
-        return consumed
-
-    consumed = asyncio.run(asyncio.wait_for(run(), 60))
-    assert next(writes) > 4
-    assert len(consumed) == len(set(consumed))
-    assert audited(tmp_path) == []
-
-
 def test_who_asks_meanwhile_does_not_wait_for_hundreds_of_episodes(
     tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,34 +302,6 @@ def test_who_asks_meanwhile_does_not_wait_for_hundreds_of_episodes(
     assert seen[0] == 2
     assert seen[-1] == 64
     assert max(after - before for before, after in itertools.pairwise(seen)) == 2
-
-
-def test_clocks_stand_still_while_the_engines_cannot_generate(tmp_path: Path, build: Build) -> None:
-    """Trainer and servers on one GPU in turns: the time without memory is not the episode's."""
-
-    class SlowEngine(FakeEngine):
-        may_go_on = asyncio.Event()
-
-        async def generate(self, request: Any) -> Any:
-            await self.may_go_on.wait()
-            return await super().generate(request)
-
-        async def update_weights(self, update: WeightUpdate) -> None:
-            await super().update_weights(update)
-            self.may_go_on.set()
-
-    async def run() -> None:
-        controller, ledger = build(tmp_path, engine=SlowEngine(), episode_timeout_s=0.5)
-        controller.start()
-        controller.stop_clocks()
-        await asyncio.sleep(1.5)
-        await controller.publish(WeightUpdate(1, tmp_path), 0)
-        batch, _ = await controller.next_batch(0)
-        assert batch is not None
-        assert ledger.database.execute("SELECT COUNT(*) FROM failures").fetchone() == (0,)
-        await controller.close()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Build, audited: Audited) -> None:

@@ -181,7 +181,8 @@ class HFEngine:
             check_sampling(sampling)
             number = self._sampling[sampling] = len(self._sampling)
             assert self._channel is not None
-            self._channel.post(NewSampling(sampling))
+            with contextlib.suppress(ChannelClosed):
+                self._channel.post(NewSampling(sampling))
         return number
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
@@ -198,7 +199,8 @@ class HFEngine:
             raise RunError(f"weights of version {update.version} are being taken over already")
         result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._updates[update.version] = result
-        self._channel.post(Update(update.version, update.path))
+        with contextlib.suppress(ChannelClosed):  # the end of the engine fails this request, with its cause
+            self._channel.post(Update(update.version, update.path))
         try:
             async with asyncio.timeout(self._settings.update_timeout_s):
                 error = await result

@@ -1,0 +1,54 @@
+"""Finished groups while the disk refuses to be written."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from areal_core.interfaces import WeightUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+    from areal_core.ledger.store import Ledger
+    from areal_core.rollout.controller import RolloutController
+
+    Build = Callable[..., tuple[RolloutController, Ledger]]
+    Audited = Callable[[Path], list[str]]
+
+
+def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Build, audited: Audited
+) -> None:
+    """Every third write of a segment fails; nothing is lost, doubled or told as an error."""
+    writes = itertools.count(1)
+
+    def failing_write(path: Path, data: bytes) -> None:
+        if next(writes) % 3 == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.write_bytes(data)
+
+    monkeypatch.setattr("areal_core.ledger.store.write_durably", failing_write)
+
+    async def run() -> list[int]:
+        controller, _ = build(tmp_path)
+        controller.start()
+        consumed = []
+        for step in range(6):
+            batch, _ = await controller.next_batch(step)
+            assert batch is not None
+            consumed += batch["group_id"].unique().tolist()
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+        await controller.close()
+        return consumed
+
+    consumed = asyncio.run(asyncio.wait_for(run(), 60))
+    assert next(writes) > 4
+    assert len(consumed) == len(set(consumed))
+    assert audited(tmp_path) == []
