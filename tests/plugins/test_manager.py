@@ -241,7 +241,8 @@ def test_two_health_checks_of_one_name(box):
     check = '@hookimpl\ndef areal_health_checks():\n    return [HealthCheck("disk", "is there room", target="a:b")]\n'
     box.plugin("one", check)
     box.plugin("two", check)
-    then = "print([record.reference for kind, record in manager.records() if kind == 'health_checks' and record.plugin != 'core'])"
+    kept = "kind == 'health_checks' and record.plugin != 'core'"
+    then = f"print([record.reference for kind, record in manager.records() if {kept}])"
     assert load(box, "one", "two", then=then) == "['one/disk', 'two/disk']\n"
 
 
