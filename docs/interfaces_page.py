@@ -75,7 +75,8 @@ def _described(described: Any) -> Iterator[str]:
     yield f"### `{described.__name__}`\n\n{_text(described)}"
     for name, member in vars(described).items():
         function = getattr(member, "__func__", member.fget if isinstance(member, property) else member)
-        if (name == "__call__" or not name.startswith("_")) and inspect.isfunction(function):
+        is_public = not name.startswith("_") or name in {"__call__", "__len__", "__getitem__"}
+        if is_public and inspect.isfunction(function):
             words = f"async {name}" if inspect.iscoroutinefunction(function) else name
             signature = "" if isinstance(member, property) else str(inspect.signature(function)).replace("'", "")
             documentation = _text(function)

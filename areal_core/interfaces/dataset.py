@@ -15,6 +15,8 @@ class Dataset(Protocol):
     to the reward, which by convention reads `answer`. For supervised fine-tuning a row has `prompt` and `completion`.
     """
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many rows there are; at least one."""
 
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        """The row at a place, from 0; a new mapping each time, or one that nobody changes."""

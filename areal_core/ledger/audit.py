@@ -28,11 +28,13 @@ class Audit:
     Attributes:
         committed_step: steps in the last committed checkpoint.
         groups: how many are in each state.
+        provisional: how many of the consumed ones a resume would train on again, being of steps after the commit.
         problems: everything that does not agree; empty when the run is clean.
     """
 
     committed_step: int
     groups: dict[str, int]
+    provisional: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -74,6 +76,7 @@ def audit(
     ).fetchall()
     states = Counter(f"{row[3]}: {row[4]}" if row[4] else row[3] for row in rows)
     result = Audit(int(facts.get("committed_step", 0)), dict(states))
+    result.provisional = sum(row[3] == "consumed" and (row[6] or 0) >= result.committed_step for row in rows)
     _check_numbers(rows, result)
     _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)

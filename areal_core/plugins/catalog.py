@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.metadata
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -93,11 +92,6 @@ class Installed:
         """Where a mistake in the plugin is reported: the first project address in its metadata."""
         address = next(iter(self._fields("Project-URL")), f"the authors of {self.distribution}")
         return address.partition(",")[2].strip() or address
-
-    def is_editable(self) -> bool:
-        """Whether pip installed the distribution as a pointer to a source folder (PEP 610)."""
-        text = self.metadata.read_text("direct_url.json") if self.metadata else None
-        return bool(text and json.loads(text).get("dir_info", {}).get("editable"))
 
     def check_range(self) -> None:
         """Raise `PluginIncompatibleError` unless the declared range on areal-core contains the running core."""

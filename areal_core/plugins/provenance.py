@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.plugins.catalog import CORE, Installed
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from areal_core.plugins.catalog import Installed
 
 
 @dataclass(frozen=True)
 class Provenance:
     """One plugin (or one of the user's own files) of a run.
 
-    `source_hash` covers the Python and YAML files of an editable installation, whose version says nothing about its
-    content. `location` is recorded and never compared: another machine has other paths.
+    `source_hash` covers the Python and YAML files: of an editable installation, or one that was made again and again
+    while its author works, the version says nothing about the content. `location` is recorded and never compared:
+    another machine has other paths.
     """
 
     name: str
@@ -38,11 +39,8 @@ def describe(installed: Installed) -> Provenance:
     specification = importlib.util.find_spec(installed.entry_point.module.partition(".")[0])
     origin = Path(specification.origin) if specification and specification.origin else Path("nowhere")
     folder = origin.parent
-    is_editable = installed.is_editable() or (installed.name == CORE and (folder.parent / "pyproject.toml").is_file())
-    source_hash = None
-    if is_editable:
-        is_package = specification is None or specification.submodule_search_locations
-        source_hash = _hash(folder.rglob("*") if is_package else [origin], folder)
+    is_package = specification is None or specification.submodule_search_locations
+    source_hash = _hash(folder.rglob("*") if is_package else [origin], folder)
     return Provenance(installed.name, installed.distribution, installed.version, str(folder), source_hash)
 
 

@@ -24,7 +24,7 @@ class EpisodeChecks:
     """
 
     def __init__(self, vocabulary: int | None = None) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._layout: Layout | None = None
         self.is_known_version: Callable[[int], bool] = lambda version: version >= 0
         """Whether a weight version has been published."""
@@ -55,10 +55,10 @@ class EpisodeChecks:
     def _check(self, trajectory: Trajectory, where: str) -> None:
         tokens = trajectory.tokens
         low, high = (int(bound) for bound in tokens["input_ids"].aminmax())
-        if low < 0 or (self._vocabulary is not None and high >= self._vocabulary):
+        if low < 0 or (self.vocabulary is not None and high >= self.vocabulary):
             raise ValueError(
                 f"{where}: input_ids hold the token {low if low < 0 else high}, which is none of the vocabulary's "
-                f"{self._vocabulary or ''}"
+                f"{self.vocabulary or ''}"
             )
         versions = torch.unique(tokens["versions"][tokens["loss_mask"]]).tolist()
         if unknown := [version for version in versions if not self.is_known_version(version)]:

@@ -112,6 +112,11 @@ class RolloutController:
         )
 
     @property
+    def vocabulary(self) -> int | None:
+        """How many token ids the model has, where that is known."""
+        return self._runner.checks.vocabulary
+
+    @property
     def committed_step(self) -> int:
         """Batches that the committed checkpoint was trained on."""
         return self._ledger.committed_step

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 PROBES, PROMPT_TOKENS, TOKENS = 4, 8, 32
 
 
-async def probe_weights(engine: InferenceEngine, sampling: SamplingParameters, version: int) -> PackedBatch:
+async def probe_weights(
+    engine: InferenceEngine, sampling: SamplingParameters, version: int, vocabulary: int | None = None
+) -> PackedBatch:
     """Answers of every copy of the engine's weights to the same few requests.
 
     Args:
         engine: that generates.
         sampling: of the run; the answers are shorter.
         version: that every token must be of.
+        vocabulary: how many token ids the model has, where that is known.
 
     Raises:
         RunError: nobody answers, or an answer is of another version.
@@ -30,8 +33,9 @@ async def probe_weights(engine: InferenceEngine, sampling: SamplingParameters, v
     count = min(TOKENS, sampling.max_new_tokens)
     sampling = replace(sampling, max_new_tokens=count, min_new_tokens=0, stop=(), stop_token_ids=())
     trajectories = []
+    tokens = min(50, (vocabulary or 51) - 1)
     for number in range(PROBES):
-        prompt = [1 + (number * 7 + place) % 50 for place in range(PROMPT_TOKENS)]
+        prompt = [1 + (number * 7 + place) % tokens for place in range(PROMPT_TOKENS)]
         request = GenerationRequest(f"probe-{version}-{number}", prompt, sampling, seed=number)
         for answer in await engine.generate_everywhere(request):
             if set(answer.versions) - {version}:

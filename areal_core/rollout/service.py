@@ -136,7 +136,8 @@ class RolloutService:
         return Done()
 
     async def _probe(self, _: messages.ProbeWeights) -> messages.Batch:
-        batch = await probe_weights(self._engine, self._controller.sampling, self._controller.version)
+        controller = self._controller
+        batch = await probe_weights(self._engine, controller.sampling, controller.version, controller.vocabulary)
         return messages.Batch(batch.to_bytes(), {})
 
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:

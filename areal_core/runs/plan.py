@@ -114,6 +114,11 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
     for key, selection in reversed(chosen):
         try:
             dataset = selection.build()
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise ConfigError(
+                    f"{selection.reference} is no data set: it has no __len__ and __getitem__",
+                    hints=["name a class that has both; its settings are the arguments of its __init__"],
+                )
             rows = len(dataset)
             if rows:
                 dataset[0]

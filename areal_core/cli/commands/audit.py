@@ -38,6 +38,8 @@ def execute(arguments: argparse.Namespace) -> int:
         say(f"committed step: {report['committed_step']}")
         for state, count in sorted(report["groups"].items()):
             say(f"  {state:20s} {count:8,d} groups")
+        if report["provisional"]:
+            say(f"  of which a resume trains on {report['provisional']} again: their steps are in no checkpoint yet")
         for problem in report["problems"]:
             say(f"problem: {problem}")
         if not report["problems"]:

@@ -134,7 +134,10 @@ def _refuse_missing(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.is_file():
             what = "is a folder; name the files in it" if path.is_dir() else "does not exist"
-            raise ConfigError(f"{path} {what}; paths are relative to the config that names them")
+            raise ConfigError(
+                f"{path} {what}",
+                hints=["a path is relative to the config file that names it, one in a preset to the current folder"],
+            )
 
 
 def _format(paths: Sequence[Path]) -> str:

@@ -1,0 +1,21 @@
+"""The requests that verify weights have tokens of the model, however few it has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_core.interfaces import SamplingParameters
+from areal_core.rollout.probe import PROBES, probe_weights
+from areal_core.testing.fakes import FakeEngine
+
+
+@pytest.mark.parametrize("vocabulary", [2, 15, 151_936, None])
+def test_a_small_vocabulary_is_verified_too(vocabulary: int | None) -> None:
+    engine = FakeEngine()
+    asyncio.run(probe_weights(engine, SamplingParameters(max_new_tokens=8), 0, vocabulary))
+    assert len(engine.requests) == PROBES
+    tokens = {token for request in engine.requests for token in request.input_ids}
+    assert max(tokens) < (vocabulary or 51)
+    assert min(tokens) >= 1
