@@ -63,6 +63,7 @@ def batch_metrics(batch: PackedBatch) -> dict[str, float]:
     metrics = {
         "reward/mean": float(batch["reward"].mean()),
         "reward/std": float(batch["reward"].std(correction=0)),
+        "reward/groups_all_equal": _share_without_spread(batch),
         "batch/sequences": float(len(batch)),
         "batch/tokens": float(batch.token_count),
         "batch/sampled_tokens": float(sampled.sum()),
@@ -71,3 +72,13 @@ def batch_metrics(batch: PackedBatch) -> dict[str, float]:
     }
     named = [key for key in batch.sequences if key.startswith("reward.")]
     return metrics | {key.replace(".", "/", 1): float(batch[key].mean()) for key in named}
+
+
+def _share_without_spread(batch: PackedBatch) -> float:
+    """The share of groups whose sequences all earned the same, and so say nothing of what is better; groups of one
+    sequence are not counted."""
+    groups, index = torch.unique(batch["group_id"], return_inverse=True)
+    spread = torch.zeros(len(groups)).scatter_reduce(0, index, batch["reward"], "amax", include_self=False)
+    spread -= torch.zeros(len(groups)).scatter_reduce(0, index, batch["reward"], "amin", include_self=False)
+    has_siblings = torch.bincount(index) > 1
+    return float((spread[has_siblings] == 0).float().mean()) if has_siblings.any() else 0.0

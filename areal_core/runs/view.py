@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import RunFolder
 
 PREPARATION_INTERVAL_S = 5.0
+DUMB_STEPS = 5
+"""Steps without any difference between siblings' rewards after which it is said."""
 QUIET_S = 60.0
 """After which a line says what is waited for."""
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -65,6 +67,11 @@ class RunState:
     def add(self, line: dict[str, Any]) -> None:
         """A step is over."""
         self.lines.append(line)
+        if len(self.lines) == DUMB_STEPS and min(self.series("reward/groups_all_equal"), default=0.0) == 1.0:
+            say(
+                f"in all {DUMB_STEPS} steps so far all answers to a prompt earned the same: nothing can be "
+                "learnt from that; look at the answers in samples.jsonl and at the reward"
+            )
 
     def hear(self, role: str, status: dict[str, Any]) -> None:
         """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""
