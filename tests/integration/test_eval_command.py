@@ -140,7 +140,8 @@ def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["rewards=[slow.py:never]"], "all 10 episodes failed; the last one:\nreward 'never' raised ValueError: never"),
+        (["rewards=[slow.py:never]"], "all 10 episodes failed; the last one:\ndata row "),
+        (["rewards=[slow.py:never]"], ", sample 0: reward 'never' raised ValueError: never"),
         (["rewards=[slow.py:nix]"], "has no 'nix'"),
         (["--model", "cut_off"], "the embedded engine could not load"),
     ],
