@@ -37,7 +37,7 @@ def test_who_blocks_the_event_loop_is_told_with_the_line() -> None:
 
 
 def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack() -> None:
-    ended = run(seconds=60, limit=6)
+    ended = run(seconds=15, limit=6)
     assert "ENDED WELL" not in ended.stdout
     assert "a call blocks everything else since 6 s" in ended.stderr
     assert "users_function" in ended.stderr

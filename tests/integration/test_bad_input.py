@@ -10,6 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Workplace
 
+pytestmark = pytest.mark.slow
+
 BAD_PARTS = """\
 import os, time
 
@@ -117,7 +119,6 @@ def test_refused_before_anything_starts(workplace: Workplace, words: list[str], 
     assert not (workplace.folder / "run").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "cause"),
     [

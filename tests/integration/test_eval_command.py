@@ -53,6 +53,7 @@ def wait_until_gone(processes: list[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_the_demonstration(workplace: Workplace) -> None:
     words = ["eval", "--plugins", "grpo", "--limit", "20", "--samples", "4", "--k", "1,2,4", "--output", "out"]
     done = workplace.areal(*words, "--json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
+LONG = partial(pytest.param, marks=pytest.mark.long)
+"""Cases that say little more than their siblings do."""
 
 WORKFLOW = '''\
 import os
@@ -63,9 +66,11 @@ def test_a_workflow_that_blocks_is_told_with_its_line_and_ends_the_run(workplace
     ("fault", "told"),
     [
         ("episode.reward = float('nan')", "Episode.reward is nan"),
-        ("episode.trajectories[0].tokens['logprobs'].fill_(float('inf'))", "tokens['logprobs'] holds NaN or infinity"),
-        ("raise SystemExit(0)", "SystemExit: 0"),
-        ("episode.trajectories[0].tokens['input_ids'].fill_(10**6)", "input_ids hold the token 1000000"),
+        LONG(
+            "episode.trajectories[0].tokens['logprobs'].fill_(float('inf'))", "tokens['logprobs'] holds NaN or infinity"
+        ),
+        LONG("raise SystemExit(0)", "SystemExit: 0"),
+        LONG("episode.trajectories[0].tokens['input_ids'].fill_(10**6)", "input_ids hold the token 1000000"),
     ],
 )
 def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
@@ -83,7 +88,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-@pytest.mark.parametrize("words", ["=controller", "=trainer-0", "areal_hf.server"])
+@pytest.mark.parametrize("words", [LONG("=controller"), LONG("=trainer-0"), "areal_hf.server"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""
     log = workplace.folder / "out"

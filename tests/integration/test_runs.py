@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+LONG = partial(pytest.param, marks=pytest.mark.long)
+"""Cases that say little more than their siblings do."""
 HANG_S = 300
 """Nothing here takes half a minute on a quiet machine; what takes five hangs."""
 
@@ -83,7 +86,7 @@ def test_interrupt_then_resume(workplace: Workplace) -> None:
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.parametrize("name", ["warden", "controller", "trainer-0", "hf", "reward-0"])
+@pytest.mark.parametrize("name", [LONG("warden"), "controller", LONG("trainer-0"), "hf", "reward-0"])
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
     """Of the engine and the warden with the words of how; a reward process is replaced, and the run goes on."""
     steps = 2000 if name != "reward-0" else 12
@@ -108,7 +111,7 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("deterministic", [True, LONG(False)])
 def test_killed_at_any_moment_nothing_is_lost(workplace: Workplace, deterministic: bool) -> None:
     """SIGKILL of the parent, three times: its children end with it, audits are clean, and in deterministic mode the
     parameters are those of a run that nobody killed."""

@@ -25,7 +25,7 @@ from areal_servers.messages import ServerJoins, ServerLeaves
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 
 BROADCAST_TIMEOUT_S = 60.0
 HANG_S = 900
@@ -119,7 +119,6 @@ def alone():
     dist.destroy_process_group()
 
 
-@pytest.mark.long
 def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp_path):
     async def check():
         fleet, victim = place.fleet, place.member(1)

@@ -55,7 +55,7 @@ class TestJSONLines(DatasetSuite):
 
 class TestReasoningGymTasks(DatasetSuite):
     component = "rewards/reasoning_gym"
-    settings = {"tasks": ["chain_sum"], "count": 20}  # noqa: RUF012  pytest makes one object a test
+    settings = {"task": "chain_sum", "size": 20}  # noqa: RUF012  pytest makes one object a test
 
     @pytest.fixture(autouse=True)
     def _library(self):
