@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.launchers.identity import is_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,11 +55,7 @@ class KeptProcess:
     def is_stopped(self) -> bool:
         """Whether the process or its keeper was stopped by a signal or a debugger, and does not go on."""
         pid = self.started.result() if self.started.done() else 0
-        for one in (pid, self.keeper_pid):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t"):
-                    return True
-        return False
+        return is_stopped(pid) or is_stopped(self.keeper_pid)
 
     @property
     def has_ended(self) -> bool:

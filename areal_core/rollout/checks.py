@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REASONS = {int(reason) for reason in FinishReason}
-Layout = dict[str, tuple[torch.dtype, torch.Size]]
+Layout = dict[tuple[str, str], tuple[torch.dtype, torch.Size]]
 
 
 class EpisodeChecks:
@@ -71,10 +71,10 @@ class EpisodeChecks:
             for name, values in columns.items():
                 if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                     raise ValueError(f"{where}: {level}['{name}'] holds NaN or infinity")
-                layout[f"{level}['{name}']"] = (values.dtype, values.shape if level == "sequence" else values.shape[1:])
+                layout[level, name] = values.dtype, values.shape if level == "sequence" else values.shape[1:]
         self._layout = self._layout or layout
         if layout != self._layout:
-            odd = sorted(dict(layout.items() ^ self._layout.items()))
+            odd = [f"{level}['{name}']" for level, name in sorted(dict(layout.items() ^ self._layout.items()))]
             raise ValueError(
                 f"{where}: {', '.join(odd)} differ in name, dtype or shape from the run's first trajectory; "
                 "all trajectories of a run have the same"

@@ -88,6 +88,19 @@ def make_constant_model(folder: Path, version: int) -> Path:
     return folder
 
 
+def without_tensor(folder: Path, name: str) -> Path:
+    """A copy of a model's config and weights that lacks one tensor: what an adapter that drops it would pass on."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    rest = folder / f"without-{name}"
+    rest.mkdir(exist_ok=True)
+    (rest / "config.json").write_text((folder / "config.json").read_text())
+    save_file(tensors, rest / "model.safetensors", metadata={"format": "pt"})
+    return rest
+
+
 def load_reference(folder: Path) -> Any:
     """The model as transformers loads it, in float32 and with its plainest attention."""
     from transformers import AutoModelForCausalLM

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -25,6 +26,7 @@ from areal_core.testing.conformance.engine_session import (
 from areal_core.testing.conformance.models import FIRST_FORCED, make_constant_model, make_model
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
@@ -85,14 +87,21 @@ class WeightUpdates(EngineSession):
         async def check() -> None:
             for mode in self.modes(tmp_path):
                 async with self.running(tmp_path, models[0], update_mode=mode) as engine:
-                    await self.answers(engine, [request(prompt, affinity="same") for prompt in PROMPTS])
-                    await self.within(engine.update_weights(WeightUpdate(7, models[7])), "update_weights")
-                    asked = [request(prompt, seed, affinity="same") for seed, prompt in enumerate(PROMPTS)]
-                    for one, found in zip(asked, await self.answers(engine, asked), strict=True):
-                        assert set(found.versions) == {7}, f"{mode}: labels {set(found.versions)} after version 7"
-                        check_logprobs(one, found, models, self.tolerance)
+                    update = partial(engine.update_weights, WeightUpdate(7, models[7]))
+                    await self._takes_over(engine, update, models, mode)
 
         asyncio.run(check())
+
+    async def _takes_over(
+        self, engine: InferenceEngine, update: Callable[[], Awaitable[None]], models: dict[int, Path], mode: str
+    ) -> None:
+        """Answers before an update to version 7, and behind it answers of that version alone."""
+        await self.answers(engine, [request(prompt, affinity="same") for prompt in PROMPTS])
+        await self.within(update(), "taking over weights")
+        asked = [request(prompt, seed, affinity="same") for seed, prompt in enumerate(PROMPTS)]
+        for one, found in zip(asked, await self.answers(engine, asked), strict=True):
+            assert set(found.versions) == {7}, f"{mode}: labels {set(found.versions)} after version 7"
+            check_logprobs(one, found, models, self.tolerance)
 
     def test_refused_weights_change_nothing(self, tmp_path: Path) -> None:
         """A file that is damaged or of another model is refused by RunError; then all is as before.
@@ -132,12 +141,7 @@ class WeightUpdates(EngineSession):
                 async with self.running(tmp_path, models[0], update_mode=mode) as engine:
                     if not engine.capabilities.broadcast:
                         pytest.skip("the engine does not say that it receives broadcasts")
-                    await self.answers(engine, [request(prompt, affinity="same") for prompt in PROMPTS])
-                    await self.within(broadcast_weights(engine, 7, models[7]), "a broadcast")
-                    asked = [request(prompt, seed, affinity="same") for seed, prompt in enumerate(PROMPTS)]
-                    for one, found in zip(asked, await self.answers(engine, asked), strict=True):
-                        assert set(found.versions) == {7}, f"{mode}: labels {set(found.versions)} after version 7"
-                        check_logprobs(one, found, models, self.tolerance)
+                    await self._takes_over(engine, partial(broadcast_weights, engine, 7, models[7]), models, mode)
 
         asyncio.run(check())
 
