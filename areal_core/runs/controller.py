@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,49 +56,72 @@ def run_event_loop(work: Any) -> None:
     asyncio.run(work)
 
 
+@dataclass(frozen=True)
 class RolloutHalf:
-    """What a run and an evaluation generate with: engine, rewards, and the runner of episodes.
+    """What a run and an evaluation generate with: engine, rewards, and the runner of episodes; made by `begin`."""
 
-    Args:
-        resolved: the config.
-        run: its folder.
-        processes: starts the processes that engine and rewards need.
-    """
+    config: RunConfig
+    tokenizer: Any
+    engine: InferenceEngine
+    scorer: RewardPool
+    runner: EpisodeRunner
+    starting: asyncio.Future[Any]
 
-    def __init__(self, resolved: Resolved, run: RunFolder, processes: Processes) -> None:
+    @classmethod
+    async def begin(cls, resolved: Resolved, run: RunFolder, processes: Processes) -> RolloutHalf:
+        """All parts, their processes starting: each imports for seconds, as this one does, so they do it side by side.
+
+        Args:
+            resolved: the config.
+            run: its folder.
+            processes: starts the processes that engine and rewards need.
+
+        Raises:
+            RunError: the engine cannot do what the config asks of it, or the model has no tokenizer.
+        """
         config, rollout = resolved.config, resolved.config.rollout
         assert config.workflow is not None
-        self._config = config
-        scratch = Path(os.environ[SCRATCH_VARIABLE])
-        self._model = model_reference(resolved, run)
-        self.tokenizer = load_tokenizer(self._model)
-        self.engine = build_engine(config, run, scratch, processes)
-        self._scorer = RewardPool(
+        scratch, model = Path(os.environ[SCRATCH_VARIABLE]), model_reference(resolved, run)
+        engine = build_engine(config, run, scratch, processes)
+        scorer = RewardPool(
             run.path, scratch, processes, count=rollout.reward_processes, timeout_s=rollout.reward_timeout_s
         )
-        self.runner = EpisodeRunner(
-            config.workflow.build(),
-            self.engine,
-            self._scorer,
-            self.tokenizer,
-            seed=config.seed,
-            vocabulary=vocabulary_size(self._model, self.tokenizer),
-            max_retries=rollout.max_retries,
-        )
+        starting = asyncio.gather(engine.start(model), scorer.start())
+        try:
+            tokenizer = await asyncio.to_thread(load_tokenizer, model)
+            runner = EpisodeRunner(
+                config.workflow.build(),
+                engine,
+                scorer,
+                tokenizer,
+                seed=config.seed,
+                vocabulary=vocabulary_size(model, tokenizer),
+                max_retries=rollout.max_retries,
+            )
+        except BaseException:
+            await _close(starting, engine, scorer)
+            raise
+        return cls(config, tokenizer, engine, scorer, runner, starting)
 
     def evaluator(self, section: EvaluationSection) -> Evaluator:
         """Plays the episodes of an evaluation."""
-        sampling = sampling_parameters(self._config, self.tokenizer, section.temperature)
+        sampling = sampling_parameters(self.config, self.tokenizer, section.temperature)
         return Evaluator(self.runner, section.dataset.build(), section, sampling)
 
-    async def start(self) -> None:
-        """Ready to generate and to score."""
-        await asyncio.gather(self.engine.start(self._model), self._scorer.start())
+    async def ready(self) -> None:
+        """Wait until it generates and scores."""
+        await self.starting
 
     async def close(self) -> None:
         """End both; safe to call twice."""
-        await self.engine.close()
-        await self._scorer.close()
+        await _close(self.starting, self.engine, self.scorer)
+
+
+async def _close(starting: asyncio.Future[Any], engine: InferenceEngine, scorer: RewardPool) -> None:
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await engine.close()
+    await scorer.close()
 
 
 def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Processes | None) -> InferenceEngine:
@@ -152,7 +175,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
     epoch = run.epoch(Credentials.from_environment().epoch)
     former = [one.ledger for one in run.epochs() if one.number < epoch.number]
     ledger = Ledger.take_over(epoch.ledger, former, run.path)
-    half = RolloutHalf(resolved, run, processes)
+    half = await RolloutHalf.begin(resolved, run, processes)
     half.runner.on_failure = ledger.failed
     dataset = config.dataset.build()
     sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
@@ -180,7 +203,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
     status = start_task(_report(controller, half.engine, link), "status of the rollouts")
     try:
         with link.phase("starting the inference engine"):
-            await half.start()
+            await half.ready()
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
         link.announce("controller", server.address)

@@ -40,11 +40,11 @@ async def _play(run: RunFolder, link: Link) -> None:
     assert section is not None
     processes = LinkedProcesses(link)
     link.on_message(lambda said, _: processes.hear(said) if isinstance(said, ProcessEnded) else None)
-    half = RolloutHalf(resolved, run, processes)
+    half = await RolloutHalf.begin(resolved, run, processes)
     evaluator = half.evaluator(section)
     try:
         with link.phase("starting the inference engine"):
-            await half.start()
+            await half.ready()
         link.post(EpisodesExpected(evaluator.episodes))
         link.enter("evaluating")
         began = time.monotonic()
