@@ -8,6 +8,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 SOURCES := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml) constraints.txt
 RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
 
+# Tests of true runs wait as much as they compute. A file stays with one worker: what its tests share is made once.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test test-long test-fast test-pythons lint servers clean
@@ -15,13 +19,13 @@ demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
 test: $(VENV)/test lint servers
-	$(BIN)/python -m pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 test-long: $(VENV)/test servers
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 test-fast: $(VENV)/test
-	$(BIN)/python -m pytest -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long"
 
 # The half that needs no torch, on every further Python of this machine. PyTorch's build for CPUs is pinned for one
 # Python only; another one would bring gigabytes for GPUs.
@@ -61,7 +65,7 @@ $(VENV)/demo: $(VENV)/python $(SOURCES)
 
 $(VENV)/test: $(VENV)/demo
 	$(PIP) --no-build-isolation -e "plugins/areal_rewards[datasets,math,reasoning-gym]" -e "plugins/areal_trackers[tensorboard,trackio]" \
-		"hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "nbclient>=0.10" "pytest>=8" "pytest-timeout>=2.3" "ruff>=0.9" types-PyYAML
+		"hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "nbclient>=0.10" "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "ruff>=0.9" types-PyYAML
 	touch $@
 
 clean:
