@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
+PATIENCE_S = 60.0
+"""How long a run waits for a disk that refuses: somebody may be making room, or another program may just be done."""
+RETRY_INTERVAL_S = 0.25
 FULL_BYTES = 1 << 20
 """Less than this free is full: whoever fails now failed for want of room."""
 
@@ -73,6 +77,53 @@ def refused(what: str, path: Path, reason: str) -> DiskError:
             "nothing committed is lost: mend it, then go on with --resume",
         ],
     )
+
+
+def require_room(what: str, folder: Path, size: int) -> None:
+    """Raise `DiskError` where fewer than `size` bytes are free."""
+    if _free(folder) < max(size, FULL_BYTES):
+        raise refused(what, folder, f"it takes {size / 2**20:,.1f} MiB, and the disk is full")
+
+
+def patiently(write: Callable[[], None], tell: Callable[[str], None]) -> None:
+    """Write, again and again for a while where the disk refuses, and say so once.
+
+    Raises:
+        DiskError: it still does.
+    """
+    deadline, is_told = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return write()
+        except DiskError as error:
+            if time.monotonic() > deadline:
+                raise
+            if not is_told:
+                tell(f"{error.message}; it is tried again for {PATIENCE_S:g} s")
+            is_told = True
+        time.sleep(RETRY_INTERVAL_S)
+
+
+def append_line(what: str, path: Path, line: str) -> None:
+    """Append a line whole or not at all.
+
+    Raises:
+        DiskError: the disk refuses.
+    """
+    data = f"{line}\n".encode()
+    with writing(what, path), path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, "the disk took a part of it")
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def tree_size(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def write_durably(path: Path, data: bytes) -> None:

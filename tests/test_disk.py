@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from areal_core.disk import DiskError, writing
+from areal_core.disk import DiskError, append_line, patiently, require_room, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,3 +52,32 @@ def test_a_full_disk_is_told_in_one_sentence(small_disk: Path, write: Callable[[
 def test_an_error_that_is_none_of_the_disks_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="parameter"), writing("the checkpoint", tmp_path):
         raise KeyError("parameter")
+
+
+def test_a_line_is_appended_whole_or_not_at_all(small_disk: Path) -> None:
+    path = small_disk / "lines"
+    append_line("the lines", path, "first")
+    with pytest.raises(DiskError, match="the lines cannot be written"):
+        append_line("the lines", path, "x" * 4_000_000)
+    assert path.read_text() == "first\n"
+    append_line("the lines", path, "second")
+    assert path.read_text() == "first\nsecond\n"
+
+
+def test_room_is_asked_for(small_disk: Path) -> None:
+    require_room("a checkpoint", small_disk.parent, 1)
+    with pytest.raises(DiskError, match=r"it takes 100.0 MiB"):
+        require_room("a checkpoint", small_disk / "not" / "yet", 100 << 20)
+
+
+def test_a_disk_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal_core.disk.PATIENCE_S", 0.3)
+    monkeypatch.setattr("areal_core.disk.RETRY_INTERVAL_S", 0.1)
+    told: list[str] = []
+
+    def write() -> None:
+        raise DiskError("no room")
+
+    with pytest.raises(DiskError, match="no room"):
+        patiently(write, told.append)
+    assert told == ["no room; it is tried again for 0.3 s"]

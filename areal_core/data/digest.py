@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from areal_core.data.batch import PackedBatch
 
@@ -28,3 +29,9 @@ def group_digests(batch: PackedBatch, groups: Sequence[tuple[int, range]]) -> di
         digest.update(ids[offsets[rows.start] : offsets[rows.stop]].tobytes())
         digests[number] = digest.hexdigest()
     return digests
+
+
+def chain_digests(before: str, groups: Iterable[tuple[int, str]]) -> str:
+    """A digest of all steps up to one: of those `before` it, and of the groups that it was trained on."""
+    step = json.dumps([before, sorted(groups)])
+    return hashlib.blake2b(step.encode(), digest_size=16).hexdigest()

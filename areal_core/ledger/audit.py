@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.data.digest import chain_digests
 from areal_core.ledger.store import DATABASE, copy_database, readable
 
 if TYPE_CHECKING:
@@ -133,11 +134,16 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
     state = json.loads(path.read_text())
     if state["step"] != audit.committed_step:
         audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
-    ledger: dict[int, dict[int, str | None]] = {}
+    ledger: dict[int, dict[int, str]] = {}
     for number, _, _, group_state, _, digest, step, _ in rows:
         if group_state == "consumed" and step is not None and digest is not None:
             ledger.setdefault(step, {})[number] = digest
-    for step, groups in enumerate(state["witness"]):
+    before, first = "", int(state["first"])
+    for step in range(first):
+        before = chain_digests(before, ledger.get(step, {}).items())
+    if before != state["before"]:
+        audit.problems.append(f"ledger and trainer disagree on what was trained on in steps 0 to {first - 1}")
+    for step, groups in enumerate(state["witness"], first):
         witnessed = {int(number): digest for number, digest in groups}
         recorded = ledger.get(step, {})
         if witnessed.keys() != recorded.keys():

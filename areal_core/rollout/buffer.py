@@ -8,16 +8,13 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from areal_core.data.prompt_group import PromptGroup, pack_groups
-from areal_core.disk import DiskError
+from areal_core.disk import PATIENCE_S, RETRY_INTERVAL_S, DiskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.ledger.store import Ledger
 
-RETRY_INTERVAL_S = 0.25
-DISK_PATIENCE_S = 60.0
-"""For which a disk that cannot be written is tried again before the run ends."""
 _Result = TypeVar("_Result")
 
 
@@ -84,7 +81,7 @@ class GroupBuffer:
         Raises:
             DiskError: it still does.
         """
-        deadline = time.monotonic() + DISK_PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 result = write()

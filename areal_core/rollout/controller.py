@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.data.prompt_group import PromptGroup, join_groups
+from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
@@ -306,7 +308,8 @@ class RolloutController:
         else:
             self._consecutive_failures = 0
             if self._samples is not None:
-                self._samples.saw(group, self.version)
+                with suppress(DiskError):  # the ledger, which is written next, waits and says so
+                    self._samples.saw(group, self.version)
         incomplete = self.section.incomplete_groups
         if group.failure and (incomplete == "replace" or (incomplete == "use" and not episodes)):
             self._leave(group.number, "failed")

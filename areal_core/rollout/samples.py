@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from areal_core.disk import writing
+from areal_core.disk import append_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,14 +23,18 @@ class SampleLog:
         self._version = -1
 
     def saw(self, group: PromptGroup, version: int) -> None:
-        """A group has finished while `version` was generating."""
+        """A group has finished while `version` was generating.
+
+        Raises:
+            DiskError: the disk refuses; the next group is taken instead.
+        """
         if version == self._version:
             return
-        self._version = version
         episodes = [
             {"text": episode.text, "reward": episode.reward, "rewards": episode.rewards}
             for episode in group.episodes[:SHOWN_EPISODES]
             if episode is not None
         ]
-        with writing("samples", self._path), self._path.open("a") as file:
-            file.write(json.dumps({"version": version, "group": group.number, "episodes": episodes}) + "\n")
+        line = json.dumps({"version": version, "group": group.number, "episodes": episodes})
+        append_line("samples", self._path, line)
+        self._version = version

@@ -20,7 +20,7 @@ from areal_core.interfaces import OptimizerSettings, Role
 from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Credentials
-from areal_core.messages.processes import Status, StepMetrics
+from areal_core.messages.processes import Notice, Status, StepMetrics
 from areal_core.runs.models import load_tokenizer, model_reference
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
@@ -163,7 +163,7 @@ def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journ
         trackers=[selection.build() for selection in resolved.config.trackers],
         observers=[LinkObserver(link), resolved.plugins.events],
         phase=lambda name: link.phase(name, 0.0 if name in UNTIMED else limit),
-        log=_log,
+        tell=lambda text: link.post(Notice(text)),
     )
     link.post(Status({"step": step}))
     journal.start_trackers(run.path, resolved.config.model_dump(mode="json"))

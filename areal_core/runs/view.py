@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 PREPARATION_INTERVAL_S = 5.0
 DUMB_STEPS = 5
 """Steps without any difference between siblings' rewards after which it is said."""
+KEPT_STEPS = 1000
+"""Of which the curves are drawn; a run may go on for weeks."""
 QUIET_S = 60.0
 """After which a line says what is waited for."""
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -49,24 +52,25 @@ class View(Protocol):
 
 
 class RunState:
-    """A run as its processes tell it: the metrics of every step so far, and how each role is now.
+    """A run as its processes tell it: the metrics of its last steps, and how each role is now.
 
     Attributes:
-        lines: of metrics, one for each step.
+        lines: of metrics, one for each of the last steps.
         statuses: by role what it last said.
         phases: by process what it is doing.
     """
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._shown = 0
-        self.lines: list[dict[str, Any]] = []
+        self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
+        self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.phases: dict[str, str] = {}
 
     def add(self, line: dict[str, Any]) -> None:
         """A step is over."""
         self.lines.append(line)
+        self._new.append(line)
         if len(self.lines) == DUMB_STEPS and min(self.series("reward/groups_all_equal"), default=0.0) == 1.0:
             say(
                 f"in all {DUMB_STEPS} steps so far all answers to a prompt earned the same: nothing can be "
@@ -76,13 +80,13 @@ class RunState:
     def hear(self, role: str, status: dict[str, Any]) -> None:
         """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""
         if role == "trainer" and role not in self.statuses:
-            self.lines = self._run.read_metrics()
-            self._shown = len(self.lines)
+            self.lines.extend(self._run.read_metrics())
         self.statuses[role] = status
 
     def take_new(self) -> list[dict[str, Any]]:
         """Metrics lines that are new since the last call."""
-        new, self._shown = self.lines[self._shown :], len(self.lines)
+        new = list(self._new)
+        self._new.clear()
         return new
 
     def preparation(self) -> str:
@@ -206,7 +210,7 @@ class LiveView:
         last = state.lines[-1]
         if "staleness/mean" in last:
             yield "staleness", f"{last['staleness/mean']:8.2f}  at most {last['staleness/max']:.0f} batches"
-        recent = [line for line in state.lines[-10:] if "batch/tokens" in line]
+        recent = [line for line in list(state.lines)[-10:] if "batch/tokens" in line]
         if recent:
             seconds = sum(line["time/step_s"] for line in recent) or math.inf
             rates = [sum(line[key] for line in recent) / seconds for key in ("batch/tokens", "batch/sequences")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from areal_core.data.digest import group_digests
+from areal_core.data.digest import chain_digests, group_digests
 from areal_core.disk import sync_names, sync_tree, writing
 from areal_core.training.distribution import wait_for_all
 
@@ -29,10 +29,14 @@ class Witness:
     """What the trainer itself saw of each step: group numbers and digests, to hold the ledger against.
 
     Attributes:
-        steps: for each trained batch a list of (group number, digest of its token ids).
+        before: one digest of all steps before `steps`, see `chain_digests`.
+        first: how many these are.
+        steps: for each trained batch since a list of (group number, digest of its token ids).
         best: the best score of an evaluation.
     """
 
+    before: str = ""
+    first: int = 0
     steps: list[list[tuple[int, str]]] = field(default_factory=list)
     best: float = -math.inf
 
@@ -46,6 +50,13 @@ class Witness:
         groups = [(ids[a], range(a, b)) for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
         self.steps.append(sorted(group_digests(batch, groups).items()))
 
+    def fold(self) -> None:
+        """A checkpoint holds all this: what is kept of it does not grow with the run."""
+        for groups in self.steps:
+            self.before = chain_digests(self.before, groups)
+        self.first += len(self.steps)
+        self.steps.clear()
+
 
 def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witness:
     """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective."""
@@ -53,7 +64,8 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
         engine.load(folder / role)
     state = json.loads((folder / STATE_FILE).read_text())
     best = -math.inf if state["best"] is None else state["best"]
-    return Witness([[(number, digest) for number, digest in step] for step in state["witness"]], best)
+    steps = [[(number, digest) for number, digest in step] for step in state["witness"]]
+    return Witness(state["before"], state["first"], steps, best)
 
 
 def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
@@ -88,7 +100,8 @@ def _write(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], wit
         engine.save(temporary / role)
     if is_first:
         best = witness.best if math.isfinite(witness.best) else None
-        (temporary / STATE_FILE).write_text(json.dumps({"step": step, "witness": witness.steps, "best": best}))
+        state = {"step": step, "before": witness.before, "first": witness.first, "witness": witness.steps, "best": best}
+        (temporary / STATE_FILE).write_text(json.dumps(state))
         sync_tree(temporary)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)

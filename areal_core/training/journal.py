@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from areal_core.disk import writing
+from areal_core.disk import append_line, patiently
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class Journal:
         trackers: each is switched off after its first exception, which is told once.
         observers: told of steps, publications and checkpoints.
         phase: says what this process is doing.
-        log: takes a line for the trainer's log.
+        tell: takes a line for whoever watches the run.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Journal:
         trackers: Sequence[Tracker] = (),
         observers: Sequence[Observer] = (),
         phase: Callable[[str], AbstractContextManager[None]],
-        log: Callable[[str], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._metrics_path = metrics
         self._run_dir = metrics.parent
-        self._log = log
+        self.tell = tell
         self._phase = phase
         self._trackers = list(trackers)
         self._observers = list(observers)
@@ -79,8 +79,8 @@ class Journal:
         line = {**metrics, **self._seconds, "time/step_s": now - self._step_began}
         self._seconds.clear()
         self._step_began = now
-        with writing("the metrics", self._metrics_path), self._metrics_path.open("a") as file:
-            file.write(json.dumps({"step": step, "time": time.time(), **line}) + "\n")
+        written = json.dumps({"step": step, "time": time.time(), **line})
+        patiently(lambda: append_line("the metrics", self._metrics_path, written), self.tell)
         self._tell_trackers(lambda tracker: tracker.log(step, line))
         for observer in self._observers:
             observer.step_finished(self._run_dir, step, line)
@@ -109,7 +109,7 @@ class Journal:
                 tell(tracker)
             except Exception as error:  # noqa: BLE001 - a tracker must never end a run
                 self._trackers.remove(tracker)
-                self._log(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
+                self.tell(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
 
     def _keep_until(self, step: int) -> None:
         if not self._metrics_path.is_file():

@@ -7,12 +7,13 @@ import math
 import random
 import time
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from areal_core.data import combine, shift_to_predictions
-from areal_core.disk import DiskError, writing
+from areal_core.disk import DiskError, patiently, require_room, tree_size, writing
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
@@ -78,6 +79,7 @@ class Trainer:
         self._witness = Witness()
         self._saved_at = time.monotonic()
         self._save_s = 0.0
+        self._sizes: dict[str, int] = {}
         self._failure: RunError | None = None
 
     def run(self, step: int, version: int, witness: Witness) -> bool:
@@ -246,8 +248,10 @@ class Trainer:
     def _export(self, name: str, score: Mapping[str, float] | None = None) -> None:
         """Write a Hugging Face folder below the run's; its score, too, which a resume must not forget."""
         folder = self._run_dir / name
+        self._wait_for_room("a model")
         with writing(f"the model of step {self._step}", folder):
             self._actor.export(folder)
+            self._sizes["a model"] = tree_size(folder)
             if score is not None and self._source is not None:
                 (folder / SCORE_FILE).write_text(json.dumps(score))
 
@@ -261,15 +265,24 @@ class Trainer:
             return
         began = time.monotonic()
         with self._phase("checkpoint"):
+            self._wait_for_room("a checkpoint")
             folder = write_checkpoint(self._checkpoints, self._step, {"actor": self._actor}, self._witness)
             self._committed = self._step
+            self._sizes["a checkpoint"] = tree_size(folder)
             if self._source is not None:
                 self._source.commit(self._step, folder)
                 prune_checkpoints(self._run_dir, self._config.checkpoint.keep, folder)
+            self._witness.fold()
             if self._journal is not None:
                 self._journal.checkpoint_saved(self._step, folder)
         self._saved_at = time.monotonic()
         self._save_s = self._saved_at - began
+
+    def _wait_for_room(self, what: str) -> None:
+        """Before all ranks write together, for they cannot try again one by one; as much as it took the last time."""
+        if self._journal is not None:
+            need = partial(require_room, what, self._run_dir, self._sizes.get(what, 0))
+            patiently(need, self._journal.tell)
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._journal.phase(name) if self._journal is not None else nullcontext()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from areal_core.data import PackedBatch, PromptGroup, Trajectory
 from areal_core.errors import RunError
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE, Ledger
@@ -18,25 +16,6 @@ from areal_core.ledger.store import DATABASE, Ledger
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-def batch_of(numbers: list[int], tokens: int = 8) -> tuple[list[PromptGroup], PackedBatch]:
-    """A group of one sequence for each number."""
-    trajectories = [
-        Trajectory(
-            {
-                "input_ids": torch.full((tokens,), number),
-                "loss_mask": torch.ones(tokens, dtype=torch.bool),
-                "logprobs": torch.zeros(tokens),
-                "versions": torch.zeros(tokens, dtype=torch.int32),
-                "turn_ids": torch.zeros(tokens, dtype=torch.int32),
-            },
-            {"group_id": torch.tensor(number), "oldest_version": torch.tensor(0, dtype=torch.int32)},
-        )
-        for number in numbers
-    ]
-    batch = PackedBatch.from_trajectories(trajectories)
-    return [PromptGroup(n, (n, 0), batch=batch, rows=range(i, i + 1)) for i, n in enumerate(numbers)], batch
 
 
 def open_ledger(run_dir: Path, epoch: int = 1) -> Ledger:
@@ -58,7 +37,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
+def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, batch_of: Any) -> None:
     ledger = open_ledger(small_disk)
     ledger.issued(0, 0, 0)
     ledger.flush(*batch_of([0]))
@@ -81,7 +60,7 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path) -> None:
     assert [group.number for group in again.finished()] == [0, 1, 2, 3]
 
 
-def test_segments_go_when_their_groups_are_committed(tmp_path: Path) -> None:
+def test_segments_go_when_their_groups_are_committed(tmp_path: Path, batch_of: Any) -> None:
     ledger = open_ledger(tmp_path)
     for number in range(4):
         ledger.issued(number, number, 0)
@@ -101,7 +80,7 @@ def test_segments_go_when_their_groups_are_committed(tmp_path: Path) -> None:
     assert groups[0].batch.select(list(groups[0].rows))["input_ids"].unique().tolist() == [2]
 
 
-def test_a_segment_is_whole_before_it_is_named(tmp_path: Path) -> None:
+def test_a_segment_is_whole_before_it_is_named(tmp_path: Path, batch_of: Any) -> None:
     """A process killed between segment and transaction leaves a file that no row names; it is never read."""
     ledger = open_ledger(tmp_path)
     ledger.issued(0, 0, 0)
@@ -123,7 +102,7 @@ def test_a_second_reader_is_refused_and_never_told_that_there_is_nothing(tmp_pat
     ledger.close()
 
 
-def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp_path: Path) -> None:
+def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp_path: Path, batch_of: Any) -> None:
     """Also of an owner that was killed: what it had committed stands in its write-ahead log."""
     first = open_ledger(tmp_path)
     for number in range(3):
@@ -158,7 +137,7 @@ def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path
     third.close()
 
 
-def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
+def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp_path: Path, batch_of: Any) -> None:
     """One that was stopped, and goes on after somebody else has taken the run over."""
     first = open_ledger(tmp_path)
     first.issued(0, 0, 0)

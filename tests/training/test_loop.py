@@ -19,7 +19,8 @@ from areal_core.config.sections import (
     TrainingSection,
 )
 from areal_core.data import Metric, PackedBatch, Trajectory
-from areal_core.disk import DiskError
+from areal_core.data.digest import chain_digests
+from areal_core.disk import DiskError, tree_size
 from areal_core.errors import RunError
 from areal_core.interfaces import LossResult
 from areal_core.messages import ChannelClosed
@@ -223,6 +224,19 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert len(state["witness"]) == 3
 
 
+def test_what_the_trainer_saw_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    train(tmp_path, Parts(), config(4, checkpoint=CheckpointSection(every=1, keep=4)))
+    states = [
+        json.loads((tmp_path / f"epochs/1/checkpoints/step-{step:06d}/trainer.json").read_text())
+        for step in range(1, 5)
+    ]
+    assert [(state["first"], len(state["witness"])) for state in states] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    before = ""
+    for state in states:
+        assert state["before"] == before
+        before = chain_digests(before, [(number, digest) for number, digest in state["witness"][0]])
+
+
 class Failing(Parts):
     """A source that fails at one step."""
 
@@ -338,23 +352,21 @@ def test_gradients_that_stay_without_end_end_the_run(tmp_path: Path) -> None:
         train(tmp_path, parts, config(5))
 
 
-def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path) -> None:
-    class Broken:
-        calls = 0
+def test_a_checkpoint_waits_for_as_much_room_as_the_last_one_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
 
-        def start(self, run_dir: Path, settings: Any) -> None:
-            return
+    def require_room(what: str, folder: Path, size: int) -> None:
+        if what == "a checkpoint":
+            asked.append(size)
+            if len(asked) == 2:
+                raise DiskError("no room")
 
-        def log(self, step: int, values: Any) -> None:
-            Broken.calls += 1
-            raise ConnectionError("no network")
-
-        def close(self) -> None:
-            return
-
-    told: list[str] = []
-    journal = Journal(tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), log=told.append)
-    journal.finish_step(1, {})
-    journal.finish_step(2, {})
-    assert Broken.calls == 1
-    assert told == ["tracker Broken is switched off: ConnectionError: no network"]
+    monkeypatch.setattr("areal_core.training.loop.require_room", require_room)
+    parts = Parts()
+    assert train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)))
+    assert parts.committed == [(1, "step-000001"), (2, "step-000002")]
+    assert len(asked) == 3
+    assert asked[0] == 0
+    assert asked[1] == asked[2] == tree_size(tmp_path / "epochs/1/checkpoints/step-000001")

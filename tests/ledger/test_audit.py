@@ -1,0 +1,79 @@
+"""The ledger held against what the trainer saw: what is changed in either is found."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.ledger.audit import audit_folder
+from areal_core.ledger.store import DATABASE, Ledger
+from areal_core.training.checkpoint import Witness
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, batch_of: Any) -> Path:
+    """A run of four steps of one group each: two lie before the last checkpoint but one."""
+    ledger = Ledger(tmp_path / "epochs/000001/ledger", tmp_path)
+    witness = Witness()
+    for number in range(4):
+        ledger.issued(number, number, 0)
+        groups, batch = batch_of([number])
+        ledger.flush(groups, batch)
+        ledger.consumed([number], number)
+        witness.see(batch)
+        if number == 1:
+            witness.fold()
+    checkpoint = tmp_path / "epochs/000001/checkpoints/step-000004"
+    checkpoint.mkdir(parents=True)
+    state = {"step": 4, "before": witness.before, "first": witness.first, "witness": witness.steps, "best": None}
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    ledger.commit(4, checkpoint, 4)
+    ledger.close()
+    return tmp_path
+
+
+def changed(run_dir: Path, statement: str) -> list[str]:
+    """What the audit says of a ledger in which something was changed."""
+    folder = run_dir / "epochs/000001/ledger"
+    with sqlite3.connect(folder / DATABASE) as database:
+        database.execute(statement)
+    return audit_folder(folder, run_dir).problems
+
+
+def test_both_sides_agree(run_dir: Path) -> None:
+    assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE groups SET digest = 'another' WHERE number = 0",
+        "UPDATE groups SET step = 1, place = 1 WHERE number = 0",
+        "UPDATE groups SET state = 'dropped', reason = 'stale' WHERE number = 1",
+    ],
+)
+def test_what_lies_long_ago_is_held_against_one_digest(run_dir: Path, statement: str) -> None:
+    problems = changed(run_dir, statement)
+    assert problems == ["ledger and trainer disagree on what was trained on in steps 0 to 1"]
+
+
+def test_of_the_last_steps_the_group_is_told(run_dir: Path) -> None:
+    problems = changed(run_dir, "UPDATE groups SET digest = 'another' WHERE number = 3")
+    assert problems == ["step 3: tokens of groups [3] differ from the ledger's"]
+    (problem,) = changed(run_dir, "UPDATE groups SET digest = NULL WHERE number = 3")
+    assert problem == "step 3: ledger and trainer disagree on which groups were trained on: [3]"
+
+
+def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
+    path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
+    state = json.loads(path.read_text())
+    state["witness"][1] += state["witness"][0]
+    path.write_text(json.dumps(state))
+    problems = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
+    assert "group 2 was trained on 2 times" in problems

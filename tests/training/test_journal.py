@@ -1,0 +1,54 @@
+"""What the trainer tells the outside world, when the outside world fails."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from areal_core.disk import DiskError
+from areal_core.training.journal import Journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path) -> None:
+    class Broken:
+        calls = 0
+
+        def start(self, run_dir: Path, settings: Any) -> None:
+            return
+
+        def log(self, step: int, values: Any) -> None:
+            Broken.calls += 1
+            raise ConnectionError("no network")
+
+        def close(self) -> None:
+            return
+
+    told: list[str] = []
+    journal = Journal(tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), tell=told.append)
+    journal.finish_step(1, {})
+    journal.finish_step(2, {})
+    assert Broken.calls == 1
+    assert told == ["tracker Broken is switched off: ConnectionError: no network"]
+
+
+def test_metrics_wait_for_a_disk_that_is_full_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = iter([True, True, False])
+
+    def append_line(what: str, path: Path, line: str) -> None:
+        if next(refusals, False):
+            raise DiskError(f"{what} cannot be written")
+        path.open("a").write(f"{line}\n")
+
+    monkeypatch.setattr("areal_core.training.journal.append_line", append_line)
+    told: list[str] = []
+    journal = Journal(tmp_path / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=told.append)
+    journal.finish_step(1, {"loss": 2.0})
+    journal.finish_step(2, {})
+    assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2]
+    assert told == ["the metrics cannot be written; it is tried again for 60 s"]
