@@ -42,7 +42,7 @@ HARSH = (*MILD, "killed", "stopped for ever", "interrupted")
 SAMPLE_S = 10.0
 WARM_UP_S = 300.0
 """Of a process, before which growth is loading, compiling and filling caches."""
-START_S, END_S = 300.0, 240.0
+START_S, END_S = 900.0, 400.0
 """How long a start and an end may take on a busy machine; a process that is stopped for ever is given up after 60 s."""
 SMALL_DISK = 4 << 30
 

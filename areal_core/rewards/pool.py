@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from areal_core.messages import Server
 
 REQUESTS_AHEAD = 32
-START_TIMEOUT_S = 600.0
 
 
 @dataclass(slots=True)
@@ -55,14 +54,25 @@ class RewardPool:
         processes: starts the workers.
         count: how many workers.
         timeout_s: for one completion with all rewards of the run.
+        start_timeout_s: for a worker to load the rewards.
     """
 
-    def __init__(self, run_dir: Path, folder: Path, processes: Processes, *, count: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        folder: Path,
+        processes: Processes,
+        *,
+        count: int,
+        timeout_s: float,
+        start_timeout_s: float,
+    ) -> None:
         self._run_dir = run_dir
         self._address = f"unix:{folder / 'rewards.sock'}"
         self._processes = processes
         self._count = count
         self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
         self._arriving: dict[str, asyncio.Future[Channel]] = {}
@@ -118,9 +128,9 @@ class RewardPool:
         exited = asyncio.ensure_future(process.wait())
         try:
             waited: set[asyncio.Future[Any]] = {arriving, exited}
-            await asyncio.wait(waited, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not arriving.done():
-                how = exited.result().describe() if exited.done() else f"took longer than {START_TIMEOUT_S:g} s"
+                how = exited.result().describe() if exited.done() else f"took longer than {self._start_timeout_s:g} s"
                 raise RunError(f"a reward process is not ready: it {how}")
         finally:
             exited.cancel()

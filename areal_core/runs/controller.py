@@ -84,7 +84,12 @@ class RolloutHalf:
         scratch, model = Path(os.environ[SCRATCH_VARIABLE]), model_reference(resolved, run)
         engine = build_engine(config, run, scratch, processes)
         scorer = RewardPool(
-            run.path, scratch, processes, count=rollout.reward_processes, timeout_s=rollout.reward_timeout_s
+            run.path,
+            scratch,
+            processes,
+            count=rollout.reward_processes,
+            timeout_s=rollout.reward_timeout_s,
+            start_timeout_s=config.training.phase_timeout_s,
         )
         starting = asyncio.gather(engine.start(model), scorer.start())
         try:
