@@ -163,7 +163,7 @@ class Keepers:
             self.processes[name] = process
         finally:
             self.launching -= 1
-        await process.started
+        await asyncio.shield(process.started)  # one who no longer waits must not end what follows the process
         return process
 
     async def end_orphans(self) -> None:
