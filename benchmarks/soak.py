@@ -198,9 +198,10 @@ def is_stopped(pid: int) -> bool:
 def size(folder: Path) -> int:
     """Bytes below a folder."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
+    for path, _, names in os.walk(folder):  # what goes meanwhile is passed over
+        for name in names:
+            with suppress(OSError):
+                total += Path(path, name).stat().st_size
     return total
 
 

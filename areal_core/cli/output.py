@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
@@ -11,6 +12,8 @@ def say(text: str = "") -> None:
 
 
 def complain(text: str) -> None:
-    """Write an error or a warning, under the name of the program."""
-    sys.stdout.flush()
-    sys.stderr.write(f"areal: {text}\n")
+    """Write an error or a warning, under the name of the program; a terminal that is gone hears nothing."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"areal: {text}\n")

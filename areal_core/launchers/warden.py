@@ -128,7 +128,8 @@ async def main(supervisor: str, lease_s: float) -> None:
     credentials = Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, _give_notice, channel, number)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
+            asyncio.get_running_loop().add_signal_handler(number, _give_notice, channel, number)
     with scratch_folder() as scratch:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))

@@ -67,6 +67,7 @@ class SupervisedProcess:
         phase: what it says that it is doing, and for how long.
         heard: when it said something.
         stopped_at: since when its warden sees that somebody has stopped it; None where it runs.
+        has_finished: whether it has said that all its work is done.
         ended: how it has ended.
     """
 
@@ -79,6 +80,7 @@ class SupervisedProcess:
         self.phase = Alive("starting", 0.0)
         self.heard = time.monotonic()
         self.stopped_at: float | None = None
+        self.has_finished = False
         self.fell_silent = asyncio.Event()
         self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
 

@@ -143,7 +143,7 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
         before = chain_digests(before, ledger.get(step, {}).items())
     if before != state["before"]:
         audit.problems.append(f"ledger and trainer disagree on what was trained on in steps 0 to {first - 1}")
-    for step, groups in enumerate(state["witness"], first):
+    for step, groups in enumerate(state["steps"], first):
         witnessed = {int(number): digest for number, digest in groups}
         recorded = ledger.get(step, {})
         if witnessed.keys() != recorded.keys():
@@ -152,5 +152,5 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
         changed = [n for n in witnessed.keys() & recorded.keys() if witnessed[n] != recorded[n]]
         if changed:
             audit.problems.append(f"step {step}: tokens of groups {sorted(changed)[:10]} differ from the ledger's")
-    times = Counter(int(number) for groups in state["witness"] for number, _ in groups)
+    times = Counter(int(number) for groups in state["steps"] for number, _ in groups)
     audit.problems += [f"group {number} was trained on {n} times" for number, n in times.items() if n > 1]

@@ -145,6 +145,13 @@ class Dying:
 
 
 @message
+class Finished:
+    """The process has done all its work, and ends with this exit code."""
+
+    code: int
+
+
+@message
 class Announce:
     """Something that others ask for by name, such as an address."""
 

@@ -68,15 +68,15 @@ class Events:
             self.silenced.add(name)
             logger.error("plugin '%s' failed in %s and hears no further events", name, hook, exc_info=error)
 
-    def _tell(self, hook: str, **arguments: object) -> list[tuple[str, Exception]]:
+    def _tell(self, hook: str, **arguments: object) -> list[tuple[str, BaseException]]:
         """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""
-        failures = []
+        failures: list[tuple[str, BaseException]] = []
         implementations = getattr(self._relay.hook, hook).get_hookimpls()
         for implementation in sorted(implementations, key=lambda each: each.plugin_name):
             if implementation.plugin_name in self.silenced:
                 continue
             try:
                 implementation.function(*(arguments[name] for name in implementation.argnames))
-            except Exception as error:  # noqa: BLE001  whatever a plugin raises is reported under its name
+            except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is reported under its name
                 failures.append((implementation.plugin_name, error))
         return failures

@@ -41,7 +41,7 @@ class RolloutService:
         controller: RolloutController,
         engine: InferenceEngine,
         evaluator: Evaluator | None,
-        audit: Callable[[], dict[str, Any]],
+        audit: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self._controller = controller
         self._engine = engine
@@ -154,4 +154,4 @@ class RolloutService:
         return messages.Described(self._controller.describe() + (f"; servers: {servers}" if servers else ""))
 
     async def _audit_ledger(self, _: messages.AuditLedger) -> messages.Audited:
-        return messages.Audited(self._audit())
+        return messages.Audited(await self._audit())

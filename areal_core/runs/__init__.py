@@ -15,6 +15,7 @@ from areal_core.runs.models import load_tokenizer, model_reference, sampling_par
 from areal_core.runs.ownership import ask_owner
 from areal_core.runs.plan import make_plan
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
+from areal_core.runs.terminal import Terminal
 from areal_core.runs.view import RunState
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "RunState",
     "SupervisedProcess",
     "Supervisor",
+    "Terminal",
     "ask_owner",
     "execute",
     "load_tokenizer",

@@ -24,7 +24,7 @@ from areal_core.errors import ArealError, ConfigError
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.plugins.catalog import Catalog
 from areal_core.runs.folder import RunFolder, cache_folder
-from areal_core.runs.view import say
+from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

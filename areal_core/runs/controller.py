@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,31 +182,42 @@ async def _serve(run: RunFolder, link: Link) -> None:
     epoch = run.epoch(Credentials.from_environment().epoch)
     former = [one.ledger for one in run.epochs() if one.number < epoch.number]
     ledger = Ledger.take_over(epoch.ledger, former, run.path)
+    link.enter("starting", config.training.phase_timeout_s)
     half = await RolloutHalf.begin(resolved, run, processes)
-    half.runner.on_failure = ledger.failed
-    dataset = config.dataset.build()
-    sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
-    controller = RolloutController(
-        config.rollout,
-        half.runner,
-        half.engine,
-        dataset,
-        sampler,
-        sampling_parameters(config, half.tokenizer),
-        ledger,
-        config.algorithm.build().filter,
-        SampleLog(run.samples),
-    )
-    controller.restore(discard=config.deterministic)
-    evaluator = None if config.evaluation is None else half.evaluator(config.evaluation)
-    if evaluator is not None:
-        evaluator.on_failure = lambda text: link.post(Notice(text))
+    controller: RolloutController | None = None
+    try:
+        half.runner.on_failure = ledger.failed
+        dataset = await asyncio.to_thread(config.dataset.build)  # it may take minutes, and engines are starting
+        sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
+        controller = RolloutController(
+            config.rollout,
+            half.runner,
+            half.engine,
+            dataset,
+            sampler,
+            sampling_parameters(config, half.tokenizer),
+            ledger,
+            config.algorithm.build().filter,
+            SampleLog(run.samples),
+        )
+        controller.restore(discard=config.deterministic)
+        evaluator = None
+        if config.evaluation is not None:
+            evaluator = await asyncio.to_thread(half.evaluator, config.evaluation)
+            evaluator.on_failure = lambda text: link.post(Notice(text))
+        audit_now = functools.partial(_audit, controller, ledger, run, sampler)
+        service = RolloutService(controller, half.engine, evaluator, audit_now)
+        await _serve_trainer(service, controller, half, config, link)
+    finally:
+        await half.close()
+        if controller is not None:
+            ledger.close(controller.open_groups)
 
-    def audit_now() -> dict[str, Any]:
-        controller.make_durable()
-        return asdict(audit(ledger.database, run.path, sampler, controller.open_groups))
 
-    service = RolloutService(controller, half.engine, evaluator, audit_now)
+async def _serve_trainer(
+    service: RolloutService, controller: RolloutController, half: RolloutHalf, config: RunConfig, link: Link
+) -> None:
+    """Generate for the trainer until it has said goodbye or died."""
     status = start_task(_report(controller, half.engine, link), "status of the rollouts")
     try:
         with link.phase("starting the inference engine"):
@@ -219,8 +232,17 @@ async def _serve(run: RunFolder, link: Link) -> None:
         await controller.close()
     finally:
         status.cancel()
-        await half.close()
-        ledger.close(controller.open_groups)
+
+
+async def _audit(
+    controller: RolloutController, ledger: Ledger, run: RunFolder, sampler: PromptSampler
+) -> dict[str, Any]:
+    """Of the ledger as it is now; the rollouts go on while its copy is looked through."""
+    controller.make_durable()
+    running = set(controller.open_groups)
+    with closing(sqlite3.connect(":memory:", check_same_thread=False)) as copy:
+        ledger.database.backup(copy)
+        return asdict(await asyncio.to_thread(audit, copy, run.path, sampler, running))
 
 
 async def _answer(service: RolloutService, forwarded: Forward, number: int, link: Link) -> None:
@@ -230,6 +252,8 @@ async def _answer(service: RolloutService, forwarded: Forward, number: int, link
         reply = await service.answer(request.message)
     except (ChannelCorrupt, ValueError):
         reply = Failed("the question is none that this run knows")
+    except Exception as error:  # noqa: BLE001 - a visitor never ends a run
+        reply = Failed(f"the question could not be answered: {type(error).__name__}: {error}")
     link.post(Forwarded(b"".join(encode_frame(reply))), -number)
 
 

@@ -23,7 +23,8 @@ from areal_core.runs.ownership import claim, next_epoch, release
 from areal_core.runs.plan import make_plan
 from areal_core.runs.summary import summarise_run
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
-from areal_core.runs.view import RunState, open_view, say
+from areal_core.runs.terminal import Terminal, say
+from areal_core.runs.view import RunState, open_view
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved
@@ -64,7 +65,8 @@ def execute(
         _check_plugins(resolved, run, allowed=allow_changed_plugins)
     epoch = next_epoch(run, say)
     began = time.monotonic()
-    code = asyncio.run(_own_and_supervise(resolved, run, epoch))
+    with closing(Terminal()) as terminal:
+        code = asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
     if not code:
         say(summarise_run(run, resolved.config.steps, time.monotonic() - began))
     return code
@@ -81,9 +83,10 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
         )
 
 
-async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFolder) -> int:
+async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal) -> int:
     """Make the run this process's own, and bring it to its end; the exit code."""
-    state = RunState(run)
+    say = terminal.say
+    state = RunState(run, say)
     credentials = Credentials.create(epoch.number)
     launcher: Launcher = resolved.config.launcher.build()
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say)
@@ -99,7 +102,7 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
             replace_durably(KeptSources.place(run.sources, path), path.read_text(encoding="utf-8"))
         replace_durably(run.plugins, json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
         resolved.plugins.events.run_started(resolved.config, run.path)
-        with open_view(resolved, state) as view:
+        with open_view(resolved, state, terminal) as view:
             code = await _supervise(resolved, run, launcher, supervisor, state, view)
         outcome = "interrupted" if code else "done"
     except RunError as error:

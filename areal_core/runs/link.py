@@ -25,6 +25,7 @@ from areal_core.messages.processes import (
     Ask,
     Dying,
     EndProcess,
+    Finished,
     ProcessEnded,
     RunProcess,
 )
@@ -226,9 +227,11 @@ def run_role(role: Callable[[Link], int]) -> int:
     link = Link.open()
     on_failure(lambda _, error: _end_now(link, error))
     try:
-        return role(link)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the supervisor must hear of it
+        code = role(link)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, also `sys.exit`, the supervisor must hear of it
         return link.die(error)
+    link.post(Finished(code))
+    return code
 
 
 def _end_now(link: Link, error: BaseException) -> None:

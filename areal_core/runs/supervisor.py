@@ -6,6 +6,7 @@ It knows no roles: `execution` says which processes a run has; plugins run proce
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from areal_core.background import on_failure
+from areal_core.background import on_failure, watch_event_loop
 from areal_core.errors import ArealError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
 from areal_core.launchers.wardens import LEASE_S, SupervisedProcess, Wardens
@@ -25,6 +26,7 @@ from areal_core.messages.processes import (
     Done,
     Dying,
     EndProcess,
+    Finished,
     Forward,
     Forwarded,
     Notice,
@@ -103,7 +105,12 @@ class Supervisor:
         on_failure(self._set_failure)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._see_signal, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
+                loop.add_signal_handler(number, self._see_signal, number)
+        loop.add_signal_handler(
+            signal.SIGTSTP, self._say, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
+        )
+        watch_event_loop(math.inf, self._say)
         await self._wardens.listen(self._launcher.host)
         return self._wardens.address
 
@@ -143,6 +150,7 @@ class Supervisor:
             if any(code not in stopped for code in ended.values()):
                 raise await self._cause()
             if main in ended:
+                await self._check_finished(main, ended[main])
                 return ended[main] and INTERRUPTED_EXIT_CODE
             self._check_silence()
             if self._is_impatient:
@@ -248,8 +256,21 @@ class Supervisor:
             f"{where} failed: {dying.text}\n{dying.traceback}", hints=[f"its log: {self._log(process.name)}"]
         )
 
+    async def _check_finished(self, process: SupervisedProcess, code: int) -> None:
+        """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""
+        deadline = time.monotonic() + CAUSE_S
+        while not process.has_finished and code >= 0:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{process.name} ended with exit code {code} before its work was done: something in it ended it",
+                    hints=[f"its log: {self._log(process.name)}"],
+                )
+            await asyncio.sleep(0.02)  # its word and its end come by different ways
+
     def _take(self, process: SupervisedProcess, message: Any, number: int) -> None:
         match message:
+            case Finished():
+                process.has_finished = True
             case Dying():
                 self._dying.append((process, message))
             case Announce(name, value):

@@ -50,6 +50,7 @@ def play(run: RunFolder, link: Link) -> int:
     interruption = Interruption()
     resolved = load_run(run.path)
     config = resolved.config
+    link.enter("starting", config.training.phase_timeout_s)
     torch.manual_seed(config.seed)
     if config.deterministic:
         torch.use_deterministic_algorithms(mode=True)
@@ -116,8 +117,11 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     if algorithm.needs_rollouts:
         folders = _weights_folders(config, epoch, model)
         publication = Publication(config.publication, engines["actor"], rollouts, folders, getattr(torch, model.dtype))
-    journal = _journal(resolved, run, link, beginning.step) if is_first else None
+    # Of a step whose evaluation is still owed the metrics are written again.
+    written = beginning.step - (witness.unevaluated is not None)
+    journal = _journal(resolved, run, link, written) if is_first else None
     trainer = Trainer(config, algorithm, engines, publication, run.path, epoch.checkpoints, source, journal)
+    link.enter("training", limit)
     try:
         return trainer.run(beginning.step, beginning.version, witness)
     finally:
@@ -161,7 +165,8 @@ def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journ
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
-        observers=[LinkObserver(link), resolved.plugins.events],
+        observers=[LinkObserver(link)],
+        hooks=[resolved.plugins.events],
         phase=lambda name: link.phase(name, 0.0 if name in UNTIMED else limit),
         tell=lambda text: link.post(Notice(text)),
     )

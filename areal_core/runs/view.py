@@ -1,17 +1,19 @@
 """What the terminal shows while a run goes on: a live panel, or plain lines where there is no terminal.
 
-It is told what the processes say and takes no part in the run.
+It is told what the processes say and takes no part in the run. It says what to write, and the terminal's own thread
+writes it.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+
+from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import Resolved
     from areal_core.runs.folder import RunFolder
+    from areal_core.runs.terminal import Terminal
 
 PREPARATION_INTERVAL_S = 5.0
 DUMB_STEPS = 5
@@ -29,16 +32,6 @@ KEPT_STEPS = 1000
 QUIET_S = 60.0
 """After which a line says what is waited for."""
 SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def say(line: str) -> None:
-    """A line on standard output; that its reader has gone, as in `areal run | head`, does not end a run."""
-    try:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write("areal: nobody reads the output any more; the run goes on, its metrics are in its folder\n")
 
 
 class View(Protocol):
@@ -54,14 +47,19 @@ class View(Protocol):
 class RunState:
     """A run as its processes tell it: the metrics of its last steps, and how each role is now.
 
+    Args:
+        run: its folder.
+        say: shows a line to the user.
+
     Attributes:
         lines: of metrics, one for each of the last steps.
         statuses: by role what it last said.
         phases: by process what it is doing.
     """
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, say: Callable[[str], None] = say) -> None:
         self._run = run
+        self._say = say
         self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
@@ -72,7 +70,7 @@ class RunState:
         self.lines.append(line)
         self._new.append(line)
         if len(self.lines) == DUMB_STEPS and min(self.series("reward/groups_all_equal"), default=0.0) == 1.0:
-            say(
+            self._say(
                 f"in all {DUMB_STEPS} steps so far all answers to a prompt earned the same: nothing can be "
                 "learnt from that; look at the answers in samples.jsonl and at the reward"
             )
@@ -120,8 +118,9 @@ def summary_line(line: dict[str, Any], steps: int) -> str:
 class PlainView:
     """A line for each step, or for every tenth of the run where steps are many and quick."""
 
-    def __init__(self, state: RunState, steps: int) -> None:
+    def __init__(self, state: RunState, steps: int, say: Callable[[str], None] = say) -> None:
         self._state = state
+        self._show = say
         self._steps = steps
         self._began, self._printed = time.monotonic(), 0.0
 
@@ -143,26 +142,32 @@ class PlainView:
 
     def _say(self, line: str) -> None:
         self._printed = time.monotonic()
-        say(line)
+        self._show(line)
 
 
 class LiveView:
     """A panel that is drawn anew a few times a second."""
 
-    def __init__(self, state: RunState, resolved: Resolved) -> None:
+    def __init__(self, state: RunState, resolved: Resolved, terminal: Terminal) -> None:
         from rich.live import Live
 
         self._state = state
         self._title = resolved.name
         self._steps = resolved.config.steps
         self._began = time.monotonic()
-        self._live = Live(self._panel(), refresh_per_second=4)
-
-        self._live.start()
+        self._terminal = terminal
+        self._failure: Exception | None = None
+        self._live = Live(self._panel(), auto_refresh=False)
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
-        self._live.stop()
+        panel = self._panel()
+
+        def leave() -> None:
+            self._refresh(panel)
+            self._live.stop()
+
+        self._draw(leave)
 
     def prepare(self) -> None:
         """See `View.prepare`."""
@@ -170,11 +175,30 @@ class LiveView:
         from rich.text import Text
 
         told = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
-        self._live.update(Panel(Text(told), title=Text(f"areal · {self._title}"), expand=False, width=100))
+        self._show(Panel(Text(told), title=Text(f"areal · {self._title}"), expand=False, width=100))
 
     def update(self) -> None:
         """See `View.update`."""
-        self._live.update(self._panel())
+        self._show(self._panel())
+
+    def _show(self, panel: RenderableType) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._draw(lambda: self._refresh(panel))
+
+    def _refresh(self, panel: RenderableType) -> None:
+        """In the terminal's thread."""
+        self._live.start()
+        self._live.update(panel, refresh=True)
+
+    def _draw(self, draw: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                draw()
+            except Exception as error:  # noqa: BLE001 - told by the next `update`
+                self._failure = error
+
+        self._terminal.draw(guarded)
 
     def _panel(self) -> RenderableType:
         from rich.console import Group
@@ -247,10 +271,12 @@ class LastingView:
 
     Args:
         views: the best one first.
+        say: shows a line to the user.
     """
 
-    def __init__(self, views: list[View]) -> None:
+    def __init__(self, views: list[View], say: Callable[[str], None] = say) -> None:
         self._views = views
+        self._say = say
 
     def prepare(self) -> None:
         """See `View.prepare`."""
@@ -266,17 +292,19 @@ class LastingView:
                 show(self._views[0])
             except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
                 failed = self._views.pop(0)
-                say(f"{type(failed).__name__} failed and is left out: {type(error).__name__}: {error}; the run goes on")
+                self._say(
+                    f"{type(failed).__name__} failed and is left out: {type(error).__name__}: {error}; the run goes on"
+                )
             else:
                 return
 
 
 @contextmanager
-def open_view(resolved: Resolved, state: RunState) -> Iterator[View]:
+def open_view(resolved: Resolved, state: RunState, terminal: Terminal) -> Iterator[View]:
     """The live panel on a terminal, plain lines elsewhere."""
-    plain = PlainView(state, resolved.config.steps)
-    live = LiveView(state, resolved) if sys.stdout.isatty() else None
-    view = LastingView([plain] if live is None else [live, plain])
+    plain = PlainView(state, resolved.config.steps, terminal.say)
+    live = LiveView(state, resolved, terminal) if sys.stdout.isatty() else None
+    view = LastingView([plain] if live is None else [live, plain], terminal.say)
     try:
         yield view
         view.update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -33,12 +33,14 @@ class Witness:
         first: how many these are.
         steps: for each trained batch since a list of (group number, digest of its token ids).
         best: the best score of an evaluation.
+        unevaluated: metrics of the last step, where its evaluation was interrupted and is still to be made.
     """
 
     before: str = ""
     first: int = 0
     steps: list[list[tuple[int, str]]] = field(default_factory=list)
     best: float = -math.inf
+    unevaluated: dict[str, float] | None = None
 
     def see(self, batch: PackedBatch | None) -> None:
         """A batch is about to be trained on."""
@@ -64,8 +66,8 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
         engine.load(folder / role)
     state = json.loads((folder / STATE_FILE).read_text())
     best = -math.inf if state["best"] is None else state["best"]
-    steps = [[(number, digest) for number, digest in step] for step in state["witness"]]
-    return Witness(state["before"], state["first"], steps, best)
+    steps = [[(number, digest) for number, digest in step] for step in state["steps"]]
+    return Witness(state["before"], state["first"], steps, best, state["unevaluated"])
 
 
 def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
@@ -100,7 +102,7 @@ def _write(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], wit
         engine.save(temporary / role)
     if is_first:
         best = witness.best if math.isfinite(witness.best) else None
-        state = {"step": step, "before": witness.before, "first": witness.first, "witness": witness.steps, "best": best}
+        state = {**asdict(witness), "step": step, "best": best}
         (temporary / STATE_FILE).write_text(json.dumps(state))
         sync_tree(temporary)
         shutil.rmtree(target, ignore_errors=True)

@@ -1,13 +1,18 @@
-"""What the trainer tells the outside world: metrics by step, and what it is doing right now."""
+"""What the trainer tells the outside world: metrics by step, and what it is doing right now.
+
+Trackers and hooks of plugins are told in a thread of their own: one that blocks holds up nothing but the others.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from areal_core.disk import append_line, patiently
+from areal_core.training.aside import Aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +42,8 @@ class Journal:
         metrics: file of the run's metrics, a JSON line a step, in the run folder.
         step: that the run (re)starts from; metrics of later steps belong to a discarded history and are removed.
         trackers: each is switched off after its first exception, which is told once.
-        observers: told of steps, publications and checkpoints.
+        observers: told of steps, publications and checkpoints, at once.
+        hooks: of plugins, told the same.
         phase: says what this process is doing.
         tell: takes a line for whoever watches the run.
     """
@@ -49,6 +55,7 @@ class Journal:
         *,
         trackers: Sequence[Tracker] = (),
         observers: Sequence[Observer] = (),
+        hooks: Sequence[Observer] = (),
         phase: Callable[[str], AbstractContextManager[None]],
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -58,6 +65,8 @@ class Journal:
         self._phase = phase
         self._trackers = list(trackers)
         self._observers = list(observers)
+        self._hooks = list(hooks)
+        self._aside = Aside(tell)
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
         self._keep_until(step)
@@ -82,34 +91,43 @@ class Journal:
         written = json.dumps({"step": step, "time": time.time(), **line})
         patiently(lambda: append_line("the metrics", self._metrics_path, written), self.tell)
         self._tell_trackers(lambda tracker: tracker.log(step, line))
-        for observer in self._observers:
-            observer.step_finished(self._run_dir, step, line)
+        self._tell_observers(lambda observer: observer.step_finished(self._run_dir, step, line))
 
     def weights_published(self, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
-        for observer in self._observers:
-            observer.weights_published(self._run_dir, step, version)
+        self._tell_observers(lambda observer: observer.weights_published(self._run_dir, step, version))
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
-        for observer in self._observers:
-            observer.checkpoint_saved(self._run_dir, step, path)
+        self._tell_observers(lambda observer: observer.checkpoint_saved(self._run_dir, step, path))
 
     def start_trackers(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """The run begins."""
         self._tell_trackers(lambda tracker: tracker.start(run_dir, config))
 
     def close(self) -> None:
-        """The run is over."""
+        """The run is over; what is still to be told has a minute."""
         self._tell_trackers(lambda tracker: tracker.close())
+        self._aside.close()
+
+    def _tell_observers(self, tell: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            tell(observer)
+        for hook in self._hooks:
+            self._aside.do("a plugin's hook", partial(tell, hook))
 
     def _tell_trackers(self, tell: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
-            try:
-                tell(tracker)
-            except Exception as error:  # noqa: BLE001 - a tracker must never end a run
-                self._trackers.remove(tracker)
-                self.tell(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
+            self._aside.do(f"tracker {type(tracker).__name__}", partial(self._tell_tracker, tracker, tell))
+
+    def _tell_tracker(self, tracker: Tracker, tell: Callable[[Tracker], None]) -> None:
+        if tracker not in self._trackers:
+            return
+        try:
+            tell(tracker)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker must never end a run
+            self._trackers.remove(tracker)
+            self.tell(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
 
     def _keep_until(self, step: int) -> None:
         if not self._metrics_path.is_file():

@@ -100,8 +100,10 @@ class Trainer:
         self._step = self._committed = step
         self._witness = witness
         self._witness.best = max(witness.best, agree(self._best_score()))
-        self._begin(version)
         try:
+            self._begin(version)
+            if self._witness.unevaluated is not None:
+                self._finish_step(self._witness.unevaluated)
             while self._step < self._config.steps:
                 with self._phase("wait"):
                     batch, metrics = self._next_batch()
@@ -112,9 +114,7 @@ class Trainer:
                     metrics |= self._learn(batch)
                 self._step += 1
                 metrics |= self._publish()
-                metrics |= self._look_after()
-                if self._journal is not None:
-                    self._journal.finish_step(self._step, metrics)
+                self._look_after(metrics)
         except Interrupted:
             self._checkpoint()
             if self._failure is not None:
@@ -206,15 +206,24 @@ class Trainer:
             verified = self._publication.verify(TOLERANCES[self._config.model.dtype])
         return {**verified, "version": float(version)}
 
-    def _look_after(self) -> dict[str, float]:
-        """Evaluate and checkpoint where it is due. Generation goes on meanwhile."""
-        evaluation, every, metrics = self._config.evaluation, self._config.checkpoint.every, {}
+    def _look_after(self, metrics: dict[str, float]) -> None:
+        """Evaluate, write the step's metrics, checkpoint: each where it is due. Generation goes on meanwhile."""
+        evaluation, every = self._config.evaluation, self._config.checkpoint.every
         is_last = self._step == self._config.steps
         if evaluation is not None and (self._step % evaluation.every == 0 or is_last):
-            metrics = self._evaluate()
+            self._witness.unevaluated = metrics
+        self._finish_step(metrics)
         if (every and self._step % every == 0) or self._is_time_for_a_checkpoint():
             self._checkpoint()
-        return metrics
+
+    def _finish_step(self, metrics: dict[str, float]) -> None:
+        """Make the evaluation that the step still owes, and write its metrics. What is interrupted here is in the
+        checkpoint that follows, so that a resume begins with it."""
+        if self._witness.unevaluated is not None:
+            metrics = {**metrics, **self._evaluate()}
+            self._witness.unevaluated = None
+        if self._journal is not None:
+            self._journal.finish_step(self._step, metrics)
 
     def _is_time_for_a_checkpoint(self) -> bool:
         """Whether the last one is so long ago as the config says, and the next one will not take too large a share."""

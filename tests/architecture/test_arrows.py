@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "rewards": {"errors", "background", "interfaces", "messages", "config"},
     "ledger": {"errors", "disk", "data"},
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "rewards"},
-    "training": {"errors", "disk", "config", "data", "interfaces", "messages", "ledger"},
+    "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger"},
     "runs": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
              "ledger", "rewards", "rollout", "training"},
     "library": {"errors", "config", "runs"},

@@ -31,7 +31,7 @@ def run_dir(tmp_path: Path, batch_of: Any) -> Path:
             witness.fold()
     checkpoint = tmp_path / "epochs/000001/checkpoints/step-000004"
     checkpoint.mkdir(parents=True)
-    state = {"step": 4, "before": witness.before, "first": witness.first, "witness": witness.steps, "best": None}
+    state = {"step": 4, "before": witness.before, "first": witness.first, "steps": witness.steps, "best": None}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     ledger.commit(4, checkpoint, 4)
     ledger.close()
@@ -73,7 +73,7 @@ def test_of_the_last_steps_the_group_is_told(run_dir: Path) -> None:
 def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
     path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
     state = json.loads(path.read_text())
-    state["witness"][1] += state["witness"][0]
+    state["steps"][1] += state["steps"][0]
     path.write_text(json.dumps(state))
     problems = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
     assert "group 2 was trained on 2 times" in problems

@@ -90,9 +90,11 @@ def test_numbers_that_are_none_and_text_that_looks_like_markup_are_shown(
 from pathlib import Path
 from types import SimpleNamespace
 from areal_core.runs.folder import RunFolder
+from areal_core.runs.terminal import Terminal
 from areal_core.runs.view import LiveView, RunState
+terminal = Terminal()
 state = RunState(RunFolder(Path(".")))
-view = LiveView(state, SimpleNamespace(name="[/bold] x", config=SimpleNamespace(steps=3)))
+view = LiveView(state, SimpleNamespace(name="[/bold] x", config=SimpleNamespace(steps=3)), terminal)
 state.statuses["controller"] = {"rollouts": "[/] 4 of 8", "[b": "[red"}
 state.phases = {"trainer-0": "[/nothing]"}
 for value in (float("nan"), float("inf"), 1.0):
@@ -100,6 +102,8 @@ for value in (float("nan"), float("inf"), 1.0):
                "staleness/mean": value, "staleness/max": value})
 view.update()
 view.close()
+terminal.close()
+view.update()
 print("SHOWN")
 """
     main, second = os.openpty()

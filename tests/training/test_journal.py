@@ -33,6 +33,7 @@ def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path
     journal = Journal(tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), tell=told.append)
     journal.finish_step(1, {})
     journal.finish_step(2, {})
+    journal.close()
     assert Broken.calls == 1
     assert told == ["tracker Broken is switched off: ConnectionError: no network"]
 

@@ -164,7 +164,8 @@ def config(steps: int = 3, **changes: Any) -> Any:
 
 def train(folder: Path, parts: Any, settings: Any, step: int = 0, witness: Witness | None = None) -> bool:
     folder.mkdir(exist_ok=True)
-    journal = Journal(folder / "metrics.jsonl", step, phase=lambda _: nullcontext())
+    written = step - (witness is not None and witness.unevaluated is not None)
+    journal = Journal(folder / "metrics.jsonl", written, phase=lambda _: nullcontext())
     trainer = Trainer(settings, parts, {"actor": parts}, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
     return trainer.run(step, 0, witness or Witness())
 
@@ -221,7 +222,7 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert again.trained == [[8, 9, 10, 11]]
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     state = json.loads((tmp_path / "epochs/1/checkpoints/step-000003/trainer.json").read_text())
-    assert len(state["witness"]) == 3
+    assert len(state["steps"]) == 3
 
 
 def test_what_the_trainer_saw_does_not_grow_with_the_run(tmp_path: Path) -> None:
@@ -230,11 +231,11 @@ def test_what_the_trainer_saw_does_not_grow_with_the_run(tmp_path: Path) -> None
         json.loads((tmp_path / f"epochs/1/checkpoints/step-{step:06d}/trainer.json").read_text())
         for step in range(1, 5)
     ]
-    assert [(state["first"], len(state["witness"])) for state in states] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [(state["first"], len(state["steps"])) for state in states] == [(0, 1), (1, 1), (2, 1), (3, 1)]
     before = ""
     for state in states:
         assert state["before"] == before
-        before = chain_digests(before, [(number, digest) for number, digest in state["witness"][0]])
+        before = chain_digests(before, [(number, digest) for number, digest in state["steps"][0]])
 
 
 class Failing(Parts):
@@ -279,6 +280,14 @@ def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exce
     else:
         assert not train(tmp_path, parts, config(5, evaluation=section))
     assert parts.committed == [(2, "step-000002")]
+    assert [line["step"] for line in metrics(tmp_path)] == [1], "the step is not over before it is evaluated"
+    again: Any = Parts()
+    again.scores = [0.5, 0.75]
+    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000002", {"actor": again})
+    assert train(tmp_path, again, config(4, evaluation=section), 2, witness)
+    found = [(line["step"], line.get("evaluation/reward")) for line in metrics(tmp_path)]
+    assert found == [(1, None), (2, 0.5), (3, None), (4, 0.75)]
+    assert metrics(tmp_path)[1]["train/tokens"] == 32, "what it had measured before was kept"
 
 
 def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(

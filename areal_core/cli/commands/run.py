@@ -46,7 +46,8 @@ SAFE_ON_RESUME = (
     "train_engine.offload_parameters",
 )
 """What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step, but for
-the rounding of sums where it says how much memory is used."""
+the rounding of sums where it says how much memory is used, and for a learning rate that decays over `steps`, which is
+told."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +128,8 @@ def _resumed(folder: Path, request: Request) -> Resolved:
         )
     for line in lines:
         say(f"changed on resume: {line}")
+    if "steps" in paths:
+        say("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
     return changed
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from areal_core.runs import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,7 +21,21 @@ LINE_INTERVAL_S = 5.0
 
 @contextmanager
 def show_progress() -> Iterator[Show]:
-    """A bar on a terminal, a line every few seconds elsewhere; both on standard error, which no result is read from."""
+    """A bar on a terminal, a line every few seconds elsewhere; both on standard error, which no result is read from.
+
+    What is shown is written by a thread: a terminal that nobody reads does not hold up the evaluation.
+    """
+    with _show() as show, closing(Terminal()) as terminal:
+
+        def show_quietly(*told: Any) -> None:
+            with suppress(OSError):  # a terminal that is gone
+                show(*told)
+
+        yield lambda *told: terminal.draw(lambda: show_quietly(*told))
+
+
+@contextmanager
+def _show() -> Iterator[Show]:
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

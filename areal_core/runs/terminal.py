@@ -1,0 +1,91 @@
+"""The one thread of a program that writes to its terminal.
+
+A terminal that nobody reads (Ctrl-S, a laptop asleep, a pager) makes a write wait for ever, and one that was closed
+makes it fail. The event loop that keeps a run alive never writes, so neither touches the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from areal_core.background import start_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT_LINES = 1000
+"""Lines that wait for a terminal which nobody reads; of more the oldest are left out."""
+CLOSING_S = 2.0
+"""For which the last lines wait for somebody to read them."""
+
+
+def say(line: str) -> None:
+    """Write a line to standard output; that its reader has gone (`| head`, a closed terminal) ends nothing."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.stderr.write(
+                "areal: nobody reads the output any more; the run goes on, its metrics are in its folder\n"
+            )
+
+
+class Terminal:
+    """Lines and pictures on their way to the terminal; a context manager."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._left_out = 0
+        self._draw: Callable[[], None] | None = None
+        self._is_busy, self._is_closed = False, False
+        start_thread(self._write, "writing to the terminal")
+
+    def say(self, line: str) -> None:
+        """Have a line written; returns at once."""
+        with self._changed:
+            self._left_out += len(self._lines) == KEPT_LINES
+            self._lines.append(line)
+            self._changed.notify_all()
+
+    def draw(self, draw: Callable[[], None]) -> None:
+        """Have something drawn behind all lines so far, in place of what was not drawn yet; returns at once.
+
+        Args:
+            draw: called in the thread that writes; must not raise.
+        """
+        with self._changed:
+            self._draw = draw
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait a moment until everything is written; what nobody reads by then is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._lines or self._draw or self._is_busy), CLOSING_S)
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines or self._draw or self._is_closed)
+                if self._is_closed:
+                    return
+                lines, left_out, draw = list(self._lines), self._left_out, self._draw
+                self._lines.clear()
+                self._left_out, self._draw, self._is_busy = 0, None, True
+            if left_out:
+                say(f"{left_out} lines were left out while nobody read them")
+            for line in lines:
+                say(line)
+            if draw is not None:
+                draw()

@@ -1,0 +1,79 @@
+"""Terminals that nobody reads, and terminals that are gone; both true pseudo-terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+HANG_S = 120
+
+SAYS = """
+import sys, time
+from areal_core.runs.terminal import Terminal, say
+terminal = Terminal()
+for number in range(20_000):
+    terminal.say(f"line {number} " + "x" * 80)
+sys.stderr.write("SAID\\n")
+sys.stderr.flush()
+terminal.close()
+sys.stderr.write("CLOSED\\n")
+"""
+
+GONE = """
+import sys, time
+from areal_core.runs.terminal import Terminal
+sys.stdin.readline()
+terminal = Terminal()
+terminal.say("to nobody")
+terminal.say("again")
+terminal.close()
+print("neither this")
+open(sys.argv[1], "w").write("went on")
+"""
+
+
+def start(program: str, *words: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A program with a terminal for its output, and the other end of the terminal."""
+    main, second = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=second, stderr=subprocess.PIPE
+    )
+    os.close(second)
+    return process, main
+
+
+def read(main: int) -> bytes:
+    """Everything that is written to a terminal from now on."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(main, 65536):
+            shown += part
+    return shown
+
+
+def test_a_terminal_that_nobody_reads_holds_nothing_up() -> None:
+    process, main = start(SAYS)
+    _, errors = process.communicate(timeout=HANG_S)
+    os.close(main)
+    assert process.returncode == 0
+    assert errors == b"SAID\nCLOSED\n"
+
+
+def test_one_that_is_read_again_is_told_what_was_left_out() -> None:
+    process, main = start(SAYS)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"SAID\n"
+    shown = read(main)
+    assert process.wait(HANG_S) == 0
+    assert b" lines were left out while nobody read them" in shown
+    assert b"line 19999 " in shown
+
+
+def test_a_terminal_that_is_gone_ends_nothing(tmp_path) -> None:
+    process, main = start(GONE, str(tmp_path / "mark"))
+    os.close(main)
+    process.communicate(b"\n", timeout=HANG_S)
+    assert process.returncode == 0
+    assert (tmp_path / "mark").read_text() == "went on"
