@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from conftest import Workplace
 
 pytestmark = pytest.mark.slow
+LONG = partial(pytest.param, marks=pytest.mark.long)
+"""Cases that say little more than their siblings do."""
 
 BAD_PARTS = """\
 import os, time
@@ -83,26 +86,26 @@ def install_broken_plugin(workplace: Workplace) -> None:
     ("words", "cause", "cure"),
     [
         (["model.path=nowhere"], "there is no folder", "Hugging Face folder"),
-        (["model.path=empty_model"], "cannot be read", "config.json"),
+        LONG(["model.path=empty_model"], "cannot be read", "config.json"),
         (["dataset=bad_parts.py:Empty"], "is empty", "at least one row"),
         (["rollout.group_size=1"], "group_size is 1", "set rollout.group_size to 2 or more"),
         (["algorithm.reference_kl.coefficient=0.1"], "no reference_model", "reference_model.path=PATH"),
-        (["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
+        LONG(["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
         (["rollout.batch_size=6", "training.updates_per_batch=4"], "does not divide", "choose one of"),
-        (["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
+        LONG(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
         (["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
-        (["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument: 'other'"),
+        LONG(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument: 'other'"),
         (["sampling.stop=[x]"], "cannot sample with stop", "remove it from sampling"),
-        (["publication.transport=broadcast"], "receives none", "set it to memory or disk"),
-        (["inference_engine=sglang"], "SGLang is not installed beside areal", "pip install 'areal-sglang[engine]'"),
-        (["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
+        LONG(["publication.transport=broadcast"], "receives none", "set it to memory or disk"),
+        LONG(["inference_engine=sglang"], "SGLang is not installed beside areal", "pip install 'areal-sglang[engine]'"),
+        LONG(["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
         (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
         (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),
-        (["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
-        (["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
+        LONG(["rewards.0.type=broken/no_target"], "has no 'nowhere'", "mistake in the plugin"),
+        LONG(["rewards.0.type=broken/no_module"], "'a_library_that_is_missing' is missing", "pip install"),
         (["rewards.0.type=broken/no_key"], "does not fit its settings", "takes each setting by its name"),
         (["rewards.0.type=broken/dies"], "ended with exit code 3", "importing rewards.0: broken/dies"),
     ],
@@ -122,12 +125,12 @@ def test_refused_before_anything_starts(workplace: Workplace, words: list[str], 
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (["rewards.0.type=bad_parts.py:nan"], "reward 'nan' returned nan (float); it must return a finite number"),
-        (["rewards.0.type=bad_parts.py:text"], "reward 'text' returned 'yes' (str)"),
+        LONG(["rewards.0.type=bad_parts.py:nan"], "reward 'nan' returned nan (float); it must return a finite number"),
+        LONG(["rewards.0.type=bad_parts.py:text"], "reward 'text' returned 'yes' (str)"),
         (["rewards.0.type=bad_parts.py:hangs", "rollout.reward_timeout_s=0.5"], "longer than rollout.reward_timeout_s"),
-        (["rewards.0.type=bad_parts.py:dies"], "the reward process ended with exit code 3"),
-        (["rewards.0.type=bad_parts.py:misnamed"], "asks for 'golden_answer'"),
-        (["workflow=bad_parts.py:Mismatched"], "keys of a trajectory differ in length"),
+        LONG(["rewards.0.type=bad_parts.py:dies"], "the reward process ended with exit code 3"),
+        LONG(["rewards.0.type=bad_parts.py:misnamed"], "asks for 'golden_answer'"),
+        LONG(["workflow=bad_parts.py:Mismatched"], "keys of a trajectory differ in length"),
         (["workflow=bad_parts.py:Nothing"], "must return an Episode"),
     ],
 )

@@ -42,13 +42,16 @@ def transitions(run_dir, server):
     return [(entry["state"], entry["version"]) for entry in entries if entry["server"] == server]
 
 
-@pytest.mark.parametrize(("server", "transport"), [("sglang", "broadcast"), ("vllm", "memory")])
+@pytest.mark.parametrize(
+    ("server", "transport"), [("sglang", "broadcast"), pytest.param("vllm", "memory", marks=pytest.mark.long)]
+)
 def test_the_demonstration_with_a_server(server, transport, request, tmp_path, monkeypatch):
     """Servers that ask for a key; nothing of it is left in the run's folder but in their logs."""
     program = request.getfixturevalue(f"{server}_program")
     run_dir, key = tmp_path / "run", "a-key-for-the-servers-of-this-test"
     monkeypatch.setitem(ENVIRONMENT, "SERVERS_KEY", key)
     words = [f"publication.transport={transport}", "publication.verify_every=1", "steps=5", "evaluation=null"]
+    words += ["inference_engine.health_timeout_s=120"]  # that a busy machine is late shall lose nothing here
     words += [f"inference_engine.program=[{','.join(map(str, program))}]", f"run_dir={run_dir}"]
     found = areal("run", f"{CONFIGS}/{server}.yaml", "inference_engine.api_key=env:SERVERS_KEY", *words)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
@@ -76,7 +79,9 @@ def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglan
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("inference_engine.start_timeout_s=1", "start_timeout_s how long it waits for them"),
+        pytest.param(
+            "inference_engine.start_timeout_s=1", "start_timeout_s how long it waits for them", marks=pytest.mark.long
+        ),
         ("training.phase_timeout_s=6", "raise training.phase_timeout_s"),
     ],
 )

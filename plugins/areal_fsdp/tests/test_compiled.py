@@ -41,7 +41,7 @@ def traced(monkeypatch):
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
-    "kind", ["qwen3", "gpt2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("llama", "mistral"))]
+    "kind", ["qwen3", "gpt2", *(pytest.param(k, marks=pytest.mark.long) for k in ("llama", "mistral"))]
 )
 def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recompute):
     eager = make_engine(kind, temperature=0.7)
@@ -72,6 +72,7 @@ def test_any_microbatches_and_roles(make_engine, program, batch):
     assert_close(critic, make_engine(role=Role.CRITIC).forward(batch, ["values"]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_bfloat16_with_masters(make_engine, program, batch):
     exact, _ = program.gradients_of(make_engine(), batch)
@@ -84,7 +85,7 @@ def test_bfloat16_with_masters(make_engine, program, batch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("budget", [16384, 31])
+@pytest.mark.parametrize("budget", [pytest.param(16384, marks=pytest.mark.long), 31])
 def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budget):
     settings = {"warmup_steps": 3, "weight_decay": 0.1, "max_gradient_norm": 0.01, "max_tokens_per_microbatch": budget}
     plain, own = (make_engine(dtype="bfloat16", compile=on, **settings) for on in (False, True))
@@ -122,8 +123,9 @@ def test_one_update_of_a_tensor():
             assert torch.equal(half, mine.bfloat16())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.long), True])
 def test_sharded(make_engine, program, batch, monkeypatch, recompute):
     eager, _ = program.gradients_of(make_engine(), batch)
     exact, _ = program.gradients_of(make_engine(dtype="bfloat16"), batch)
