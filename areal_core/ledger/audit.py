@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.data.digest import chain_digests
-from areal_core.ledger.store import DATABASE, copy_database, readable
+from areal_core.ledger.store import DATABASE, copy_database, sqlite_errors
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -50,7 +50,7 @@ def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = No
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "ledger"
         copy_database(ledger, copy)
-        with closing(sqlite3.connect(copy / DATABASE)) as database, readable(ledger):
+        with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(ledger):
             return audit(database, run_dir, sampler)
 
 

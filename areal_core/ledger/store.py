@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.digest import group_digests
 from areal_core.data.prompt_group import PromptGroup
-from areal_core.disk import DiskError, refused, sync_folder, sync_names, sync_tree, write_durably, writing
+from areal_core.disk import refused, sync_folder, sync_names, sync_tree, write_durably, writing
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DATABASE = "ledger.sqlite"
+_DISK_REFUSES = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY,  # a lock that a network file system does not give
+}
+_IS_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY,      -- the group's place in the data, and its group_id
@@ -52,13 +60,19 @@ CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INT
 
 @dataclass(slots=True)
 class _Pending:
-    """What the next flush writes."""
+    """What the next flush writes.
+
+    Attributes:
+        batches: of finished groups, that no segment holds yet.
+        places: segment and digest of finished groups that are in a segment already, by number.
+    """
 
     groups: list[tuple[object, ...]] = field(default_factory=list)
     dropped: list[tuple[object, ...]] = field(default_factory=list)
     failures: list[tuple[object, ...]] = field(default_factory=list)
     finished: list[PromptGroup] = field(default_factory=list)
     batches: list[tuple[PackedBatch, list[PromptGroup]]] = field(default_factory=list)
+    places: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any((self.groups, self.dropped, self.failures, self.finished))
@@ -82,8 +96,8 @@ class Ledger:
         with writing("the ledger", folder):
             folder.mkdir(parents=True, exist_ok=True)
             sync_names(folder, run_dir)
-        self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
-        with readable(folder):
+        with sqlite_errors(folder):
+            self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
             # Exclusive: no second process may read along, and no file is shared in memory, which network file systems
             # cannot. Write-ahead logging keeps what a killed process had committed.
             self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -139,11 +153,12 @@ class Ledger:
             pending.batches.append((batch, list(finished)))
         if not pending:
             return []
-        rows: dict[int, tuple[str, str]] = {}
-        for packed, groups in pending.batches:
+        while pending.batches:  # a segment is written once, however often the transaction that names it is refused
+            packed, groups = pending.batches[0]
             segment = self._write_segment(packed)
             digests = group_digests(packed, [(g.number, g.rows) for g in groups if g.rows])
-            rows |= {number: (segment, digest) for number, digest in digests.items()}
+            pending.places |= {number: (segment, digest) for number, digest in digests.items()}
+            del pending.batches[0]
         with self._transaction() as database:
             database.executemany(
                 "INSERT OR REPLACE INTO groups (number, data_row, epoch, state) VALUES (?, ?, ?, 'running')",
@@ -155,14 +170,14 @@ class Ledger:
             )
             database.executemany(
                 "UPDATE groups SET state = 'finished', segment = ?, digest = ? WHERE number = ?",
-                [(*rows.get(group.number, (None, None)), group.number) for group in pending.finished],
+                [(*pending.places.get(group.number, (None, None)), group.number) for group in pending.finished],
             )
             database.executemany("INSERT INTO failures VALUES (?, ?, ?, ?)", pending.failures)
         self._pending = _Pending()
         return pending.finished
 
     def consumed(self, numbers: Iterable[int], step: int) -> None:
-        """These groups, in this order, went into the batch of `step` (0 is the first). Durable at once."""
+        """These groups, in this order, went into the batch of `step` (0 is the first). Written at once; a power cut may undo it."""
         with self._transaction() as database:
             database.executemany(
                 "UPDATE groups SET state = 'consumed', step = ?, place = ? WHERE number = ?",
@@ -170,7 +185,7 @@ class Ledger:
             )
 
     def published(self, version: int, trained: int) -> None:
-        """Weights of this version, from so many trained batches, are about to generate. Durable at once."""
+        """Weights of this version, from so many trained batches, are about to generate. Written at once; a power cut may undo it."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO publications VALUES (?, ?)", (version, trained))
 
@@ -182,7 +197,8 @@ class Ledger:
         Only then are files removed that nothing rests on any more, former epochs' among them.
 
         Raises:
-            RunError: somebody else owns the run by now, or the disk cannot be written.
+            RunError: somebody else owns the run by now.
+            DiskError: the disk refuses; all of it can be done again, also where the transaction is through.
         """
         if any(path > self.folder.parent for path in self._run_dir.glob("epochs/[0-9]*")):
             raise RunError(f"somebody else has taken over the run in {self._run_dir}; this process has no say in it")
@@ -196,9 +212,10 @@ class Ledger:
                 (step,),
             ).fetchall()
         # The commit is on the disk itself before anything that the former one rests on is removed.
-        with readable(self.folder):
+        with sqlite_errors(self.folder):
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        keep = {self._run_dir / name for (name,) in used}
+        waiting = [name for name, _ in self._pending.places.values()]
+        keep = {self._run_dir / name for name in (*waiting, *(name for (name,) in used))}
         for path in self._run_dir.glob("epochs/*/ledger/*"):
             is_database = path.name.startswith(DATABASE) and path.parent < self.folder
             is_segment = path.suffix == ".safetensors" and path.parent <= self.folder and path not in keep
@@ -291,12 +308,13 @@ class Ledger:
     def _write_segment(self, batch: PackedBatch) -> str:
         path = self.folder / f"{self._segment_number:09d}.safetensors"
         self._segment_number += 1
-        try:
-            with writing("the ledger", self.folder):
+        with writing("the ledger", self.folder):
+            try:
                 write_durably(path, batch.to_bytes())
-        except DiskError:
-            path.unlink(missing_ok=True)  # the half of it that was written would only take room
-            raise
+            except OSError:
+                with suppress(OSError):
+                    path.unlink()  # the half of it that was written would only take room
+                raise
         return path.relative_to(self._run_dir).as_posix()
 
     def _read_segment(self, name: str) -> PackedBatch:
@@ -304,15 +322,16 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """`BEGIN IMMEDIATE` to `COMMIT`, with the disk's errors in our words."""
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            yield self._database
-            self._database.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise refused("the ledger", self.folder, str(error)) from error
+        """`BEGIN IMMEDIATE` to `COMMIT`, or nothing."""
+        with sqlite_errors(self.folder):
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except sqlite3.DatabaseError:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
 
 
 def copy_database(source: Path, target: Path) -> None:
@@ -329,12 +348,22 @@ def copy_database(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def readable(folder: Path) -> Iterator[None]:
-    """Turns what SQLite says of a damaged ledger into a RunError that says what can be done."""
+def sqlite_errors(folder: Path) -> Iterator[None]:
+    """Turn what SQLite says of a ledger into our words.
+
+    Raises:
+        DiskError: the disk refuses.
+        RunError: the ledger is damaged; says what can be done.
+    """
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise RunError(
-            f"the ledger {folder / DATABASE} is damaged or cannot be opened: {error}",
-            hints=["put a whole copy in its place, or move its epoch's folder away to go on from the one before it"],
-        ) from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # an extended code has its primary one in the last byte
+        if code in _DISK_REFUSES:
+            raise refused("the ledger", folder, str(error)) from error
+        if code in _IS_DAMAGED:
+            raise RunError(
+                f"the ledger {folder / DATABASE} is damaged: {error}",
+                hints=["put a whole copy in its place, or move its epoch's folder away to go on from the former one"],
+            ) from error
+        raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE, Ledger
@@ -58,6 +59,55 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, batch_of: Any)
     ledger.close()
     again = open_ledger(small_disk)
     assert [group.number for group in again.finished()] == [0, 1, 2, 3]
+
+
+def test_a_commit_that_a_full_disk_refuses_can_be_done_again(small_disk: Path) -> None:
+    """Its transaction is through, and the disk has no room left to bring it from the write-ahead log into its file."""
+    ledger = open_ledger(small_disk)
+    for number in range(3000):
+        ledger.issued(number, number, 0)
+    ledger.flush()
+    usage = os.statvfs(small_disk)
+    taken = small_disk / "taken"
+    taken.write_bytes(bytes(usage.f_bavail * usage.f_frsize - 3 * 4096))
+    checkpoint = small_disk / "epochs/000001/checkpoints/step-000001"
+    for _ in range(3):
+        with pytest.raises(DiskError, match="the ledger cannot be written to .*: database or disk is full"):
+            ledger.commit(1, checkpoint, 10)
+    taken.unlink()
+    ledger.commit(1, checkpoint, 10)
+    assert ledger.committed_step == 1
+    assert (ledger.folder / f"{DATABASE}-wal").stat().st_size == 0, "it stands in the file itself"
+    ledger.close()
+
+
+def test_a_segment_is_written_once_and_stays_until_it_is_named(tmp_path: Path, batch_of: Any) -> None:
+    """However often the database refuses to name it, and whatever is committed meanwhile."""
+    ledger = open_ledger(tmp_path)
+    ledger.issued(0, 0, 0)
+    ledger.flush()
+    (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
+    ledger.database.execute(f"PRAGMA max_page_count = {pages}")
+    ledger.failed(0, 0, 0, "more than fits" * 10_000)
+    with pytest.raises(DiskError, match="database or disk is full"):
+        ledger.flush(*batch_of([0]))
+    for _ in range(3):
+        with pytest.raises(DiskError, match="database or disk is full"):
+            ledger.flush()
+    ledger.commit(0, tmp_path / "epochs/000001/checkpoints/step-000000", 1)
+    assert [path.name for path in ledger.folder.glob("*.safetensors")] == ["000000000.safetensors"]
+    ledger.database.execute(f"PRAGMA max_page_count = {10 * pages}")
+    assert [group.number for group in ledger.flush()] == [0]
+    (group,) = ledger.finished()
+    assert group.batch is not None
+    assert [path.name for path in ledger.folder.glob("*.safetensors")] == ["000000000.safetensors"]
+    ledger.close()
+
+
+def test_a_ledger_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "epochs/000001/ledger" / DATABASE).mkdir(parents=True)
+    with pytest.raises(DiskError, match="unable to open database file"):
+        open_ledger(tmp_path)
 
 
 def test_segments_go_when_their_groups_are_committed(tmp_path: Path, batch_of: Any) -> None:
@@ -159,7 +209,7 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "epochs/000001/ledger"
     folder.mkdir(parents=True)
     (folder / DATABASE).write_bytes(b"no database" * 400)
-    with pytest.raises(RunError, match="is damaged or cannot be opened"):
+    with pytest.raises(RunError, match="is damaged"):
         open_ledger(tmp_path)
-    with pytest.raises(RunError, match="is damaged or cannot be opened"):
+    with pytest.raises(RunError, match="is damaged"):
         audit_folder(folder, tmp_path)
