@@ -135,10 +135,10 @@ def write_durably(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def replace_durably(path: Path, text: str) -> None:
+def replace_durably(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, also where the power is cut."""
     fresh = path.with_name(f".{path.name}.new")
-    write_durably(fresh, text.encode())
+    write_durably(fresh, data)
     fresh.replace(path)
     sync_folder(path.parent)
 

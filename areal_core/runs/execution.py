@@ -96,11 +96,12 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
         claim(epoch, address, credentials)
         is_owner = True
         say(f"run folder: {run.path}")
-        replace_durably(run.config, resolved.to_yaml())
+        replace_durably(run.config, resolved.to_yaml().encode())
         run.sources.mkdir(exist_ok=True)
         for path in map(Path, resolved.files):
-            replace_durably(KeptSources.place(run.sources, path), path.read_text(encoding="utf-8"))
-        replace_durably(run.plugins, json.dumps([record.as_dict() for record in resolved.provenance()], indent=1))
+            replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
+        provenance = [record.as_dict() for record in resolved.provenance()]
+        replace_durably(run.plugins, json.dumps(provenance, indent=1).encode())
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
             code = await _supervise(resolved, run, launcher, supervisor, state, view)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from areal_core.disk import append_line, patiently
+from areal_core.disk import append_line, patiently, replace_durably, writing
 from areal_core.training.aside import Aside
 
 if TYPE_CHECKING:
@@ -134,6 +134,6 @@ class Journal:
             return
         lines = self._metrics_path.read_text().splitlines()
         kept = [line for line in lines if step and line.endswith("}") and json.loads(line)["step"] <= step]
-        temporary = self._metrics_path.with_suffix(".new")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.rename(self._metrics_path)
+        text = "".join(f"{line}\n" for line in kept)
+        with writing("the metrics", self._metrics_path):
+            replace_durably(self._metrics_path, text.encode())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from areal_core.disk import DiskError
 from areal_core.training.journal import Journal
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -53,3 +54,19 @@ def test_metrics_wait_for_a_disk_that_is_full_for_a_moment(tmp_path: Path, monke
     journal.finish_step(2, {})
     assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2]
     assert told == ["the metrics cannot be written; it is tried again for 60 s"]
+
+
+def test_metrics_that_a_resume_keeps_are_synced_or_stay_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path, lines = tmp_path / "m.jsonl", '{"step": 1}\n{"step": 2}\n{"step'
+    path.write_text(lines)
+    with monkeypatch.context() as broken, pytest.raises(DiskError, match="the metrics cannot be written"):
+        broken.setattr("areal_core.disk.os.fsync", fsync)
+        Journal(path, 1, phase=lambda _: nullcontext())
+    assert path.read_text() == lines
+    Journal(path, 1, phase=lambda _: nullcontext())
+    assert path.read_text() == '{"step": 1}\n'
