@@ -28,7 +28,7 @@ _SET_CHILD_SUBREAPER, _SET_PDEATHSIG = 36, 1
 class BoundedLog:
     """A log file that is begun anew when it is full; the former one stays as `NAME.1`. Keeps the end in memory.
 
-    A disk that is full costs lines of the log, and nothing else.
+    A disk that is full, or a folder that is gone, costs lines of the log, and nothing else.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -48,12 +48,14 @@ class BoundedLog:
         """Append what the process has written."""
         self._tail = (self._tail + data)[-LAST_WORDS:]
         with contextlib.suppress(OSError):
-            if self._file is not None and self._file.tell() + len(data) > self._limit:
-                self._file.close()
+            if self._file is None:
+                self._file = self._open()
+            if self._file.tell() + len(data) > self._limit:
+                full, self._file = self._file, None  # whatever fails below, the next write opens it again
+                full.close()
                 self._path.replace(self._path.with_name(f"{self._path.name}.1"))
                 self._file = self._open()
-            if self._file is not None:
-                self._file.write(data)
+            self._file.write(data)
 
     @property
     def last_words(self) -> str:

@@ -274,6 +274,23 @@ def test_a_log_is_bounded_and_its_end_is_kept(tmp_path: Path) -> None:
     assert nowhere.last_words == "still heard"
 
 
+def test_a_log_that_cannot_be_begun_anew_costs_lines_and_nothing_else(tmp_path: Path) -> None:
+    """Its folder was removed, and is there again later."""
+    path = tmp_path / "logs" / "a.log"
+    log = keeper_module.BoundedLog(path, 100)
+    log.write(b"first\n" * 15)
+    path.unlink()
+    path.parent.rmdir()
+    for _ in range(3):
+        log.write(b"lost\n" * 15)
+    assert log.last_words.splitlines()[-1] == "lost"
+    path.parent.mkdir()
+    for _ in range(3):
+        log.write(b"again\n" * 15)
+    assert path.read_bytes() == b"again\n" * 15
+    assert path.with_name("a.log.1").read_bytes() == b"again\n" * 15
+
+
 def test_a_process_is_known_by_more_than_its_number() -> None:
     own = identify(os.getpid())
     assert has_ended(own) is False
