@@ -143,6 +143,47 @@ def replace_durably(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+@contextmanager
+def replacing_folder(what: str, folder: Path, *, swaps: bool = True) -> Iterator[Path]:
+    """A hidden folder to write into; it takes the place of another one, whole and synced, when the block ends.
+
+    Args:
+        what: is written, in words.
+        folder: is replaced, where it is there; it stays as it was where the block fails.
+        swaps: False on ranks that help to write, and leave the rest to the first one.
+
+    Raises:
+        DiskError: the disk refuses.
+    """
+    fresh, former = _beside(folder)
+    try:
+        with writing(what, folder):
+            yield fresh
+            if swaps:
+                sync_tree(fresh)
+                if folder.exists():
+                    folder.rename(former)
+                fresh.rename(folder)
+                sync_folder(folder.parent)
+    finally:
+        if swaps:
+            settle_folder(folder)
+
+
+def settle_folder(folder: Path) -> None:
+    """Put right what a process has left that was killed within `replacing_folder`."""
+    fresh, former = _beside(folder)
+    if former.exists() and not folder.exists():  # between the two renames: what is fresh is whole
+        (fresh if fresh.exists() else former).rename(folder)
+        sync_folder(folder.parent)
+    for left in (fresh, former):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.former")
+
+
 def sync_names(folder: Path, top: Path) -> None:
     """Let the name of a folder, and of all above it up to that of `top`, outlast a power cut."""
     for path in (folder, *folder.parents):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from areal_core.disk import DiskError, append_line, patiently, require_room, writing
+from areal_core.disk import DiskError, append_line, patiently, replacing_folder, require_room, settle_folder, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -62,6 +63,52 @@ def test_a_line_is_appended_whole_or_not_at_all(small_disk: Path) -> None:
     assert path.read_text() == "first\n"
     append_line("the lines", path, "second")
     assert path.read_text() == "first\nsecond\n"
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    for text in ("first", "second"):
+        with replacing_folder("the model", folder) as fresh:
+            fresh.mkdir()
+            (fresh / "weights").write_text(text)
+            assert not files(folder) or files(folder) == {"weights": "first"}
+        assert files(tmp_path) == {"model/weights": text}
+    with pytest.raises(KeyError), replacing_folder("the model", folder) as fresh:
+        fresh.mkdir()
+        (fresh / "weights").write_text("third")
+        raise KeyError
+    assert files(tmp_path) == {"model/weights": "second"}
+
+
+def test_everything_is_synced_before_a_folder_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system is asked, in order."""
+    done: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        done.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")  # noqa: PTH115, PTH119
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, to: (done.append(f"rename {path.name}"), rename(path, to))[1])
+    monkeypatch.setattr("areal_core.disk.os.fsync", fsync)
+    (tmp_path / "model").mkdir()
+    with replacing_folder("the model", tmp_path / "model") as fresh:
+        fresh.mkdir()
+        (fresh / "weights").write_text("new")
+    parent = f"sync {tmp_path.name}"
+    assert done == ["sync weights", "sync .model.new", parent, "rename model", "rename .model.new", parent]
+
+
+def test_a_folder_that_was_killed_between_its_renames_is_put_right(tmp_path: Path) -> None:
+    (tmp_path / ".model.former").mkdir()
+    (tmp_path / ".model.former/weights").write_text("old")
+    settle_folder(tmp_path / "model")
+    assert files(tmp_path) == {"model/weights": "old"}
+    settle_folder(tmp_path / "model")
+    assert files(tmp_path) == {"model/weights": "old"}
 
 
 def test_room_is_asked_for(small_disk: Path) -> None:

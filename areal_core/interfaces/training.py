@@ -108,7 +108,10 @@ class TrainEngine(Protocol):
         """Restore what `save` wrote, bit for bit, on any number of ranks; collective."""
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder with safetensors, config and tokenizer; collective."""
+        """Write a Hugging Face folder with safetensors, config and tokenizer; collective.
+
+        The caller gives it its name once it is whole, and removes what is left where this fails.
+        """
 
     def close(self) -> None:
         """Free everything; safe to call twice."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import combine, shift_to_predictions
-from areal_core.disk import DiskError, patiently, require_room, tree_size, writing
+from areal_core.disk import DiskError, patiently, replacing_folder, require_room, settle_folder, tree_size
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
@@ -255,19 +255,30 @@ class Trainer:
         return metrics
 
     def _export(self, name: str, score: Mapping[str, float] | None = None) -> None:
-        """Write a Hugging Face folder below the run's; its score, too, which a resume must not forget."""
-        folder = self._run_dir / name
+        """Write a Hugging Face folder below the run's, and its score with it, which a resume must not forget."""
+        is_first = self._journal is not None
         self._wait_for_room("a model")
-        with writing(f"the model of step {self._step}", folder):
+        with replacing_folder(f"the model of step {self._step}", self._run_dir / name, swaps=is_first) as folder:
             self._actor.export(folder)
-            self._sizes["a model"] = tree_size(folder)
-            if score is not None and self._source is not None:
-                (folder / SCORE_FILE).write_text(json.dumps(score))
+            if is_first:
+                self._sizes["a model"] = tree_size(folder)
+                if score is not None:
+                    (folder / SCORE_FILE).write_text(json.dumps(score))
 
     def _best_score(self) -> float:
-        """Of the best model that earlier processes of the run have written."""
+        """Of the best model that earlier processes of the run have written, once what a kill has left is put right."""
+        if self._journal is None:
+            return -math.inf
+        for name in ("best", "model"):
+            settle_folder(self._run_dir / name)
         path = self._run_dir / "best" / SCORE_FILE
-        return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
+        try:
+            return float(json.loads(path.read_text())["evaluation/reward"])
+        except FileNotFoundError:
+            return -math.inf
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            self._journal.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
+            return -math.inf
 
     def _checkpoint(self) -> None:
         if self._step == self._committed and self._step:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +100,7 @@ def write_model(
     reference: ModelReference,
     parameters: Iterator[tuple[str, torch.Tensor]],
 ) -> None:
-    """Write a Hugging Face folder: beside its place first, then renamed over what is there; collective.
+    """Write a Hugging Face folder; collective.
 
     Args:
         folder: its place.
@@ -121,29 +119,13 @@ def write_model(
     failure: Exception | None = None
     if rank == 0:
         try:
-            _write_atomically(folder, model, reference, weights)
+            model.save_pretrained(folder, state_dict=weights)
+            model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
+            model.config.save_pretrained(folder)
+            _copy_tokenizer(reference, folder)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
             failure = error
     fail_together(failure, f"exporting the model to '{folder}'")
-
-
-def _write_atomically(
-    folder: Path, model: PreTrainedModel, reference: ModelReference, weights: dict[str, torch.Tensor]
-) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    try:
-        model.save_pretrained(fresh, state_dict=weights)
-        model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
-        model.config.save_pretrained(fresh)
-        _copy_tokenizer(reference, fresh)
-        if folder.exists():
-            folder.rename(old)
-        fresh.rename(folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _copy_tokenizer(reference: ModelReference, folder: Path) -> None:
