@@ -1,7 +1,8 @@
 """A pool of processes that compute rewards, so that a reward may block, hang or crash without harm.
 
 Each worker is sent requests ahead, answers in order, and has a deadline for the one at the head. A worker that misses
-it is killed and replaced; only the request at its head fails, the others go to another worker.
+it is killed and replaced; only the request at its head fails, the others go to another worker. A replacement that
+cannot be started is tried again: the machine may be out of memory or of room for a moment.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
+from areal_core.disk import PATIENCE_S
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification, describe_exit
 from areal_core.interfaces.workflow import RewardScore
@@ -21,13 +23,15 @@ from areal_core.messages.scores import Score, Scored, WorkerReady
 from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from areal_core.interfaces.launcher import Processes, RunningProcess
     from areal_core.messages import Server
 
 REQUESTS_AHEAD = 32
+START_PAUSE_S = 5.0
+"""Before a replacement that could not be started is tried again."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class RewardPool:
         count: how many workers.
         timeout_s: for one completion with all rewards of the run.
         start_timeout_s: for a worker to load the rewards.
+        tell: told of a worker that cannot be replaced for now.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class RewardPool:
         count: int,
         timeout_s: float,
         start_timeout_s: float,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._run_dir = run_dir
         self._address = f"unix:{folder / 'rewards.sock'}"
@@ -73,6 +79,7 @@ class RewardPool:
         self._count = count
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
+        self._tell = tell
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
         self._arriving: dict[str, asyncio.Future[Channel]] = {}
@@ -132,6 +139,9 @@ class RewardPool:
             if not arriving.done():
                 how = exited.result().describe() if exited.done() else f"took longer than {self._start_timeout_s:g} s"
                 raise RunError(f"a reward process is not ready: it {how}")
+        except BaseException:
+            await process.end()  # it is in nobody's list; one that is only slow would come in the place of the next one
+            raise
         finally:
             exited.cancel()
         worker = _Worker(process, arriving.result())
@@ -177,23 +187,32 @@ class RewardPool:
 
     async def _replace(self, worker: _Worker) -> None:
         self._workers.remove(worker)
+        head = worker.sent.popleft() if worker.sent else None
+        self._waiting.extendleft(reversed(worker.sent))
+        self._dispatch()
         end = await worker.process.end()
-        if self._closing.is_set():
-            return
-        if worker.sent:
-            head = worker.sent.popleft()
+        if head is not None and not head.result.done():
             died = f"the reward process {describe_exit(end.code)} while it scored this"
-            if not head.result.done():
-                head.result.set_exception(RewardError(worker.killed_because or died))
-            self._waiting.extendleft(reversed(worker.sent))
-        try:
-            await self._start_worker(worker.process.name)
-        except RunError as error:
-            if not self._workers:
-                self._start_error = error
-                for request in self._waiting:
-                    if not request.result.done():
-                        request.result.set_exception(error)
+            head.result.set_exception(RewardError(worker.killed_because or died))
+        failed_at: float | None = None
+        while not self._closing.is_set():
+            try:
+                return await self._start_worker(worker.process.name)
+            except (RunError, OSError) as error:
+                now = asyncio.get_running_loop().time()
+                if failed_at is None:
+                    failed_at = now
+                    self._tell(f"{worker.process.name} cannot be replaced and is tried again: {_words(error)}")
+                if not self._workers and now - failed_at > PATIENCE_S:
+                    return self._fail(RunError(f"no reward process is left: {_words(error)}"))
+            await asyncio.sleep(START_PAUSE_S)
+
+    def _fail(self, error: RunError) -> None:
+        """Nobody is left to score, and nobody will be."""
+        self._start_error = error
+        for request in self._waiting:
+            if not request.result.done():
+                request.result.set_exception(error)
 
     async def _watch_deadlines(self) -> None:
         while True:
@@ -207,3 +226,7 @@ class RewardPool:
     @staticmethod
     async def _end(worker: _Worker) -> None:
         await worker.process.end()
+
+
+def _words(error: Exception) -> str:
+    return str(error) or repr(error)

@@ -1,0 +1,223 @@
+"""The pool of reward processes: what becomes of its requests when workers hang, die or cannot be started."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.messages import BlockingChannel, ChannelClosed
+from areal_core.messages.scores import Scored, WorkerReady
+from areal_core.rewards import pool as pool_module
+from areal_core.rewards.pool import RewardPool
+from areal_core.rewards.scoring import RewardError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from areal_core.interfaces.launcher import ProcessSpecification
+
+HANG_S = 30.0
+
+
+class Worker:
+    """A worker in a thread, which does as a request says; a `RunningProcess`."""
+
+    def __init__(self, specification: ProcessSpecification, *, comes: bool) -> None:
+        self.name = specification.name
+        self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
+        self.channel: BlockingChannel | None = None
+        self._address = specification.command[-2]
+        if comes:
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        self.channel = BlockingChannel.connect(self._address, HANG_S, self.name)
+        try:
+            self.channel.send(WorkerReady())
+            hangs = False
+            while True:
+                do = self.channel.receive().message.arguments["do"]
+                if do == "die late":
+                    time.sleep(0.3)
+                if do.startswith("die"):
+                    self.hang_up()
+                    return
+                hangs |= do == "hang"
+                if not hangs:
+                    self.channel.send(Scored(1.0, {"by": float(self.name.removeprefix("reward-"))}))
+        except (ChannelClosed, OSError):
+            pass
+
+    async def wait(self) -> ProcessEnd:
+        return await asyncio.shield(self.ended)
+
+    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
+        if not self.ended.done():
+            self.ended.set_result(ProcessEnd(-9, ""))
+        self.hang_up()
+        return self.ended.result()
+
+    def hang_up(self) -> None:
+        """As the kernel does with the sockets of a process that has ended."""
+        if self.channel is not None:
+            with suppress(OSError):
+                self.channel._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Workers:
+    """A `Processes` whose next starts can be made to fail, to wait, or to bring a worker that never comes."""
+
+    address = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.started: list[Worker] = []
+        self.errors: list[Exception] = []
+        self.silent = 0
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+
+    async def start(self, specification: ProcessSpecification) -> Worker:
+        await self.may_start.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        self.started.append(Worker(specification, comes=not self.silent))
+        self.silent = max(0, self.silent - 1)
+        return self.started[-1]
+
+
+@asynccontextmanager
+async def started(folder: Path, workers: Workers, **settings: Any) -> AsyncIterator[RewardPool]:
+    settings = {"count": 1, "timeout_s": HANG_S, "start_timeout_s": HANG_S, **settings}
+    pool = RewardPool(folder, folder, workers, **settings)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def ask(pool: RewardPool, *does: str) -> list[asyncio.Task[Any]]:
+    return [asyncio.ensure_future(pool.score({"do": do})) for do in does]
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), HANG_S))
+
+
+@pytest.fixture(autouse=True)
+def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "START_PAUSE_S", 0.02, raising=False)
+
+
+def test_a_worker_that_dies_fails_one_request_and_is_replaced(tmp_path: Path) -> None:
+    async def work() -> None:
+        workers = Workers()
+        async with started(tmp_path, workers) as pool:
+            died, *others = ask(pool, "die", "score", "score")
+            with pytest.raises(RewardError, match="was killed by SIGKILL while it scored this"):
+                await died
+            assert [(await other).value for other in others] == [1.0, 1.0]
+            assert [worker.name for worker in workers.started] == ["reward-0", "reward-0"]
+
+    run(work)
+
+
+def test_a_reward_that_hangs_fails_one_request(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with started(tmp_path, Workers(), timeout_s=0.2) as pool:
+            hung, other = ask(pool, "hang", "score")
+            with pytest.raises(RewardError, match=r"longer than rollout.reward_timeout_s: 0\.2"):
+                await hung
+            assert (await other).value == 1.0
+
+    run(work)
+
+
+def test_requests_of_a_dead_worker_go_to_the_others_at_once(tmp_path: Path) -> None:
+    """Without waiting for its replacement, which imports for seconds."""
+
+    async def work() -> None:
+        workers = Workers()
+        async with started(tmp_path, workers, count=2) as pool:
+            workers.may_start.clear()
+            tasks = ask(pool, "die late", "score", "score", "score")
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(one).__name__ for one in found] == ["RewardError", *["RewardScore"] * 3]
+            assert len(workers.started) == 2
+
+    run(work)
+
+
+@pytest.mark.parametrize("error", [RunError("there is no room"), OSError(12, "Cannot allocate memory")])
+def test_a_replacement_that_cannot_be_started_for_a_moment_is_tried_again_and_told(
+    tmp_path: Path, error: Exception
+) -> None:
+    async def work() -> None:
+        workers, told = Workers(), []
+        async with started(tmp_path, workers, tell=told.append) as pool:
+            workers.errors = [error, error, error]
+            died, other = ask(pool, "die", "score")
+            with pytest.raises(RewardError):
+                await died
+            assert (await other).value == 1.0
+        assert told == [f"reward-0 cannot be replaced and is tried again: {error}"]
+
+    run(work)
+
+
+def test_when_nobody_is_left_to_score_everybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PATIENCE_S", 0.1)
+
+    async def work() -> None:
+        workers = Workers()
+        async with started(tmp_path, workers) as pool:
+            workers.errors = [RunError("there is no room")] * 1000
+            tasks = ask(pool, "die", "score", "score")
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(one).__name__ for one in found] == ["RewardError", "RunError", "RunError"]
+            assert "no reward process is left: there is no room" in str(found[1])
+            with pytest.raises(RunError, match="there is no room"):
+                await pool.score({"do": "score"})
+
+    run(work)
+
+
+def test_a_worker_that_is_too_slow_to_start_is_ended(tmp_path: Path) -> None:
+    async def work() -> None:
+        workers = Workers()
+        workers.silent = 1
+        with pytest.raises(RunError, match=r"is not ready: it took longer than 0\.1 s"):
+            async with started(tmp_path, workers, start_timeout_s=0.1):
+                pass
+        assert workers.started[0].ended.done()
+        workers = Workers()
+        async with started(tmp_path, workers, start_timeout_s=0.5) as pool:
+            workers.silent = 1
+            died, other = ask(pool, "die", "score")
+            assert (await other).value == 1.0, "the one after it is quick enough"
+            await asyncio.gather(died, return_exceptions=True)
+            assert workers.started[1].ended.done()
+
+    run(work)
+
+
+def test_a_worker_that_is_being_started_is_ended_when_the_pool_closes(tmp_path: Path) -> None:
+    async def work() -> None:
+        workers = Workers()
+        async with started(tmp_path, workers) as pool:
+            workers.silent = 1
+            await asyncio.gather(*ask(pool, "die"), return_exceptions=True)
+            while len(workers.started) < 2:
+                await asyncio.sleep(0.01)
+        assert workers.started[1].ended.done()
+
+    run(work)
