@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.launchers.keepers import Keepers
 from areal_servers.interface import ServerCommand
 from areal_servers.launching import LaunchedServer
@@ -57,6 +58,43 @@ def test_what_a_process_said_last_is_known_and_it_can_be_started_again(tmp_path)
         await server.start(command_of("import time; time.sleep(600)"))
         assert server.is_running
         await server.end()
+
+    asyncio.run(check())
+
+
+def test_one_who_no_longer_waits_for_an_end_does_not_take_it_from_others(tmp_path):
+    class Ending:
+        """A process that was told to end, and whose end is not told yet."""
+
+        def __init__(self):
+            self.ended = asyncio.Event()
+
+        async def wait(self):
+            await self.ended.wait()
+            return ProcessEnd(0, "done")
+
+        async def end(self, grace_s=0.0):
+            return None
+
+    class Processes:
+        address = "127.0.0.1"
+
+        async def start(self, specification):
+            return process
+
+    process = Ending()
+
+    async def check():
+        server = LaunchedServer(Processes(), "server-0")
+        await server.start(command_of(""))
+        waiting = asyncio.create_task(server.end())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert server.is_running
+        process.ended.set()
+        await server.end()
+        assert "ended with exit code 0" in server.last_words()
 
     asyncio.run(check())
 

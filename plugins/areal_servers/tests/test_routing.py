@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from areal_core.errors import RunError
+from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
 from areal_servers.answer import Conversations
-from areal_servers.interface import ServerIdentity
+from areal_servers.errors import RequestRefusedError, ServerLostError
+from areal_servers.interface import Chunk, ServerIdentity
 from areal_servers.roster import Member, Roster, State
 from areal_servers.routing import Router
 
@@ -232,6 +234,31 @@ def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
         b.state = State.LOST
         of.release(a)
         assert await of.take(avoided=[a]) is a, "with nobody else left"
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("error", [ServerLostError("gone"), RequestRefusedError("404: a gateway, no server behind it")])
+def test_what_one_server_does_not_answer_the_others_do(error):
+    class Adapter:
+        def __init__(self, broken):
+            self.broken = broken
+
+        async def generate(self, connection, piece):
+            if self.broken:
+                raise error
+            yield Chunk([1], [-0.1], "stop", None)
+
+    async def check():
+        members = [member("good"), member("bad")]
+        for one in members:
+            one.adapter, one.version = Adapter(one.name == "bad"), 1
+            one.identity = ServerIdentity("1", "", 1024, 4, reports_spans=False)
+        of = router(*members)
+        request = GenerationRequest("probe", [1], SamplingParameters(max_new_tokens=1), seed=0)
+        assert [answer.output_ids for answer in await of.answer_everywhere(request)] == [[1]]
+        assert [one.failures for one in members] == [0, 1]
+        assert [one.requests for one in members] == [0, 0]
 
     asyncio.run(check())
 

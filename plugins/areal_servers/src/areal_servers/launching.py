@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ from areal_core.background import start_task
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
     from areal_core.interfaces.launcher import ProcessEnd, Processes, RunningProcess
@@ -71,7 +71,7 @@ class LaunchedServer:
         """End it and everything that it started; safe to call twice."""
         if self._process is not None and self._ended is not None:
             await self._process.end(grace_s)
-            await self._ended
+            await asyncio.wait({self._ended})  # one who no longer waits must not cancel it
 
 
 def free_port() -> int:

@@ -108,7 +108,7 @@ class Router:
             member.requests += 1
             try:
                 await member.work(answer)
-            except ServerLostError as error:
+            except (ServerLostError, RequestRefusedError) as error:  # a gateway refuses what its server would not
                 self._roster.doubt(member, str(error))
             finally:
                 self.release(member)
