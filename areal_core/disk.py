@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,12 +127,17 @@ def tree_size(folder: Path) -> int:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file; when this returns, file and name outlast a power cut."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
+    """Write a file; when this returns, file and name outlast a power cut. Where the disk refuses, nothing is left."""
+    try:
+        with path.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(path.parent)
+    except OSError:
+        with suppress(OSError):
+            path.unlink()  # the half of it that was written would only take room
+        raise
 
 
 def replace_durably(path: Path, data: bytes) -> None:
@@ -175,7 +180,6 @@ def settle_folder(folder: Path) -> None:
     fresh, former = _beside(folder)
     if former.exists() and not folder.exists():  # between the two renames: what is fresh is whole
         (fresh if fresh.exists() else former).rename(folder)
-        sync_folder(folder.parent)
     for left in (fresh, former):
         shutil.rmtree(left, ignore_errors=True)
 

@@ -18,7 +18,7 @@ import pytest
 import areal_core
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 LIBRARIES = ("pluggy", "packaging", "pydantic", "pydantic_core", "annotated_types", "typing_extensions")
 LIBRARIES += ("typing_inspection", "yaml", "_yaml")
@@ -313,3 +313,15 @@ def kit(box):
     box.plugin("kit", RECORDS, modules={"settings.py": SETTINGS, "parts.py": PARTS, "small.yaml": SMALL})
     box.file("run.yaml", SMALL)
     return box
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a mebibyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

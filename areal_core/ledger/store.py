@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.digest import group_digests
 from areal_core.data.prompt_group import PromptGroup
-from areal_core.disk import refused, sync_folder, sync_names, sync_tree, write_durably, writing
+from areal_core.disk import refused, replacing_folder, sync_names, write_durably, writing
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
@@ -32,14 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DATABASE = "ledger.sqlite"
-_DISK_REFUSES = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_BUSY,  # a lock that a network file system does not give
-}
-_IS_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_DISK_REFUSES = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
     number INTEGER PRIMARY KEY,      -- the group's place in the data, and its group_id
@@ -119,8 +112,7 @@ class Ledger:
         """
         source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
         if source is not None and not (folder / DATABASE).is_file():
-            with writing("the ledger", folder):
-                copy_database(source, folder)
+            copy_database(source, folder)
         return cls(folder, run_dir)
 
     # What happens to groups. Kept in memory until the next flush.
@@ -177,7 +169,10 @@ class Ledger:
         return pending.finished
 
     def consumed(self, numbers: Iterable[int], step: int) -> None:
-        """These groups, in this order, went into the batch of `step` (0 is the first). Written at once; a power cut may undo it."""
+        """These groups, in this order, went into the batch of `step` (0 is the first).
+
+        Written at once; a power cut may take it, and later transactions with it.
+        """
         with self._transaction() as database:
             database.executemany(
                 "UPDATE groups SET state = 'consumed', step = ?, place = ? WHERE number = ?",
@@ -185,7 +180,7 @@ class Ledger:
             )
 
     def published(self, version: int, trained: int) -> None:
-        """Weights of this version, from so many trained batches, are about to generate. Written at once; a power cut may undo it."""
+        """Weights of this version, from so many trained batches, are about to generate. Written as `consumed` is."""
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO publications VALUES (?, ?)", (version, trained))
 
@@ -214,8 +209,8 @@ class Ledger:
         # The commit is on the disk itself before anything that the former one rests on is removed.
         with sqlite_errors(self.folder):
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        waiting = [name for name, _ in self._pending.places.values()]
-        keep = {self._run_dir / name for name in (*waiting, *(name for (name,) in used))}
+        used += [(name,) for name, _ in self._pending.places.values()]  # they will be named
+        keep = {self._run_dir / name for (name,) in used}
         for path in self._run_dir.glob("epochs/*/ledger/*"):
             is_database = path.name.startswith(DATABASE) and path.parent < self.folder
             is_segment = path.suffix == ".safetensors" and path.parent <= self.folder and path not in keep
@@ -309,12 +304,7 @@ class Ledger:
         path = self.folder / f"{self._segment_number:09d}.safetensors"
         self._segment_number += 1
         with writing("the ledger", self.folder):
-            try:
-                write_durably(path, batch.to_bytes())
-            except OSError:
-                with suppress(OSError):
-                    path.unlink()  # the half of it that was written would only take room
-                raise
+            write_durably(path, batch.to_bytes())
         return path.relative_to(self._run_dir).as_posix()
 
     def _read_segment(self, name: str) -> PackedBatch:
@@ -336,15 +326,11 @@ class Ledger:
 
 def copy_database(source: Path, target: Path) -> None:
     """Copy a ledger that nobody writes any more, complete or not at all; what stands in its write-ahead log too."""
-    partial = target.with_name(f".{target.name}-copy")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name in (DATABASE, f"{DATABASE}-wal"):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, partial / name)
-    sync_tree(partial)
-    partial.rename(target)
-    sync_folder(target.parent)
+    with replacing_folder("the ledger", target) as copy:
+        copy.mkdir(parents=True)
+        for name in (DATABASE, f"{DATABASE}-wal"):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, copy / name)
 
 
 @contextmanager
@@ -361,9 +347,7 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # an extended code has its primary one in the last byte
         if code in _DISK_REFUSES:
             raise refused("the ledger", folder, str(error)) from error
-        if code in _IS_DAMAGED:
-            raise RunError(
-                f"the ledger {folder / DATABASE} is damaged: {error}",
-                hints=["put a whole copy in its place, or move its epoch's folder away to go on from the former one"],
-            ) from error
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            hint = "put a whole copy in its place, or move its epoch's folder away to go on from the one before it"
+            raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[hint]) from error
         raise

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
-from areal_core.disk import PATIENCE_S
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification, describe_exit
 from areal_core.interfaces.workflow import RewardScore
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from areal_core.messages import Server
 
 REQUESTS_AHEAD = 32
-START_PAUSE_S = 5.0
-"""Before a replacement that could not be started is tried again."""
+START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
+"""Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
 
 
 @dataclass(slots=True)
@@ -84,9 +83,8 @@ class RewardPool:
         self._workers: list[_Worker] = []
         self._arriving: dict[str, asyncio.Future[Channel]] = {}
         self._server: Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self._closing = asyncio.Event()
-        self._start_error: RunError | None = None
 
     async def start(self) -> None:
         """Start all workers and wait until they have loaded the rewards.
@@ -101,8 +99,6 @@ class RewardPool:
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
         """See `Scorer.score`."""
         request = _Request(arguments, asyncio.get_running_loop().create_future())
-        if self._start_error is not None:
-            raise self._start_error
         self._waiting.append(request)
         self._dispatch()
         return await request.result
@@ -194,25 +190,17 @@ class RewardPool:
         if head is not None and not head.result.done():
             died = f"the reward process {describe_exit(end.code)} while it scored this"
             head.result.set_exception(RewardError(worker.killed_because or died))
-        failed_at: float | None = None
+        deadline, is_told = asyncio.get_running_loop().time() + START_PATIENCE_S, False
         while not self._closing.is_set():
             try:
                 return await self._start_worker(worker.process.name)
             except (RunError, OSError) as error:
-                now = asyncio.get_running_loop().time()
-                if failed_at is None:
-                    failed_at = now
-                    self._tell(f"{worker.process.name} cannot be replaced and is tried again: {_words(error)}")
-                if not self._workers and now - failed_at > PATIENCE_S:
-                    return self._fail(RunError(f"no reward process is left: {_words(error)}"))
+                if not self._workers and asyncio.get_running_loop().time() > deadline:
+                    raise RunError(f"no reward process is left: {error}") from error  # nothing can be scored any more
+                if not is_told:
+                    self._tell(f"{worker.process.name} cannot be replaced and is tried again: {error}")
+                is_told = True
             await asyncio.sleep(START_PAUSE_S)
-
-    def _fail(self, error: RunError) -> None:
-        """Nobody is left to score, and nobody will be."""
-        self._start_error = error
-        for request in self._waiting:
-            if not request.result.done():
-                request.result.set_exception(error)
 
     async def _watch_deadlines(self) -> None:
         while True:
@@ -221,12 +209,4 @@ class RewardPool:
             for worker in list(self._workers):
                 if worker.sent and not worker.killed_because and now - worker.head_since > self._timeout_s:
                     worker.killed_because = f"the reward took longer than rollout.reward_timeout_s: {self._timeout_s:g}"
-                    self._tasks.append(start_task(self._end(worker), f"end of {worker.process.name}"))
-
-    @staticmethod
-    async def _end(worker: _Worker) -> None:
-        await worker.process.end()
-
-
-def _words(error: Exception) -> str:
-    return str(error) or repr(error)
+                    self._tasks.append(start_task(worker.process.end(), f"end of {worker.process.name}"))

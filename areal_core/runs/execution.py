@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import time
 from contextlib import closing
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.imports import KeptSources
-from areal_core.disk import replace_durably
+from areal_core.disk import DiskError, replace_durably, writing
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import Needs
 from areal_core.messages import Credentials
@@ -92,16 +93,9 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say)
     outcome, is_owner = "failed", False
     try:
-        address = await supervisor.listen()
-        claim(epoch, address, credentials)
+        _begin(resolved, run, epoch, await supervisor.listen(), credentials)
         is_owner = True
         say(f"run folder: {run.path}")
-        replace_durably(run.config, resolved.to_yaml().encode())
-        run.sources.mkdir(exist_ok=True)
-        for path in map(Path, resolved.files):
-            replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
-        provenance = [record.as_dict() for record in resolved.provenance()]
-        replace_durably(run.plugins, json.dumps(provenance, indent=1).encode())
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
             code = await _supervise(resolved, run, launcher, supervisor, state, view)
@@ -112,7 +106,8 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
                 f"somebody else has taken over the run in {run.path} while this program was stopped or "
                 "could not be reached; it has ended its own processes"
             ) from error
-        error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
+        if is_owner:
+            error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
         raise
     finally:
         await supervisor.close()
@@ -125,6 +120,29 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
     say(f"{stopped}; go on with: areal run --resume {run.path}")
     return 128 + (supervisor.signals or [signal.SIGINT])[0]
+
+
+def _begin(resolved: Resolved, run: RunFolder, epoch: EpochFolder, address: str, credentials: Credentials) -> None:
+    """Make the run this process's own, and keep what it is made of.
+
+    Raises:
+        UsageError: somebody else was quicker.
+        DiskError: the disk refuses; a new run leaves nothing, so that it can be started again.
+    """
+    is_new = not run.path.exists()
+    claim(epoch, address, credentials)
+    try:
+        with writing("the run folder", run.path):
+            replace_durably(run.config, resolved.to_yaml().encode())
+            run.sources.mkdir(exist_ok=True)
+            for path in map(Path, resolved.files):
+                replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
+            replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
+    except DiskError as error:
+        if is_new:
+            shutil.rmtree(run.path, ignore_errors=True)
+            error.hints = (error.hints[0], "nothing has begun: mend it, then start it again")
+        raise
 
 
 async def _supervise(

@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -77,11 +78,15 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
         raise UsageError(f"the run folder {epoch.run} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        with suppress(OSError):  # a run that never began leaves nothing
+            epoch.path.parent.rmdir()
+            epoch.run.rmdir()
 
 
 def release(epoch: EpochFolder) -> None:
-    """The owner ends in order: whoever comes next need not ask."""
-    epoch.released.touch()
+    """The owner ends in order: whoever comes next need not ask; where the disk refuses this, they ask."""
+    with suppress(OSError):
+        epoch.released.touch()
 
 
 def next_epoch(run: RunFolder, say: Callable[[str], None]) -> EpochFolder:

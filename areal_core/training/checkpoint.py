@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from areal_core.data.digest import chain_digests, group_digests
-from areal_core.disk import sync_names, sync_tree, writing
+from areal_core.disk import replacing_folder, sync_names
 from areal_core.training.distribution import wait_for_all
 
 if TYPE_CHECKING:
@@ -80,34 +80,25 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
         witness: of the trainer.
 
     Returns:
-        The checkpoint's folder. Written to a temporary one, synced, then renamed.
+        The checkpoint's folder, whole and synced.
 
     Raises:
         DiskError: the disk refuses.
     """
-    with writing("a checkpoint", checkpoints):
-        return _write(checkpoints, step, engines, witness)
-
-
-def _write(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
     is_first = dist.get_rank() == 0
     target = checkpoints / f"step-{step:06d}"
-    temporary = target.with_name(f".{target.name}")
-    if is_first:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for role in engines:
-            (temporary / role).mkdir(parents=True)
-    wait_for_all()
-    for role, engine in engines.items():
-        engine.save(temporary / role)
-    if is_first:
-        best = witness.best if math.isfinite(witness.best) else None
-        state = {**asdict(witness), "step": step, "best": best}
-        (temporary / STATE_FILE).write_text(json.dumps(state))
-        sync_tree(temporary)
-        shutil.rmtree(target, ignore_errors=True)
-        temporary.rename(target)
-        sync_names(target.parent, checkpoints.parent)
+    with replacing_folder("a checkpoint", target, swaps=is_first) as folder:
+        if is_first:
+            for role in engines:
+                (folder / role).mkdir(parents=True)
+        wait_for_all()
+        for role, engine in engines.items():
+            engine.save(folder / role)
+        if is_first:
+            best = witness.best if math.isfinite(witness.best) else None
+            state = {**asdict(witness), "step": step, "best": best}
+            (folder / STATE_FILE).write_text(json.dumps(state))
+            sync_names(checkpoints, checkpoints.parent)
     wait_for_all()
     return target
 

@@ -134,6 +134,5 @@ class Journal:
             return
         lines = self._metrics_path.read_text().splitlines()
         kept = [line for line in lines if step and line.endswith("}") and json.loads(line)["step"] <= step]
-        text = "".join(f"{line}\n" for line in kept)
         with writing("the metrics", self._metrics_path):
-            replace_durably(self._metrics_path, text.encode())
+            replace_durably(self._metrics_path, "".join(f"{line}\n" for line in kept).encode())

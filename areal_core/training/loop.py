@@ -267,18 +267,15 @@ class Trainer:
 
     def _best_score(self) -> float:
         """Of the best model that earlier processes of the run have written, once what a kill has left is put right."""
-        if self._journal is None:
-            return -math.inf
-        for name in ("best", "model"):
-            settle_folder(self._run_dir / name)
-        path = self._run_dir / "best" / SCORE_FILE
-        try:
-            return float(json.loads(path.read_text())["evaluation/reward"])
-        except FileNotFoundError:
-            return -math.inf
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            self._journal.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
-            return -math.inf
+        if self._journal is not None:
+            for name in ("best", "model"):
+                settle_folder(self._run_dir / name)
+            path = self._run_dir / "best" / SCORE_FILE
+            try:
+                return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                self._journal.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
+        return -math.inf
 
     def _checkpoint(self) -> None:
         if self._step == self._committed and self._step:

@@ -9,7 +9,6 @@ import torch
 from areal_core.data.batch import PackedBatch
 from areal_core.data.sampler import PromptSampler
 from areal_core.data.trajectory import FinishReason, Trajectory
-from areal_core.disk import patiently
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
 
@@ -31,17 +30,10 @@ class SupervisedSource:
         config: of the run.
         ledger: in which checkpoints are committed; there is no controller that would.
         is_interrupted: whether the run was asked to stop.
-        log: told of a disk that refuses, and is given time.
     """
 
     def __init__(
-        self,
-        dataset: Dataset,
-        tokenizer: Any,
-        config: RunConfig,
-        ledger: Ledger,
-        is_interrupted: Callable[[], bool],
-        log: Callable[[str], None] = lambda _: None,
+        self, dataset: Dataset, tokenizer: Any, config: RunConfig, ledger: Ledger, is_interrupted: Callable[[], bool]
     ) -> None:
         self._dataset = dataset
         self._tokenizer = tokenizer
@@ -49,7 +41,6 @@ class SupervisedSource:
         self._sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
         self._ledger = ledger
         self._is_interrupted = is_interrupted
-        self._log = log
 
     def where_to_begin(self) -> Beginning:
         """See `BatchSource.where_to_begin`."""
@@ -71,7 +62,7 @@ class SupervisedSource:
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """See `BatchSource.commit`."""
-        patiently(lambda: self._ledger.commit(step, checkpoint, step * self._batch_size), self._log)
+        self._ledger.commit(step, checkpoint, step * self._batch_size)
 
     def close(self) -> None:
         """See `BatchSource.close`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,6 @@ from areal_core.messages import Credentials
 from areal_core.runs import ownership
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import Ownership, ask_owner, claim, next_epoch, release
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OWNER = """
 import asyncio, sys
@@ -127,6 +125,17 @@ def test_a_folder_that_cannot_be_written_is_a_wrong_request(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written: Not a directory"):
         claim(RunFolder(tmp_path / "file/run").epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+
+
+def test_a_claim_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(path: Path, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "rename", rename)
+        with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+            claim(RunFolder(tmp_path / "run").epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_many_that_claim_an_epoch_one_gets_it(tmp_path: Path) -> None:

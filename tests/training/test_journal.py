@@ -64,9 +64,10 @@ def test_metrics_that_a_resume_keeps_are_synced_or_stay_as_they_were(
 
     path, lines = tmp_path / "m.jsonl", '{"step": 1}\n{"step": 2}\n{"step'
     path.write_text(lines)
-    with monkeypatch.context() as broken, pytest.raises(DiskError, match="the metrics cannot be written"):
+    with monkeypatch.context() as broken:
         broken.setattr("areal_core.disk.os.fsync", fsync)
-        Journal(path, 1, phase=lambda _: nullcontext())
+        with pytest.raises(DiskError, match="the metrics cannot be written"):
+            Journal(path, 1, phase=lambda _: nullcontext())
     assert path.read_text() == lines
     Journal(path, 1, phase=lambda _: nullcontext())
     assert path.read_text() == '{"step": 1}\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections import Counter
 from contextlib import nullcontext
@@ -329,72 +328,6 @@ def test_a_resume_does_not_forget_the_best_score(tmp_path: Path) -> None:
     train(tmp_path, again, config(3, evaluation=section), 1, Witness([[]], 0.2))
     assert "export best" not in again.asked
     assert json.loads((tmp_path / "best/evaluation.json").read_text()) == {"step": 2, "evaluation/reward": 0.9}
-
-
-def best(folder: Path) -> dict[str, str]:
-    """The files of the best model; nothing hidden may lie beside it."""
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
-    return {path.name: path.read_text() for path in (folder / "best").iterdir()}
-
-
-def test_the_best_model_and_its_score_are_replaced_together_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = EvaluationSection.model_construct(every=1, at_start=False, keep_best=True)
-    parts = Parts()
-    parts.scores = [0.2, 0.9]
-    writes = iter([json.dumps({"evaluation/reward": 0.2}), OSError(errno.ENOSPC, "No space left on device")])
-
-    def dumps(value: Any) -> str:
-        found = next(writes)
-        if isinstance(found, OSError):
-            raise found
-        return found
-
-    with monkeypatch.context() as full, pytest.raises(DiskError, match="the model of step 2 cannot be written"):
-        full.setattr("areal_core.training.loop.json.dumps", lambda v: dumps(v) if "evaluation/reward" in v else str(v))
-        full.setattr(Journal, "finish_step", lambda *_: None)
-        train(tmp_path, parts, config(3, evaluation=section))
-    assert best(tmp_path) == {"weights": "1", "evaluation.json": '{"evaluation/reward": 0.2}'}
-
-
-@pytest.mark.parametrize("state", ["half written", "between the renames", "before the former one was removed"])
-def test_what_a_kill_has_left_of_the_best_model_is_put_right(tmp_path: Path, state: str) -> None:
-    def model(name: str, weights: str, score: float) -> None:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "weights").write_text(weights)
-        (tmp_path / name / "evaluation.json").write_text(json.dumps({"evaluation/reward": score}))
-
-    if state == "half written":
-        model("best", "kept", 0.9)
-        (tmp_path / ".best.new").mkdir()
-    else:
-        model(".best.former", "old", 0.1)
-        model("best" if state.startswith("before") else ".best.new", "kept", 0.9)
-    (tmp_path / ".model.new").mkdir()
-    parts = Parts(score=0.5)
-    section = EvaluationSection.model_construct(every=1, at_start=False, keep_best=True)
-    train(tmp_path, parts, config(1, evaluation=section))
-    assert "export best" not in parts.asked, "0.9 is known"
-    assert best(tmp_path)["weights"] == "kept"
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"evaluation/reward": null}'])
-def test_a_score_that_cannot_be_read_is_told_and_counts_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best/evaluation.json").write_text(text)
-    parts, told = Parts(score=0.5), []
-    journal = Journal(tmp_path / "metrics.jsonl", 0, phase=lambda _: nullcontext(), tell=told.append)
-    section = EvaluationSection.model_construct(every=1, at_start=False, keep_best=True)
-    settings: Any = config(1, evaluation=section)
-    checkpoints = tmp_path / "epochs/1/checkpoints"
-    engine: Any = parts
-    assert Trainer(settings, engine, {"actor": engine}, engine, tmp_path, checkpoints, parts, journal).run(
-        0, 0, Witness()
-    )
-    assert len(told) == 1
-    assert "best/evaluation.json cannot be read and counts as none" in told[0]
-    assert json.loads(best(tmp_path)["evaluation.json"]) == {"step": 1, "evaluation/reward": 0.5}
 
 
 def test_checkpoints_are_kept_by_count_and_the_committed_one_always(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""How a run begins: what is kept of it, and what is left where the disk refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.config.imports import KeptSources
+from areal_core.disk import DiskError
+from areal_core.messages import Credentials
+from areal_core.runs import execution
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.ownership import release
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
+    number = len(run.epochs()) + 1
+    resolved: Any = SimpleNamespace(to_yaml=lambda: config, files={str(path): "" for path in files}, provenance=list)
+    execution._begin(resolved, run, run.epoch(number), "tcp:127.0.0.1:9", Credentials.create(number))
+
+
+@pytest.mark.parametrize("source", ["# coding: latin-1\nNAME = 'é'\n".encode("latin-1"), b"A = 1\r\nB = 2\r\n"])
+def test_sources_are_kept_byte_for_byte(
+    tmp_path: Path, source: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, run = tmp_path / "reward.py", RunFolder(tmp_path / "run")
+    path.write_bytes(source)
+    begin(run, [path])
+    monkeypatch.setattr(KeptSources, "folder", run.sources)
+    assert KeptSources.read(path) == source
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_a_full_disk_did_not_let_begin_can_be_started_again(small_disk: Path) -> None:
+    run = RunFolder(small_disk / "run")
+    with pytest.raises(DiskError, match=r"the run folder cannot be written to .*: the disk is full") as raised:
+        begin(run, config="a line\n" * 1_000_000)
+    assert "start it again" in str(raised.value)
+    assert "--resume" not in str(raised.value)
+    assert list(small_disk.iterdir()) == []
+    begin(run)
+    assert run.plugins.is_file()
+
+
+def test_a_resume_that_a_full_disk_refuses_leaves_the_run_as_it_was(small_disk: Path) -> None:
+    run = RunFolder(small_disk / "run")
+    begin(run)
+    release(run.epoch(1))
+    with pytest.raises(DiskError, match="the run folder cannot be written") as raised:
+        begin(run, config="a line\n" * 1_000_000)
+    assert "--resume" in str(raised.value)
+    assert run.config.read_text() == "steps: 1\n"
+    begin(run)
