@@ -264,13 +264,15 @@ def main() -> int:
             kind = soak.draw.choice([one for one in kinds if is_small or "disk" not in one])
             if soak.disturb(kind):
                 soak.ended(expected=True)
-        assert soak.process is not None
-        soak.process.send_signal(signal.SIGINT)
-        soak.exits[soak.process.wait(END_S)] += 1
+    except KeyboardInterrupt:
+        say(soak, "the soak is ended early")
     finally:
         if soak.process is not None and soak.process.poll() is None:
-            soak.process.kill()
-            soak.process.wait()
+            soak.process.send_signal(signal.SIGINT)
+            try:
+                soak.exits[soak.process.wait(END_S)] += 1
+            finally:
+                soak.process.kill()
     print("\n".join(table(soak)))
     print(f"faults: {dict(soak.faults)}; exits: {dict(soak.exits)}; left behind: {leftovers(soak.run_dir)}")
     print(f"audit: {json.dumps(audit(soak.run_dir))}")

@@ -32,6 +32,8 @@ from areal_core.runs.link import LinkedProcesses
 from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters, vocabulary_size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import EvaluationSection
     from areal_core.interfaces import InferenceEngine, Processes
@@ -70,13 +72,16 @@ class RolloutHalf:
     starting: asyncio.Future[Any]
 
     @classmethod
-    async def begin(cls, resolved: Resolved, run: RunFolder, processes: Processes) -> RolloutHalf:
+    async def begin(
+        cls, resolved: Resolved, run: RunFolder, processes: Processes, tell: Callable[[str], None]
+    ) -> RolloutHalf:
         """All parts, their processes starting: each imports for seconds, as this one does, so they do it side by side.
 
         Args:
             resolved: the config.
             run: its folder.
             processes: starts the processes that engine and rewards need.
+            tell: takes a line for whoever watches the run.
 
         Raises:
             RunError: the engine cannot do what the config asks of it, or the model has no tokenizer.
@@ -92,6 +97,7 @@ class RolloutHalf:
             count=rollout.reward_processes,
             timeout_s=rollout.reward_timeout_s,
             start_timeout_s=config.training.phase_timeout_s,
+            tell=tell,
         )
         starting = asyncio.gather(engine.start(model), scorer.start())
         try:
@@ -183,7 +189,11 @@ async def _serve(run: RunFolder, link: Link) -> None:
     former = [one.ledger for one in run.epochs() if one.number < epoch.number]
     ledger = Ledger.take_over(epoch.ledger, former, run.path)
     link.enter("starting", config.training.phase_timeout_s)
-    half = await RolloutHalf.begin(resolved, run, processes)
+
+    def tell(text: str) -> None:
+        link.post(Notice(text))
+
+    half = await RolloutHalf.begin(resolved, run, processes, tell)
     controller: RolloutController | None = None
     try:
         half.runner.on_failure = ledger.failed
@@ -204,7 +214,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
         evaluator = None
         if config.evaluation is not None:
             evaluator = await asyncio.to_thread(half.evaluator, config.evaluation)
-            evaluator.on_failure = lambda text: link.post(Notice(text))
+            evaluator.on_failure = tell
         audit_now = functools.partial(_audit, controller, ledger, run, sampler)
         service = RolloutService(controller, half.engine, evaluator, audit_now)
         await _serve_trainer(service, controller, half, config, link)
