@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """How long a run waits for a disk that refuses: somebody may be making room, or another program may just be done."""
 RETRY_INTERVAL_S = 0.25
+_STATES = ("new", "former")
+"""Of hidden folders beside one that is being replaced."""
 FULL_BYTES = 1 << 20
 """Less than this free is full: whoever fails now failed for want of room."""
 
@@ -160,7 +162,7 @@ def replacing_folder(what: str, folder: Path, *, swaps: bool = True) -> Iterator
     Raises:
         DiskError: the disk refuses.
     """
-    fresh, former = _beside(folder)
+    fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
     try:
         with writing(what, folder):
             yield fresh
@@ -177,15 +179,11 @@ def replacing_folder(what: str, folder: Path, *, swaps: bool = True) -> Iterator
 
 def settle_folder(folder: Path) -> None:
     """Put right what a process has left that was killed within `replacing_folder`."""
-    fresh, former = _beside(folder)
+    fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
     if former.exists() and not folder.exists():  # between the two renames: what is fresh is whole
         (fresh if fresh.exists() else former).rename(folder)
     for left in (fresh, former):
         shutil.rmtree(left, ignore_errors=True)
-
-
-def _beside(folder: Path) -> tuple[Path, Path]:
-    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.former")
 
 
 def sync_names(folder: Path, top: Path) -> None:

@@ -328,9 +328,8 @@ def copy_database(source: Path, target: Path) -> None:
     """Copy a ledger that nobody writes any more, complete or not at all; what stands in its write-ahead log too."""
     with replacing_folder("the ledger", target) as copy:
         copy.mkdir(parents=True)
-        for name in (DATABASE, f"{DATABASE}-wal"):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, copy / name)
+        for path in source.glob(f"{DATABASE}*"):
+            shutil.copyfile(path, copy / path.name)
 
 
 @contextmanager

@@ -138,8 +138,7 @@ class RewardPool:
         except BaseException:
             await process.end()  # it is in nobody's list; one that is only slow would come in the place of the next one
             raise
-        finally:
-            exited.cancel()
+        exited.cancel()
         worker = _Worker(process, arriving.result())
         self._workers.append(worker)
         self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))

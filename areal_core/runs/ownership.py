@@ -64,11 +64,10 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
     """
     owner = Ownership(address, socket.gethostname(), identify(os.getpid()))
     made = epoch.path.with_name(f".{epoch.path.name}-{os.getpid()}-{socket.gethostname()}")
-    shutil.rmtree(made, ignore_errors=True)
     try:
-        made.mkdir(parents=True)
+        made.mkdir(parents=True, exist_ok=True)
         (made / epoch.owner.name).write_text(json.dumps(asdict(owner)))
-        descriptor = os.open(made / epoch.token.name, os.O_WRONLY | os.O_CREAT, 0o600)
+        descriptor = os.open(made / epoch.token.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(credentials.token)
         made.rename(epoch.path)

@@ -96,8 +96,7 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
             engine.save(folder / role)
         if is_first:
             best = witness.best if math.isfinite(witness.best) else None
-            state = {**asdict(witness), "step": step, "best": best}
-            (folder / STATE_FILE).write_text(json.dumps(state))
+            (folder / STATE_FILE).write_text(json.dumps({**asdict(witness), "step": step, "best": best}))
             sync_names(checkpoints, checkpoints.parent)
     wait_for_all()
     return target
