@@ -1,0 +1,184 @@
+"""Reward and held-out score against the clock, asynchronous and synchronous: one config, a run for each row.
+
+    python benchmarks/curve.py CONFIG --rows sync async-2 --output curve.json [section.key=value ...]
+    python benchmarks/curve.py --output curve.json --picture curve.svg        # table and picture of what is there
+
+A row is `sync` or `async-N`, where N is the bound on staleness, and may name a seed: `async-2/1`. Everything else is
+the config's, with the overrides of the command line laid over it, the same for every row. Where `areal serve` has a
+server running, `inference_engine.servers=0 inference_engine.addresses=[http://...]` spares each row the start of its
+own; the run brings that server back to the weights that it begins with.
+
+The clock starts when generation may begin: models are loaded and servers ready, the evaluation before the first step is
+counted, and so are all later ones, during which an asynchronous run goes on generating. `--warm-up STEPS` makes a run
+first whose points are thrown away, so that no row pays for compiled graphs that the next one finds in a cache.
+
+`--output` is written anew while a row goes on and has the points of a row that was ended early as well (`--limit-s`,
+Ctrl-C). Rows are added to those that are there; one of the same name is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from asynchronous import end_run, machine, read_journal
+from curve_picture import draw
+from curve_table import table
+
+AREAL = [sys.executable, "-m", "areal_core"]
+KEPT = (
+    "reward/mean",
+    "reward/groups_all_equal",
+    "evaluation/reward",
+    "staleness/mean",
+    "staleness/tokens_over_bound",
+    "batch/sequences",
+    "batch/tokens",
+    "batch/response_length",
+    "batch/truncated",
+    "time/step_s",
+    "time/wait_s",
+    "time/train_s",
+    "time/publish_s",
+    "time/evaluate_s",
+    "train/entropy",
+    "train/gradient_norm",
+    "verify/logprob_difference_mean",
+)
+"""Of a step's metrics; what a run does not report is left out."""
+POLL_S = 0.5
+
+
+def overrides(row: str) -> list[str]:
+    """What makes a row of the config.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    way, _, seed = row.partition("/")
+    bound = 0 if way == "sync" else int(way.removeprefix("async-"))
+    # One batch beyond the bound may be in the pipeline: with a bound of 0 that is the one that is waited for.
+    words = [f"rollout.max_staleness={bound}", f"rollout.pipeline_depth={bound + 1}"]
+    return [*words, f"seed={int(seed)}"] if seed else words
+
+
+def points_of(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The points of a row from the journal of its run; the first is the evaluation before the first step, if any."""
+    if not lines:
+        return []
+    first = lines[0]
+    begin = first["time"] - (first.get("time/evaluate_s", 0.0) if first["step"] == 0 else first["time/step_s"])
+    return [
+        {"step": line["step"], "seconds": line["time"] - begin, **{key: line[key] for key in KEPT if key in line}}
+        for line in lines
+    ]
+
+
+class Curves:
+    """Runs rows and keeps their points.
+
+    Args:
+        arguments: of the command line.
+        folder: for run folders and logs.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        output: Path = arguments.output
+        self.results: dict[str, Any] = json.loads(output.read_text()) if output.is_file() else {"rows": {}}
+
+    def warm_up(self, steps: int) -> None:
+        """Have everything compiled that is compiled once on a machine."""
+        self._run("warm-up", [*overrides("async-1"), f"steps={steps}"], lambda lines: None)
+
+    def measure(self, row: str) -> None:
+        """Run a row to its end, or until the limit."""
+
+        def keep(lines: list[dict[str, float]]) -> None:
+            self.results["rows"][row] = points_of(lines)
+            self.save()
+
+        code = self._run(row.replace("/", "-seed-"), overrides(row), keep)
+        self.results.setdefault("ended_early", {})[row] = code is None
+        self.results["machine"] = machine()
+        self.results["overrides"] = self._arguments.overrides
+        self.save()
+        if code:
+            raise RuntimeError(f"the run of {row} failed with exit code {code}; see {self._folder}")
+
+    def save(self) -> None:
+        """Write the results, whole or not at all."""
+        output: Path = self._arguments.output
+        fresh = output.with_name(f".{output.name}.new")
+        fresh.write_text(json.dumps(self.results))
+        fresh.replace(output)
+
+    def _run(self, name: str, words: list[str], take: Any) -> int | None:
+        """Start a run, hand on its journal as it grows, and wait; its exit code, or None where it was ended early."""
+        run_dir = self._folder / name
+        command = [*AREAL, "run", str(self._arguments.config), *self._arguments.overrides, *words, f"run_dir={run_dir}"]
+        deadline, seen = time.monotonic() + self._arguments.limit_s, 0
+        with (self._folder / f"{name}.log").open("wb") as log:
+            run = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
+        try:
+            while (code := run.poll()) is None and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                lines = read_journal(run_dir / "metrics.jsonl")
+                if len(lines) > seen:
+                    seen = len(lines)
+                    take(lines)
+            take(read_journal(run_dir / "metrics.jsonl"))
+        finally:
+            end_run(run, run_dir)
+        return code
+
+
+def environment() -> dict[str, str]:
+    """Of a run: with one thread for each process, unless something else was asked for."""
+    return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def main() -> int:
+    """Run the rows that are asked for, then print the table and draw the picture of all that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, nargs="?", help="of the runs; without it nothing is run")
+    parser.add_argument("overrides", nargs="*", help="section.key=value, for every row")
+    parser.add_argument("--rows", nargs="+", default=["sync", "async-2"], help="in this order")
+    parser.add_argument("--output", type=Path, required=True, help="JSON with the points of all rows; rows are added")
+    parser.add_argument("--picture", type=Path, help="SVG to draw")
+    parser.add_argument("--folder", type=Path, help="for run folders and logs; by default a new one is made")
+    parser.add_argument("--warm-up", type=int, default=0, help="steps of a run before the first row; 0 is none")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
+    arguments = parser.parse_intermixed_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-curve-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    # A request to end must end the row's processes as well: they have a session of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    curves = Curves(arguments, folder.resolve())
+    if arguments.config is not None:
+        for row in arguments.rows:
+            overrides(row)  # a wrong name is told before hours have passed
+        if arguments.warm_up:
+            curves.warm_up(arguments.warm_up)
+        for row in arguments.rows:
+            began = time.monotonic()
+            curves.measure(row)
+            print(f"{row}: {time.monotonic() - began:.0f} s with start and end", flush=True)
+    print(table(curves.results["rows"]))
+    print(json.dumps(curves.results.get("machine", {})))
+    if arguments.picture is not None:
+        arguments.picture.write_text(draw(curves.results["rows"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

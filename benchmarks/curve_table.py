@@ -1,0 +1,95 @@
+"""From the points of `curve.py` to its table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Point = Mapping[str, float]
+
+HELD_OUT, REWARD = "evaluation/reward", "reward/mean"
+SHARES = (0.5, 0.9)
+"""Of the way from the first held-out score to the last one of the row that ends lowest: how soon is a row there?"""
+LAST = 10
+"""Steps whose reward is averaged at either end of a row."""
+
+
+def title(row: str) -> str:
+    """Of a row, for readers."""
+    way, _, seed = row.partition("/")
+    words = "synchronous" if way == "sync" else f"asynchronous, at most {way.removeprefix('async-')}"
+    return f"{words}, seed {seed}" if seed else words
+
+
+def scores(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Held-out scores and their seconds."""
+    return [(point["seconds"], point[HELD_OUT]) for point in points if HELD_OUT in point]
+
+
+def rewards(points: Sequence[Point], over: int = 1) -> list[tuple[float, float]]:
+    """Rewards of the training batches and their seconds, each the mean of so many steps up to its own."""
+    trained = [point for point in points if REWARD in point]
+    return [
+        (point["seconds"], mean([each[REWARD] for each in trained[max(0, number + 1 - over) : number + 1]]))
+        for number, point in enumerate(trained)
+    ]
+
+
+def mean(values: Sequence[float]) -> float:
+    """0 where there are none."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def marks(rows: Mapping[str, Sequence[Point]]) -> list[float]:
+    """The held-out scores whose time is told, the same for all rows."""
+    known = [found for points in rows.values() if len(found := scores(points)) > 1]
+    if not known:
+        return []
+    start, end = mean([found[0][1] for found in known]), min(found[-1][1] for found in known)
+    return [start + share * (end - start) for share in SHARES] if end > start else []
+
+
+def table(rows: Mapping[str, Sequence[Point]]) -> str:
+    """All rows, in Markdown."""
+    wanted = marks(rows)
+    heads = ["", "steps", "seconds", "evaluating", "samples/s", "s/step", "wait", "train", "publish", "staleness"]
+    heads += ["answer tokens", "reward", "held-out"] + [f"s to {mark:.3f}" for mark in wanted]
+    lines = [heads, ["---"] * len(heads)]
+    lines += [_cells(row, points, wanted) for row, points in rows.items() if points]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[str]:
+    trained = [point for point in points if REWARD in point]
+    seconds = points[-1]["seconds"]
+    evaluating = sum(point.get("time/evaluate_s", 0.0) for point in points)
+    samples = sum(point.get("batch/sequences", 0.0) for point in trained)
+    found, gained = scores(points), rewards(points)
+
+    def each(key: str, digits: int = 2) -> str:
+        return f"{mean([point[key] for point in trained if key in point]):.{digits}f}"
+
+    def ends(values: Sequence[float], over: int) -> str:
+        return f"{mean(values[:over]):.3f} → {mean(values[-over:]):.3f}" if values else ""
+
+    def reached(mark: float) -> str:
+        return next((f"{second:.0f}" for second, score in found if score >= mark), "never")
+
+    return [
+        title(row),
+        f"{points[-1]['step']:.0f}",
+        f"{seconds:.0f}",
+        f"{evaluating:.0f}",
+        f"{samples / seconds if seconds else 0.0:,.0f}",
+        f"{(seconds - evaluating) / max(1, len(trained)):.2f}",
+        each("time/wait_s"),
+        each("time/train_s"),
+        each("time/publish_s", 3),
+        each("staleness/mean"),
+        each("batch/response_length", 0),
+        ends([value for _, value in gained], LAST),
+        ends([score for _, score in found], 1),
+        *(reached(mark) for mark in wanted),
+    ]
