@@ -117,6 +117,7 @@ def prepare_model(arguments: argparse.Namespace, folder: Path) -> int:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = None
     tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)  # it names end tokens as well
     return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 

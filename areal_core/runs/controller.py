@@ -29,7 +29,7 @@ from areal_core.rollout.evaluation import Evaluator
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
 from areal_core.runs.link import LinkedProcesses
-from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters, vocabulary_size
+from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,8 @@ class RolloutHalf:
     scorer: RewardPool
     runner: EpisodeRunner
     starting: asyncio.Future[Any]
+    ends: frozenset[int]
+    """Tokens that end an answer."""
 
     @classmethod
     async def begin(
@@ -102,6 +104,7 @@ class RolloutHalf:
         starting = asyncio.gather(engine.start(model), scorer.start())
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
+            ends = await asyncio.to_thread(end_tokens, model, tokenizer)
             runner = EpisodeRunner(
                 config.workflow.build(),
                 engine,
@@ -114,11 +117,11 @@ class RolloutHalf:
         except BaseException:
             await _close(starting, engine, scorer)
             raise
-        return cls(config, tokenizer, engine, scorer, runner, starting)
+        return cls(config, tokenizer, engine, scorer, runner, starting, ends)
 
     def evaluator(self, section: EvaluationSection) -> Evaluator:
         """Plays the episodes of an evaluation."""
-        sampling = sampling_parameters(self.config, self.tokenizer, section.temperature)
+        sampling = sampling_parameters(self.config, self.ends, section.temperature)
         return Evaluator(self.runner, section.dataset.build(), section, sampling)
 
     async def ready(self) -> None:
@@ -161,7 +164,7 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
             f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
             hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
         )
-    asked = sampling_parameters(config, None).unsupported(engine.capabilities.sampling)
+    asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
     if asked:
         raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])
     return engine
@@ -205,7 +208,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
             half.engine,
             dataset,
             sampler,
-            sampling_parameters(config, half.tokenizer),
+            sampling_parameters(config, half.ends),
             ledger,
             config.algorithm.build().filter,
             SampleLog(run.samples),

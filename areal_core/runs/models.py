@@ -8,6 +8,8 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, SamplingParameters
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from areal_core.config import Resolved, RunConfig
     from areal_core.runs.folder import RunFolder
 
@@ -50,17 +52,40 @@ def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
     return max(len(tokenizer), config.get_text_config().vocab_size)
 
 
-def sampling_parameters(config: RunConfig, tokenizer: Any, temperature: float | None = None) -> SamplingParameters:
-    """The engine's settings from the config's; temperature 0 is greedy, stop tokens include the tokenizer's own."""
+def end_tokens(model: ModelReference, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: the tokenizer's own, and those of the model's generation config.
+
+    Chat models may name the end of a turn there alone, while the tokenizer's own token ends a document; and servers
+    stop at them whatever a request says.
+    """
+    from transformers import GenerationConfig
+
+    own = getattr(tokenizer, "eos_token_id", None)
+    try:
+        told = GenerationConfig.from_pretrained(model.path).eos_token_id
+    except (OSError, ValueError):  # it has none
+        told = None
+    named = told if isinstance(told, list) else [told]
+    return frozenset(token for token in (own, *named) if token is not None)
+
+
+def sampling_parameters(
+    config: RunConfig, ends: Collection[int] = (), temperature: float | None = None
+) -> SamplingParameters:
+    """The engine's settings from the config's.
+
+    Args:
+        config: of the run.
+        ends: tokens that end an answer beside those of the config; see `end_tokens`.
+        temperature: in place of the config's; 0 is greedy.
+    """
     section = config.sampling
     values = section.model_dump(exclude={"temperature", "stop_token_ids", "stop", "allow_mismatched_sampling"})
-    end = getattr(tokenizer, "eos_token_id", None)
-    ends = {*section.stop_token_ids, *([] if end is None else [end])}
     chosen = section.temperature if temperature is None else temperature
     return SamplingParameters(
         temperature=chosen or 1.0,
         greedy=chosen == 0,
-        stop_token_ids=tuple(sorted(ends)),
+        stop_token_ids=tuple(sorted({*section.stop_token_ids, *ends})),
         stop=tuple(section.stop),
         **values,
     )
