@@ -1,0 +1,50 @@
+"""The probe's tolerance, with a module whose logits and errors are made up: rounding differs from device to device."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from areal_core.errors import RunError
+from areal_fsdp.probe import check_module
+
+VOCABULARY = 512
+
+
+class MadeUp:
+    """A model with logits of a given size, and an engine that is off by a share of each."""
+
+    head_name = ""
+    temperature = 1.0
+    for_graphs = False
+
+    def __init__(self, largest, rounding=0.0, factor=1.0):
+        text = SimpleNamespace(model_type="made-up", vocab_size=VOCABULARY, max_position_embeddings=64)
+        self.model = SimpleNamespace(config=SimpleNamespace(model_type="made-up", get_text_config=lambda: text))
+        generator = torch.Generator().manual_seed(1)
+        self._logits = largest * (2 * torch.rand(VOCABULARY, VOCABULARY, generator=generator) - 1)
+        self._off = factor + rounding * (2 * torch.rand(VOCABULARY, VOCABULARY, generator=generator) - 1)
+
+    def unpacked(self, sequence):
+        return self._logits[sequence]
+
+    def __call__(self, ids, layout, targets, outputs):
+        logits = (self._logits * self._off)[ids]
+        return {"logprobs": torch.log_softmax(logits, -1).gather(1, targets[:, None])[:, 0]}
+
+
+@pytest.mark.parametrize("largest", [3.0, 33.0])
+def test_rounding_in_bfloat16_passes_whatever_the_size_of_logits(largest):
+    """SmolLM2 has logits up to 33, and its log-probabilities on a GPU were 0.2 and more apart."""
+    check_module(MadeUp(largest, rounding=0.02), torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("largest", [3.0, 33.0])
+def test_logits_that_are_scaled_are_refused_whatever_their_size(largest):
+    with pytest.raises(RunError, match="model type 'made-up' changes its logits"):
+        check_module(MadeUp(largest, factor=1.15), torch.device("cpu"), torch.bfloat16)
+
+
+def test_in_float32_rounding_of_that_size_is_refused():
+    with pytest.raises(RunError, match="model type 'made-up' changes its logits"):
+        check_module(MadeUp(33.0, rounding=0.001), torch.device("cpu"), torch.float32)
