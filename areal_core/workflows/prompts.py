@@ -34,10 +34,13 @@ def prompt_messages(row: Mapping[str, Any], settings: PromptSettings) -> list[di
 def encode_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettings) -> tuple[list[int], str]:
     """Token ids of the prompt, and the prompt as text."""
     messages = prompt_messages(row, settings)
-    if messages is None:
+    if messages is not None:
+        text = render(tokenizer, messages, add_generation_prompt=True)
+    else:
         text = row[settings.prompt_key]
-        return encode(tokenizer, text if settings.text_has_special_tokens else guard(tokenizer, text))
-    return apply_template(tokenizer, messages)
+        text = text if settings.text_has_special_tokens else guard(tokenizer, text)
+    ids, written = _encoded(tokenizer, text)
+    return list(ids), written
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], str]:
@@ -76,6 +79,13 @@ def encode(tokenizer: Any, text: str) -> tuple[list[int], str]:
             written.append(piece)
             ids += tokenizer.encode(piece, add_special_tokens=False)
     return ids, "".join(written)
+
+
+@lru_cache(maxsize=64)
+def _encoded(tokenizer: Any, text: str) -> tuple[tuple[int, ...], str]:
+    """`encode`, remembered: episodes of a group begin one after another, and all of them with the same prompt."""
+    ids, written = encode(tokenizer, text)
+    return tuple(ids), written
 
 
 _STAND_INS: Final = 0xF0000

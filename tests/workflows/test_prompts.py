@@ -1,0 +1,28 @@
+from areal_core.workflows.prompts import encode_prompt
+from areal_core.workflows.settings import SingleTurnSettings
+
+
+class Counting:
+    """A tokenizer that counts what it is asked."""
+
+    def __init__(self, shift=0):
+        self.asked = 0
+        self._shift = shift
+
+    def encode(self, text, add_special_tokens):
+        self.asked += 1
+        return [ord(letter) + self._shift for letter in text]
+
+
+def test_the_prompt_of_a_group_is_tokenized_once_and_each_episode_has_its_own_tokens():
+    tokenizer = Counting()
+    found = [encode_prompt(tokenizer, {"prompt": "ab"}, SingleTurnSettings()) for _ in range(8)]
+    assert found == [([97, 98], "ab")] * 8
+    assert tokenizer.asked == 1
+    found[0][0].append(7)
+    assert encode_prompt(tokenizer, {"prompt": "ab"}, SingleTurnSettings())[0] == [97, 98]
+
+
+def test_another_tokenizer_has_other_tokens():
+    assert encode_prompt(Counting(), {"prompt": "ab"}, SingleTurnSettings())[0] == [97, 98]
+    assert encode_prompt(Counting(1), {"prompt": "ab"}, SingleTurnSettings())[0] == [98, 99]
