@@ -31,7 +31,7 @@ from typing import Any
 
 from asynchronous import end_run, machine, read_journal
 from curve_picture import draw
-from curve_table import table
+from curve_table import by_time, table
 
 AREAL = [sys.executable, "-m", "areal_core"]
 KEPT = (
@@ -158,6 +158,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="for run folders and logs; by default a new one is made")
     parser.add_argument("--warm-up", type=int, default=0, help="steps of a run before the first row; 0 is none")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
+    parser.add_argument("--every-s", type=float, default=20.0, help="seconds between columns of the second table")
     arguments = parser.parse_intermixed_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="areal-curve-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +175,7 @@ def main() -> int:
             curves.measure(row)
             print(f"{row}: {time.monotonic() - began:.0f} s with start and end", flush=True)
     print(table(curves.results["rows"]))
+    print(f"\n{by_time(curves.results['rows'], arguments.every_s)}\n")
     print(json.dumps(curves.results.get("machine", {})))
     if arguments.picture is not None:
         arguments.picture.write_text(draw(curves.results["rows"]))

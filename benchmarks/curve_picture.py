@@ -6,7 +6,7 @@ import math
 from html import escape
 from typing import TYPE_CHECKING
 
-from curve_table import rewards, scores, title
+from curve_table import SMOOTHED, rewards, scores, title
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 300, 48, 12, 34, 44
 COLOURS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9")
-SMOOTHED = 5
-"""Steps that a point of the reward is the mean of; single batches swing too much to be told apart."""
 
 
 def draw(rows: Mapping[str, Sequence[Point]]) -> str:

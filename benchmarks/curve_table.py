@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 HELD_OUT, REWARD = "evaluation/reward", "reward/mean"
 SHARES = (0.5, 0.9)
 """Of the way from the first held-out score to the last one of the row that ends lowest: how soon is a row there?"""
+SMOOTHED = 5
+"""Steps that a reward against time is the mean of; single batches swing too much to be told apart."""
 LAST = 10
 """Steps whose reward is averaged at either end of a row."""
 
@@ -58,6 +60,19 @@ def table(rows: Mapping[str, Sequence[Point]]) -> str:
     heads += ["answer tokens", "reward", "held-out"] + [f"s to {mark:.3f}" for mark in wanted]
     lines = [heads, ["---"] * len(heads)]
     lines += [_cells(row, points, wanted) for row, points in rows.items() if points]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def by_time(rows: Mapping[str, Sequence[Point]], every_s: float) -> str:
+    """How far each row was at the same seconds, in Markdown: its steps, and the reward of the last few."""
+    longest = max((points[-1]["seconds"] for points in rows.values() if points), default=0.0)
+    moments = [every_s * number for number in range(1, int(longest / every_s) + 1)]
+    lines = [["seconds", *(f"{moment:.0f}" for moment in moments)], ["---"] * (1 + len(moments))]
+    for row, points in rows.items():
+        gained = rewards(points, SMOOTHED)
+        steps = [sum(second <= moment for second, _ in gained) for moment in moments]
+        lines.append([f"{title(row)}: steps", *(str(step) for step in steps)])
+        lines.append(["reward", *(f"{gained[step - 1][1]:.3f}" if step else "" for step in steps)])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 

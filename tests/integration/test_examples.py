@@ -45,6 +45,23 @@ def test_gsm8k_by_yaml_has_at_most_forty_lines_and_runs(workplace: Workplace) ->
     assert "reward/math_verify" in workplace.metrics()[-1]
 
 
+def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None:
+    """Without servers and GPUs, and with examples that fit into the tiny model's context."""
+    pytest.importorskip("reasoning_gym")
+    for name in ("reasoning_gym.yaml", "few_shot.py"):
+        shutil.copy(EXAMPLES / name, workplace.folder)
+    words = ["inference_engine=hf", "publication.transport=memory", "placement.generation=null"]
+    words += ["placement.training=null", "evaluation.limit=2", "evaluation.samples_per_prompt=1"]
+    words += [
+        f"{section}.examples=[['1 + 1 =', '<answer>2</answer>']]" for section in ("dataset", "evaluation.dataset")
+    ]
+    done = workplace.areal("run", "reasoning_gym.yaml", *SMALL, *words)
+    assert done.code == 0, done.err
+    assert "reward/reasoning_gym" in workplace.metrics()[-1]
+    prompt = json.loads((workplace.folder / "run/samples.jsonl").read_text().splitlines()[0])["episodes"][0]["text"]
+    assert "<answer>2</answer>" in prompt
+
+
 def test_gsm8k_from_python_runs(workplace: Workplace) -> None:
     shutil.copy(EXAMPLES / "gsm8k.py", workplace.folder)
     settings = shlex.join([*SMALL, *with_local_data(workplace, "dataset")])
