@@ -207,8 +207,11 @@ class LinkedProcesses:
             needs.cores,
             specification.beside or self._link.name,
         )
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            await asyncio.wrap_future(self._link.request(asked))
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await asyncio.wrap_future(self._link.request(asked))
+        except TimeoutError:
+            raise RunError(f"{specification.name} has not started within {ANSWER_TIMEOUT_S:g} s") from None
         return process
 
     def hear(self, ended: ProcessEnded) -> None:

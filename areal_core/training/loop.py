@@ -287,7 +287,8 @@ class Trainer:
             self._committed = self._step
             self._sizes["a checkpoint"] = tree_size(folder)
             if self._source is not None:
-                self._source.commit(self._step, folder)
+                commit = partial(self._source.commit, self._step, folder)
+                patiently(commit, self._journal.tell if self._journal is not None else lambda _: None)
                 prune_checkpoints(self._run_dir, self._config.checkpoint.keep, folder)
             self._witness.fold()
             if self._journal is not None:
