@@ -42,6 +42,7 @@ class ZeroLatencyEngine(FakeEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """At once."""
+        request.on_place(True)
         return Generation(self._ids, self._logprobs, [self.version] * len(self._ids), FinishReason.STOP)
 
 

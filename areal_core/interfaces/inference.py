@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
@@ -65,6 +65,10 @@ class SamplingParameters:
             )
 
 
+def _nobody_asks(has_place: bool) -> None:
+    """What an engine tells of a request's place is heard by nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to continue.
@@ -81,6 +85,10 @@ class GenerationRequest:
             `keep_cache` a conversation keeps the keys and values of its prefix over a weight update, and a new
             conversation begins with those of the current weights alone; in `recompute` none outlives an update.
             Empty: the request is a conversation by itself.
+        on_place: called by an engine that `tells_places`, in the caller's event loop. With True when the request has
+            got a place: work on it begins, or it is sent to a server. With False when it has lost it, such as by its
+            server's death, and waits for another; then True again. Nothing is told behind the answer. The time of an
+            episode goes by only while none of its requests waits.
     """
 
     request_id: str
@@ -89,6 +97,7 @@ class GenerationRequest:
     seed: int
     affinity: str = ""
     conversation: str = ""
+    on_place: Callable[[bool], None] = field(default=_nobody_asks, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,8 @@ class InferenceCapabilities:
         seeded: whether a request's seed decides its tokens.
         broadcast: whether weights may reach it by collective broadcast (`BroadcastReceiver`).
         releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
+        tells_places: whether it calls `on_place` of its requests. The clocks of episodes whose engine does not run
+            from their beginning, also while they wait for a place.
     """
 
     update_modes: frozenset[UpdateMode]
@@ -135,6 +146,7 @@ class InferenceCapabilities:
     seeded: bool = True
     broadcast: bool = False
     releases_memory: bool = False
+    tells_places: bool = False
 
 
 class InferenceEngine(Protocol):
@@ -227,7 +239,10 @@ class MemorySharer(Protocol):
     """What an inference engine offers beyond `InferenceEngine` where it shares its GPUs with the trainer."""
 
     async def release_memory(self) -> None:
-        """Stop, keep what every request has so far, and give the memory away until the next `update_weights`."""
+        """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.
+
+        The requests wait for a place meanwhile, and the engine tells so (`tells_places`).
+        """
 
 
 class Questioned(Protocol):

@@ -23,13 +23,15 @@ class FakeEngine:
     Args:
         tokens: in each generation.
         delay_s: of each generation; 0 answers at once.
+        places: requests that are worked on at once.
     """
 
-    capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True)
+    capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True, tells_places=True)
 
-    def __init__(self, tokens: int = 8, delay_s: float = 0.0) -> None:
+    def __init__(self, tokens: int = 8, delay_s: float = 0.0, places: int = 1 << 31) -> None:
         self._tokens = tokens
         self._delay_s = delay_s
+        self._places = asyncio.Semaphore(places)
         self.version = 0
         self.requests: list[GenerationRequest] = []
 
@@ -39,9 +41,11 @@ class FakeEngine:
     async def generate(self, request: GenerationRequest) -> Generation:
         """Tokens from the seed, all of the version at the start of the request."""
         self.requests.append(request)
-        version = self.version
-        if self._delay_s:
-            await asyncio.sleep(self._delay_s)
+        async with self._places:
+            request.on_place(True)
+            version = self.version
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s)
         count = min(self._tokens, request.sampling.max_new_tokens)
         draw = random.Random(request.seed)
         ids = [draw.randrange(4, 50) for _ in range(count)]

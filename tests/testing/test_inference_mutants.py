@@ -232,6 +232,39 @@ class OneRequestForgotten(NaiveEngine):
         return await super()._generate(request)
 
 
+class TellsOfPlacesAtOnce(NaiveEngine):
+    async def generate(self, request):
+        request.on_place(True)
+        return await super().generate(replace(request, on_place=lambda has_place: None))
+
+
+class TellsOfPlacesTwice(NaiveEngine):
+    def _generator(self, request):
+        request.on_place(True)
+        return super()._generator(request)
+
+
+class TellsOfNoPlace(NaiveEngine):
+    async def generate(self, request):
+        return await super().generate(replace(request, on_place=lambda has_place: None))
+
+
+class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
+    """As if every update took the places away, and nobody said so."""
+
+    async def _generate(self, request):
+        self._asked = [*getattr(self, "_asked", []), request]
+        try:
+            return await super()._generate(request)
+        finally:
+            self._asked.remove(request)
+
+    async def update_weights(self, update):
+        await super().update_weights(update)
+        for request in self._asked:
+            request.on_place(True)
+
+
 class BroadcastEngine(NaiveEngine):
     """Receives broadcasts too, as rank 1 of two: nothing is wrong with it."""
 
@@ -288,6 +321,7 @@ def test_an_engine_that_receives_broadcasts_passes(tmp_path):
 LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
 LABELS = "test_every_token_carries_the_version_that_sampled_it"
 STOP = "test_a_stop_token_ends_the_output_and_is_part_of_it"
+PLACES = "test_a_request_is_told_of_its_place_once_and_not_before"
 REFUSED = "test_refused_weights_change_nothing"
 MUTANTS = [
     (LogprobsBeforeTemperature, LOGPROBS, "a plain forward pass"),
@@ -316,6 +350,10 @@ MUTANTS = [
     (UpdateThatReturnsTooEarly, "test_every_tensor_is_taken_over", "labels .0(, 7)?. after version 7"),
     (UnknownSettingsIgnored, "test_what_cannot_be_served_is_refused", "was answered: (top|min)"),
     (CloseLeavesRequestsWaiting, "test_close_ends_what_runs_and_may_be_called_twice", "a request at close did not"),
+    (TellsOfPlacesAtOnce, PLACES, "was told of a place while others had them all"),
+    (TellsOfPlacesTwice, PLACES, "instead of once with True each"),
+    (TellsOfNoPlace, PLACES, "instead of once with True each"),
+    (TellsOfPlacesAgainAfterAnUpdate, LABELS, "a place is lost before it is had again"),
     (OneRequestForgotten, "test_more_requests_than_slots_are_all_answered", "30 requests did not end"),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -193,6 +193,43 @@ class InferenceEngineSuite(WeightUpdates):
                 answers = await self.answers(engine, asked)
                 assert [len(found.output_ids) for found in answers] == [one.sampling.max_new_tokens for one in asked]
                 check_logprobs(asked[-1], answers[-1], {0: model}, self.tolerance)
+
+        asyncio.run(check())
+
+    def test_a_request_is_told_of_its_place_once_and_not_before(self, tmp_path: Path) -> None:
+        """Where the engine says that it tells: what waits behind long requests is told when one of them has ended."""
+        model = make_model(tmp_path / "model")
+        told: list[list[bool]] = []
+
+        async def check() -> None:
+            async with self.running(tmp_path, model, slots=2) as engine:
+                if not engine.capabilities.tells_places:
+                    pytest.skip("the engine does not say that it tells of places")
+                long: list[asyncio.Future[Any]] = []
+                had_ended: list[asyncio.Future[bool]] = []
+
+                async def has_one_ended() -> bool:
+                    for _ in range(10):  # the answer that made room may be a few turns of the event loop behind
+                        await asyncio.sleep(0)
+                    return any(one.done() for one in long)
+
+                def ask(seed: int, most: int) -> asyncio.Future[Any]:
+                    calls: list[bool] = []
+                    told.append(calls)
+
+                    def on_place(has_place: bool) -> None:
+                        calls.append(has_place)
+                        if seed >= 2:
+                            had_ended.append(asyncio.ensure_future(has_one_ended()))
+
+                    asked = replace(request(PROMPTS[0], seed, most=most), on_place=on_place)
+                    return asyncio.ensure_future(engine.generate(asked))
+
+                long += [ask(seed, self.tokens_in_flight) for seed in range(2)]
+                waiting = [ask(seed, 3) for seed in range(2, 6)]
+                await self.within(asyncio.gather(*long, *waiting), "requests that wait for a place")
+                assert told == [[True]] * 6, f"on_place was called with {told} instead of once with True each"
+                assert all(await asyncio.gather(*had_ended)), "a request was told of a place while others had them all"
 
         asyncio.run(check())
 

@@ -31,7 +31,9 @@ class NaiveEngine:
         slots: requests that are generated from at once.
     """
 
-    capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True)
+    capabilities = InferenceCapabilities(
+        frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True, tells_places=True
+    )
 
     def __init__(self, slots: int = 8) -> None:
         self._slots = asyncio.Semaphore(slots)
@@ -76,6 +78,7 @@ class NaiveEngine:
     async def _generate(self, request: GenerationRequest) -> Generation:
         output = Generation([], [], [], FinishReason.LENGTH)
         async with self._slots:
+            request.on_place(True)
             generator = self._generator(request)
             while len(output.output_ids) < request.sampling.max_new_tokens:
                 await asyncio.sleep(0)

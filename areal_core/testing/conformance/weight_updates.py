@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -176,8 +177,12 @@ class WeightUpdates(EngineSession):
             for turn in range(1000):
                 if is_over:
                     return
+                places: list[bool] = []
                 one = request(PROMPTS[number % len(PROMPTS)], 100 * number + turn, most=self.tokens_in_flight)
-                found = await self.within(engine.generate(one), "a request that an update met")
+                told = replace(one, on_place=places.append)
+                found = await self.within(engine.generate(told), "a request that an update met")
+                wanted = [True, *[False, True] * (len(places) // 2)] if engine.capabilities.tells_places else []
+                assert places == wanted, f"on_place was called with {places}: a place is lost before it is had again"
                 check_form(found)
                 assert len(found.output_ids) == self.tokens_in_flight, "an update cut a request short"
                 assert found.versions == sorted(found.versions), "versions run backwards inside one request"

@@ -15,7 +15,7 @@ from areal_core.interfaces import InferenceCapabilities, SamplingParameters
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
 from areal_core.launchers.keepers import Keepers
 from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, private_folder, serve
-from areal_hf.messages import Cancel, Finished, Generate, Load, Loaded, NewRequest, NewSampling, Update, Updated
+from areal_hf.messages import Begun, Cancel, Finished, Generate, Load, Loaded, NewRequest, NewSampling, Update, Updated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ class HFEngine:
     ) -> None:
         self._settings = settings.model_copy(update={"deterministic": settings.deterministic or deterministic})
         self.capabilities = InferenceCapabilities(
-            frozenset({"keep_cache", "recompute"}), deterministic=self._settings.deterministic
+            frozenset({"keep_cache", "recompute"}), deterministic=self._settings.deterministic, tells_places=True
         )
         self._cleanup = contextlib.ExitStack()
         self._folder = scratch or self._cleanup.enter_context(private_folder())
@@ -61,6 +61,7 @@ class HFEngine:
         self._limits = Loaded(0, 0, 0)
         self._numbers = 0
         self._generations: dict[int, asyncio.Future[Generation]] = {}
+        self._waiting: dict[int, GenerationRequest] = {}
         self._updates: dict[int, asyncio.Future[str | None]] = {}
         self._sampling: dict[SamplingParameters, int] = {}
         self._unsent: list[NewRequest] = []
@@ -128,6 +129,7 @@ class HFEngine:
         number = self._numbers
         result: asyncio.Future[Generation] = loop.create_future()
         self._generations[number] = result
+        self._waiting[number] = request
         if not self._unsent:
             # Siblings of a group are asked for in one turn of the loop; they travel in one message.
             loop.call_soon(self._send_requests)
@@ -138,6 +140,8 @@ class HFEngine:
             if self._generations.pop(number, None) is not None and self._ended is None:
                 self._cancel(number)
             raise
+        finally:
+            self._waiting.pop(number, None)
 
     def _cancel(self, number: int) -> None:
         unsent = [waiting for waiting in self._unsent if waiting.number != number]
@@ -246,6 +250,8 @@ class HFEngine:
                 message = await channel.receive()
                 if isinstance(message, Finished):
                     self._finish(message)
+                elif isinstance(message, Begun):
+                    self._begin(message)
                 elif isinstance(message, Updated):
                     update = self._updates.get(message.version)
                     if update is not None and not update.done():
@@ -257,6 +263,11 @@ class HFEngine:
         except (LookupError, TypeError, ValueError) as error:
             reason = f"sent an answer that makes no sense ({error!r})"
         await self._fail(reason)
+
+    def _begin(self, message: Begun) -> None:
+        for number in message.numbers:
+            if request := self._waiting.pop(number, None):
+                request.on_place(True)
 
     def _finish(self, message: Finished) -> None:
         counts = message.counts

@@ -57,6 +57,13 @@ class Generate:
 
 
 @message
+class Begun:
+    """Requests that have a slot: they are generated from."""
+
+    numbers: list[int]
+
+
+@message
 class Cancel:
     """Nobody wants the answer to a request any more."""
 

@@ -77,6 +77,8 @@ class Scheduler:
         self._waiting: deque[LiveRequest] = deque()
         self._waited = 0
         self._cancelled = 0
+        self.begun: list[int] = []
+        """The client's numbers of requests that have joined; whoever tells them clears it."""
         self._bytes_per_token = self._probe()
 
     @torch.inference_mode()
@@ -195,6 +197,7 @@ class Scheduler:
         start = len(rows)
         live_columns = rows.longest
         rows.join(joiners)
+        self.begun += [request.number for request in joiners]
         self._fit(len(rows), rows.longest + 1, start, live_columns)
         self._fill(start, len(rows))
 

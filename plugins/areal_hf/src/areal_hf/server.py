@@ -22,7 +22,7 @@ from areal_core.errors import RunError
 from areal_core.messages import Channel, ChannelClosed, connect
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
-from areal_hf.messages import Cancel, Finished, Generate, Load, Loaded, NewSampling, Update, Updated
+from areal_hf.messages import Begun, Cancel, Finished, Generate, Load, Loaded, NewSampling, Update, Updated
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
 
@@ -103,6 +103,9 @@ class Server:
             for message in self._channel.receive_ready():
                 self._handle(message)
             outputs = self._scheduler.step()
+            if begun := self._scheduler.begun:
+                self._channel.post(Begun(begun))
+                self._scheduler.begun = []
             if outputs is not None:
                 self._report(outputs)
             await asyncio.sleep(0)

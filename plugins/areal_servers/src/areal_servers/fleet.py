@@ -8,6 +8,7 @@ requests go on elsewhere with the tokens that they had.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class ServerFleet:
         processes: Processes | None = None,
         gpus: Sequence[int] | None = None,
     ) -> None:
-        self.capabilities = adapter.capabilities()
+        self.capabilities = replace(adapter.capabilities(), tells_places=True)
         self.adapter = adapter
         self.settings = settings
         self._log_dir = Path(log_dir)

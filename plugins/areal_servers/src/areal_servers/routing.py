@@ -59,7 +59,10 @@ class Router:
         losses: list[Member] = []
         empty = 0
         while answer.finish is None:
+            if answer.pieces:
+                request.on_place(False)
             member = await self.take(prefixes, losses, is_continued=answer.pieces > 0)
+            request.on_place(True)
             before = len(answer.output_ids)
             try:
                 await member.work(answer)
@@ -129,8 +132,6 @@ class Router:
             RunError: no server will be ready again.
         """
         while True:
-            if self._roster.failure is not None:
-                raise self._roster.failure
             place: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
             line_up = self._waiting.appendleft if is_continued else self._waiting.append
             line_up((place, prefixes, avoided))
@@ -162,9 +163,7 @@ class Router:
                 continue
             if failure is not None:
                 place.set_exception(failure)
-                continue
-            member = self._choose(prefixes, avoided)
-            if member is None:
+            elif (member := self._choose(prefixes, avoided)) is None:
                 passed.append((place, prefixes, avoided))
             else:
                 member.requests += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,45 @@ def test_a_request_that_every_server_fails_under_ends_with_the_reason(running):
                 server.fault = ServerLostError("it burns")
             with pytest.raises(ValueError, match=r"servers failed under this request; the last one: it burns"):
                 await fleet.generate(running.request())
+
+    asyncio.run(check())
+
+
+def test_a_request_tells_when_it_has_a_place_on_a_server_and_not_before(running):
+    async def check():
+        server = running.server(slots=1)
+        async with running({"a": server}) as fleet:
+            assert fleet.capabilities.tells_places
+            first, behind = [], []
+            server.is_open.clear()
+            asked = [
+                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_place=places.append)))
+                for n, places in enumerate((first, behind))
+            ]
+            await running.until(lambda: first == [True], "a place for the first")
+            await asyncio.sleep(0.05)
+            assert behind == []
+            server.is_open.set()
+            await asyncio.gather(*asked)
+            assert first == behind == [True]
+
+    asyncio.run(check())
+
+
+def test_a_request_under_which_a_server_is_lost_waits_again_and_says_so(running):
+    async def check():
+        server = running.server()
+        async with running({"a": server}) as fleet:
+            places = []
+            server.fault = ServerLostError("500")
+            server.is_healthy = False
+            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_place=places.append)))
+            await running.until(lambda: running.states(fleet) == {"a": "lost"}, "a lost server")
+            await asyncio.sleep(0.05)
+            assert places[-1] is False
+            server.is_healthy, server.fault = True, None
+            await asked
+            assert places == [True, *[False, True] * (len(places) // 2)]
 
     asyncio.run(check())
 
