@@ -103,15 +103,20 @@ class RolloutSection(Section):
     max_consecutive_failures: int = Field(default=16, ge=1)
     """failures in a row that end the run"""
     episode_timeout_s: float = Field(default=600.0, gt=0)
-    """seconds that one episode may take"""
+    """seconds that one episode may take, those in which it waits for a place in the engine left out"""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
-    """seconds without a finished group, while one is waited for, that end the run"""
+    """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
     blocked_timeout_s: float = Field(default=60.0, gt=0)
     """seconds for which a workflow may block the event loop of all others before the run ends"""
     reward_processes: int = Field(default=1, ge=1)
     """processes that compute rewards"""
     reward_timeout_s: float = Field(default=15.0, gt=0)
     """seconds that one reward may take"""
+
+    @property
+    def episodes_at_once(self) -> int:
+        """How many may be under way: those of all groups in the pipeline."""
+        return self.pipeline_depth * self.batch_size * self.group_size
 
 
 class TrainingSection(Section):

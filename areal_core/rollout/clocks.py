@@ -1,59 +1,115 @@
-"""How long episodes may take, counted only while they can make progress."""
+"""How long an episode may take, counted only while it can make progress."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import asyncio
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    import asyncio
+    from collections.abc import Callable, Coroutine, Iterator
+
+_Result = TypeVar("_Result")
+AGAIN_S = 1.0
+"""A cancellation that was swallowed, as `asyncio.wait_for` of Python 3.11 may do, comes again after so long."""
 
 
-class EpisodeClocks:
-    """One clock for each running episode; all of them stand still while the engines cannot generate.
+class EpisodeClock:
+    """Cancels an episode that takes too long.
+
+    Time goes by only while none of the episode's requests waits for a place in the engine. How long that takes is
+    decided by others: those who came before, or servers that are lost. One of several requests is enough: an episode
+    that asks for more than there are places at once shall not fail for it. Whoever waits gets its place in turn or is
+    failed by the engine; until then a sibling that hangs in its place is not noticed, but then it is. Where the engine
+    gives no places at all, the run's `stall_timeout_s` ends it.
 
     Args:
-        timeout_s: that an episode may take.
+        limit_s: that the episode may take.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._began: dict[asyncio.Task[None], float] = {}
-        self._stopped_at: float | None = None
-        self.overdue: set[asyncio.Task[None]] = set()
-        """Episodes that were cancelled because they took too long, until they have ended."""
+    def __init__(self, limit_s: float = math.inf) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left = limit_s
+        self._since = 0.0
+        self._waiting = 0
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_overdue = False
 
     @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """The running episodes."""
-        return list(self._began)
+    def waits(self) -> bool:
+        """Whether a request of the episode waits for a place."""
+        return self._waiting > 0
 
-    def start(self, task: asyncio.Task[None]) -> None:
-        """An episode begins; its clock goes with it."""
-        self._began[task] = time.monotonic()
-        task.add_done_callback(self._forget)
+    async def run(self, episode: Coroutine[Any, Any, _Result]) -> _Result:
+        """What the episode returns; raises what it raises. It has a task of its own, for it may cancel itself.
 
-    def stop(self) -> None:
-        """The engines have no memory or no weights: no episode can go on."""
-        self._stopped_at = self._stopped_at or time.monotonic()
+        Raises:
+            TimeoutError: it was cancelled because it took too long.
+            asyncio.CancelledError: it was cancelled by somebody else; where the caller was not, by itself.
+        """
+        self._task = asyncio.ensure_future(episode)
+        self._go_on()
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if self._is_overdue and not was_cancelled():
+                raise TimeoutError from None
+            raise
+        finally:
+            self._stop()
+            self._task = None
 
-    def go_on(self) -> None:
-        """The engines generate again."""
-        if self._stopped_at is not None:
-            now, stopped_at, self._stopped_at = time.monotonic(), self._stopped_at, None
-            self._began = {task: began + now - max(began, stopped_at) for task, began in self._began.items()}
+    @contextmanager
+    def request(self, *, is_told: bool = True) -> Iterator[Callable[[bool], None]]:
+        """Around a request, which waits until it is said to have a place; yields a `GenerationRequest.on_place`.
 
-    def cancel_overdue(self) -> None:
-        """Cancel episodes that took longer than they may."""
-        if self._stopped_at is not None:
+        Args:
+            is_told: whether anybody will say so; otherwise it never waits.
+        """
+        has_place = True
+
+        def tell(value: bool) -> None:
+            nonlocal has_place
+            if value is not has_place:
+                has_place = value
+                self._count(-1 if has_place else 1)
+
+        if is_told:
+            tell(False)
+        try:
+            yield tell
+        finally:
+            tell(True)
+
+    def _count(self, more: int) -> None:
+        waited, self._waiting = self.waits, self._waiting + more
+        if self._task is None or self._is_overdue or waited is self.waits:
             return
-        overdue = time.monotonic() - self._timeout_s
-        for task, began in list(self._began.items()):
-            if began >= overdue:
-                return  # they are in the order in which they began
-            self.overdue.add(task)
-            task.cancel()
+        if self.waits:
+            self._stop()
+        else:
+            self._go_on()
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._began.pop(task, None)
-        self.overdue.discard(task)
+    def _go_on(self) -> None:
+        self._since = self._loop.time()
+        if self._left < math.inf:
+            self._timer = self._loop.call_later(self._left, self._cancel)
+
+    def _stop(self) -> None:
+        self._left -= self._loop.time() - self._since
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _cancel(self) -> None:
+        assert self._task is not None
+        self._is_overdue = True
+        self._task.cancel()
+        self._timer = self._loop.call_later(AGAIN_S, self._cancel)
+
+
+def was_cancelled() -> bool:
+    """Whether the running task was asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -21,7 +21,6 @@ from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
-from areal_core.rollout.clocks import EpisodeClocks
 from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 
@@ -87,12 +86,12 @@ class RolloutController:
         self._reissue: list[int] = []
         self._open: set[int] = set()  # issued, and its fate not known yet
         self._buffer = GroupBuffer(ledger)
-        self._clocks = EpisodeClocks(section.episode_timeout_s)
+        self._episodes: set[asyncio.Task[None]] = set()
         self._progressed = time.monotonic()  # when a group was finished last
         self._changed = asyncio.Event()
         self._fatal: RunError | None = None
         self._consecutive_failures = 0
-        self._paused = False
+        self._is_closing = False
         self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
         self._admission: asyncio.Task[None] | None = None
@@ -138,19 +137,10 @@ class RolloutController:
         self._keeper = start_task(self._keep(), "keeping of the rollouts")
         self._admit()
 
-    def pause(self) -> None:
-        """Admit no further groups; those under way go on."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """Admit groups again."""
-        self._paused = False
-        self._admit()
-
     async def close(self) -> None:
         """Cancel what runs and close the ledger, which then accounts for every group that was issued."""
-        self._paused = True
-        tasks = [*self._clocks.tasks, *(task for task in (self._keeper, self._admission) if task is not None)]
+        self._is_closing = True
+        tasks = [*self._episodes, *(task for task in (self._keeper, self._admission) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -165,10 +155,6 @@ class RolloutController:
     def make_durable(self) -> None:
         """Write everything that is known to the ledger."""
         self._buffer.flush()
-
-    def stop_clocks(self) -> None:
-        """The engines cannot generate until the next publication: no episode's time goes by."""
-        self._clocks.stop()
 
     # The trainer's requests.
 
@@ -207,7 +193,6 @@ class RolloutController:
         await self._buffer.durably(lambda: self._ledger.published(update.version, trained))
         self._published[update.version] = trained
         await self._engine.update_weights(update)
-        self._clocks.go_on()
         self.version = update.version
         self.counts.trained = trained
         self._admit()
@@ -252,10 +237,11 @@ class RolloutController:
                 continue
             for index in range(size):
                 task = start_task(self._run_episode(group, row, index), f"episode {index} of group {number}")
-                self._clocks.start(task)
+                self._episodes.add(task)
+                task.add_done_callback(self._episodes.discard)
 
     def _may_admit(self) -> bool:
-        if self._paused or self._fatal is not None or capacity(self.section, self.counts) <= 0:
+        if self._is_closing or self._fatal is not None or capacity(self.section, self.counts) <= 0:
             return False
         # While newer weights are still on their way, what would be sampled now may already be too old to be used.
         lag = self._awaited - self.counts.trained
@@ -275,19 +261,13 @@ class RolloutController:
                 group=group.number,
                 sample_index=index,
                 sampling=self.sampling,
+                timeout_s=self.section.episode_timeout_s,
             )
         except EpisodeError as error:
             group.failure = str(error)
         except RunError as error:
             self._fail(error)
             return
-        except asyncio.CancelledError:
-            if self._paused:  # closing
-                raise
-            is_overdue = asyncio.current_task() in self._clocks.overdue
-            limit = f"the episode took longer than rollout.episode_timeout_s: {self.section.episode_timeout_s:g}"
-            group.failure = limit if is_overdue else "the workflow has cancelled itself"
-            self._ledger.failed(group.number, index, 0, group.failure)
         group.missing -= 1
         if not group.missing:
             self._group_ended(group)
@@ -367,7 +347,8 @@ class RolloutController:
         if remaining <= 0:
             raise RunError(
                 f"no group was finished within rollout.stall_timeout_s: {self.section.stall_timeout_s:g}; "
-                f"{self.describe()}",
+                f"{self.describe()}; "
+                f"{self._runner.waiting} of {len(self._episodes)} episodes wait for a place in the engine",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
         self._changed.clear()
@@ -388,7 +369,7 @@ class RolloutController:
         )
 
     async def _keep(self) -> None:
-        """Flush in the background, and cancel episodes that are over their deadline."""
+        """Flush in the background."""
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
@@ -396,4 +377,3 @@ class RolloutController:
             except RunError as error:
                 self._fail(error)
                 return
-            self._clocks.cancel_overdue()

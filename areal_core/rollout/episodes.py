@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import traceback
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.sampler import sample_seed
@@ -14,6 +16,7 @@ from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
+from areal_core.rollout.clocks import EpisodeClock, was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +67,12 @@ class EpisodeRunner:
         self.checks = EpisodeChecks(vocabulary)
         self._requests = itertools.count()
         self._conversations = itertools.count()
+        self._clocks: set[EpisodeClock] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Episodes that wait for a place in the engine."""
+        return sum(clock.waits for clock in self._clocks)
 
     async def run(
         self,
@@ -74,6 +83,7 @@ class EpisodeRunner:
         sample_index: int,
         sampling: SamplingParameters,
         is_evaluation: bool = False,
+        timeout_s: float = math.inf,
     ) -> Episode:
         """One episode, tried again where it failed.
 
@@ -84,15 +94,34 @@ class EpisodeRunner:
             sample_index: which sibling.
             sampling: the settings that every generation starts from.
             is_evaluation: whether the episode is part of an evaluation.
+            timeout_s: that all attempts together may take; see `EpisodeClock`.
 
         Raises:
-            EpisodeError: all attempts failed.
+            EpisodeError: all attempts failed, or they took too long.
             RunError: the engine has died.
         """
+        clock = EpisodeClock(timeout_s)
+        context = partial(self._context, row, occurrence, group, sample_index, sampling, is_evaluation, clock)
+        self._clocks.add(clock)
+        try:
+            return await clock.run(self._attempt(row, context, occurrence[0], group, sample_index))
+        except TimeoutError:
+            words = f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}"
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            words = "the workflow has cancelled itself"
+        finally:
+            self._clocks.discard(clock)
+        self.on_failure(group, sample_index, 0, words)
+        raise EpisodeError(words)
+
+    async def _attempt(
+        self, row: Mapping[str, Any], context: Callable[[], WorkflowContext], number: int, group: int, sample_index: int
+    ) -> Episode:
         for attempt in range(self._max_retries + 1):
-            context = self._context(row, occurrence, group, sample_index, sampling, is_evaluation)
             try:
-                return self.checks.check(await self._workflow.run_episode(row, context))
+                return self.checks.check(await self._workflow.run_episode(row, context()))
             except (RunError, asyncio.CancelledError):
                 raise
             except (Exception, SystemExit, KeyboardInterrupt) as error:  # a workflow must not end the process either
@@ -102,7 +131,7 @@ class EpisodeRunner:
                 words = words.encode("utf-8", "backslashreplace").decode()
                 self.on_failure(group, sample_index, attempt, words)
                 if attempt == self._max_retries or is_reward:
-                    raise EpisodeError(f"data row {occurrence[0]}, sample {sample_index}: {words}") from error
+                    raise EpisodeError(f"data row {number}, sample {sample_index}: {words}") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _context(
@@ -113,6 +142,7 @@ class EpisodeRunner:
         sample_index: int,
         sampling: SamplingParameters,
         is_evaluation: bool,
+        clock: EpisodeClock,
     ) -> WorkflowContext:
         turns, conversation = itertools.count(), str(next(self._conversations))
 
@@ -124,16 +154,18 @@ class EpisodeRunner:
                 settings = replace(sampling, max_new_tokens=max_new_tokens)
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
-            return await self._engine.generate(
-                GenerationRequest(
-                    request_id=str(next(self._requests)),
-                    input_ids=input_ids,
-                    sampling=settings,
-                    seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
-                    affinity=str(group),
-                    conversation=conversation,
+            with clock.request(is_told=self._engine.capabilities.tells_places) as on_place:
+                return await self._engine.generate(
+                    GenerationRequest(
+                        request_id=str(next(self._requests)),
+                        input_ids=input_ids,
+                        sampling=settings,
+                        seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
+                        affinity=str(group),
+                        conversation=conversation,
+                        on_place=on_place,
+                    )
                 )
-            )
 
         async def score(
             *, prompt: str, completion: str, completion_ids: list[int], finish_reason: FinishReason

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
+import traceback
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from areal_core.errors import RunError
 from areal_core.rollout.episodes import EpisodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from areal_core.config.sections import EvaluationSection
+    from areal_core.config.sections import EvaluationSection, RolloutSection
     from areal_core.data.trajectory import Episode
     from areal_core.interfaces.dataset import Dataset
     from areal_core.interfaces.inference import SamplingParameters
@@ -64,37 +66,70 @@ class Evaluator:
         """How many there are."""
         return self._rows * self._samples
 
-    async def play(self, take: Callable[[Played], None], *, at_once: int, timeout_s: float | None = None) -> None:
-        """Run all episodes.
+    async def play(self, take: Callable[[Played], None], rollout: RolloutSection) -> None:
+        """Run all episodes, as many at a time and each under the same deadline as those of training.
 
         Args:
             take: given each episode when it has ended.
-            at_once: episodes under way at a time.
-            timeout_s: of one episode.
+            rollout: how a run generates.
+
+        Raises:
+            RunError: the engine died, or no episode ended for `rollout.stall_timeout_s`.
         """
-        places = itertools.product(range(self._rows), range(self._samples))
+        loop, places = asyncio.get_running_loop(), itertools.product(range(self._rows), range(self._samples))
+        width = min(rollout.episodes_at_once, self.episodes)
 
         async def work() -> None:
             """Take one place after another until there are no more."""
             for row, sample in places:
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        take(Played(row, sample, await self._episode(row, sample)))
-                except TimeoutError:
-                    take(Played(row, sample, None, f"longer than rollout.episode_timeout_s: {timeout_s:g}"))
-                except EpisodeError as error:
-                    take(Played(row, sample, None, str(error)))
+                take(await self._played(row, sample, rollout.episode_timeout_s))
+                stall.reschedule(loop.time() + rollout.stall_timeout_s)
 
-        await asyncio.gather(*(work() for _ in range(min(at_once, self.episodes))))
+        workers = [asyncio.ensure_future(work()) for _ in range(width)]
+        try:
+            async with asyncio.timeout(rollout.stall_timeout_s) as stall:
+                await asyncio.gather(*workers)
+        except TimeoutError:
+            raise RunError(
+                f"no episode of the evaluation ended within rollout.stall_timeout_s: {rollout.stall_timeout_s:g}; "
+                "those that wait for a place in the engine have no other deadline"
+            ) from None
+        finally:  # nobody goes on behind the first cause
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
 
-    async def run(self, timeout_s: float | None = None) -> dict[str, float]:
+    async def _played(self, row: int, sample: int, timeout_s: float) -> Played:
+        try:
+            prompt = self._dataset[row]
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a data set may raise anything
+            told = "".join(traceback.format_exception(error))
+            return Played(row, sample, None, f"row {row} of the held-out data set cannot be read: {told}")
+        try:
+            episode = await self._runner.run(
+                prompt,
+                (row, -1),  # an epoch of its own: evaluation and training never share random numbers
+                group=-1 - row,
+                sample_index=sample,
+                sampling=self._sampling,
+                is_evaluation=True,
+                timeout_s=timeout_s,
+            )
+        except EpisodeError as error:
+            return Played(row, sample, None, str(error))
+        return Played(row, sample, episode)
+
+    async def run(self, rollout: RolloutSection) -> dict[str, float]:
         """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.
 
         Args:
-            timeout_s: of one episode.
+            rollout: how a run generates.
+
+        Raises:
+            RunError: as `play`.
         """
         played: list[Played] = []
-        await self.play(played.append, at_once=self.episodes, timeout_s=timeout_s)
+        await self.play(played.append, rollout)
         # Ended in any order: sums are made in one, so that equal evaluations give equal figures.
         finished = [episode for _, _, episode, _ in sorted(played, key=lambda p: p[:2]) if episode is not None]
         metrics = {"episodes": float(len(finished)), "failed": float(len(played) - len(finished))}
@@ -110,13 +145,3 @@ class Evaluator:
                 named[f"reward/{name}"].append(value)
         metrics |= {name: statistics.fmean(values) for name, values in named.items()}
         return {f"evaluation/{name}": value for name, value in metrics.items()}
-
-    async def _episode(self, row: int, sample: int) -> Episode:
-        return await self._runner.run(
-            self._dataset[row],
-            (row, -1),  # an epoch of its own: evaluation and training never share random numbers
-            group=-1 - row,
-            sample_index=sample,
-            sampling=self._sampling,
-            is_evaluation=True,
-        )

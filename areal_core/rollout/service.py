@@ -131,7 +131,6 @@ class RolloutService:
 
     async def _release_memory(self, _: messages.ReleaseMemory) -> Done:
         async with self._publishing:
-            self._controller.stop_clocks()
             await cast("MemorySharer", self._engine).release_memory()
         return Done()
 
@@ -143,7 +142,7 @@ class RolloutService:
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:
             raise RunError("the config has no evaluation section")
-        return messages.Evaluated(await self._evaluator.run(self._controller.section.episode_timeout_s))
+        return messages.Evaluated(await self._evaluator.run(self._controller.section))
 
     async def _commit(self, request: messages.Commit) -> Done:
         await self._controller.commit(request.step, request.folder)

@@ -1,28 +1,131 @@
-"""Evaluations: what fails is told."""
+"""Evaluations: no episode fails for the others, and what fails is told."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from areal_core.config.sections import RolloutSection
+from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
+from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.evaluation import Evaluator
+from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+
+if TYPE_CHECKING:
+    from areal_core.interfaces import Dataset
 
 
 class Broken:
-    async def run_episode(self, row, context):
+    async def run_episode(self, row: Any, context: Any) -> Any:
         raise ValueError(f"no answer to {row['prompt']}")
 
 
-def test_episodes_of_an_evaluation_that_fail_are_told_with_the_first_cause():
+def evaluator(
+    workflow: Any = None, *, engine: Any = None, dataset: Dataset | None = None, samples: int = 1
+) -> tuple[Evaluator, list[str]]:
+    """An evaluator, and what it tells."""
+    runner = EpisodeRunner(workflow or FakeWorkflow(), engine or FakeEngine(), RewardSum([]), FakeTokenizer())
+    section: Any = SimpleNamespace(samples_per_prompt=samples, limit=None)
     told: list[str] = []
-    section = SimpleNamespace(samples_per_prompt=2, limit=None)
-    runner = EpisodeRunner(Broken(), engine=None, scorer=None, tokenizer=None)
-    evaluator = Evaluator(runner, [{"prompt": "a"}, {"prompt": "b"}], section, SamplingParameters())
-    evaluator.on_failure = told.append
-    metrics = asyncio.run(evaluator.run())
-    assert metrics == {"evaluation/episodes": 0.0, "evaluation/failed": 4.0}
-    (line,) = told
-    assert line.startswith("4 of 4 episodes of the evaluation failed; the first: ")
-    assert "no answer to a" in line
+    made = Evaluator(runner, dataset or CountingDataset(40), section, SamplingParameters())
+    made.on_failure = told.append
+    return made, told
+
+
+def test_episodes_of_an_evaluation_that_fail_are_told_with_the_first_cause() -> None:
+    async def check() -> None:
+        made, told = evaluator(Broken(), dataset=CountingDataset(2), samples=2)
+        metrics = await made.run(RolloutSection())
+        assert metrics == {"evaluation/episodes": 0.0, "evaluation/failed": 4.0}
+        (line,) = told
+        assert line.startswith("4 of 4 episodes of the evaluation failed; the first: ")
+        assert "no answer to 0" in line
+
+    asyncio.run(check())
+
+
+def test_no_episode_fails_because_others_came_before() -> None:
+    """A tenth of a second each, four at a time: the mean must not be that of whoever got a place early."""
+
+    async def check() -> None:
+        made, told = evaluator(engine=FakeEngine(delay_s=0.1, places=4))
+        metrics = await made.run(RolloutSection(episode_timeout_s=0.5))
+        assert (metrics["evaluation/episodes"], metrics["evaluation/failed"]) == (40, 0)
+        assert told == []
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+def test_as_many_episodes_are_played_at_a_time_as_a_run_has() -> None:
+    class Counted(FakeWorkflow):
+        running = most = 0
+
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0.001)
+            self.running -= 1
+            return await super().run_episode(row, context)
+
+    async def check() -> None:
+        workflow = Counted()
+        made, _ = evaluator(workflow)
+        rollout = RolloutSection(batch_size=3, group_size=2, pipeline_depth=2)
+        assert (await made.run(rollout))["evaluation/episodes"] == 40
+        assert workflow.most == rollout.episodes_at_once == 12
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+@pytest.mark.parametrize(("ends_with", "words"), [(KeyError("answer"), "KeyError: 'answer'"), (None, "SystemExit: 3")])
+def test_a_row_that_cannot_be_read_is_a_failed_episode(ends_with: Exception | None, words: str) -> None:
+    class Ragged(CountingDataset):
+        def __getitem__(self, index: int) -> Any:
+            if index != 1:
+                return super().__getitem__(index)
+            if ends_with is None:
+                sys.exit(3)
+            raise ends_with
+
+    async def check() -> None:
+        made, (told) = evaluator(dataset=Ragged(3))
+        metrics = await made.run(RolloutSection())
+        assert (metrics["evaluation/episodes"], metrics["evaluation/failed"]) == (2, 1)
+        (line,) = told
+        assert "row 1 of the held-out data set cannot be read" in line
+        assert words in line
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+def test_an_engine_that_dies_ends_the_evaluation_and_all_of_its_episodes() -> None:
+    class Dies(FakeEngine):
+        async def generate(self, request: Any) -> Any:
+            if len(self.requests) == 3:
+                raise RunError("the engine has died")
+            return await super().generate(request)
+
+    async def check() -> None:
+        made, _ = evaluator(engine=Dies(delay_s=60))
+        before = asyncio.all_tasks()
+        with pytest.raises(RunError, match="the engine has died"):
+            await made.run(RolloutSection())
+        assert asyncio.all_tasks() == before, "siblings went on"
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+def test_an_evaluation_whose_requests_get_no_place_for_ever_ends_with_the_reason() -> None:
+    async def check() -> None:
+        made, _ = evaluator(engine=FakeEngine(places=0))
+        rollout = RolloutSection(batch_size=2, group_size=2, pipeline_depth=1, stall_timeout_s=0.3)
+        with pytest.raises(RunError, match=r"stall_timeout_s: 0.3; those that wait for a place"):
+            await made.run(rollout)
+
+    asyncio.run(asyncio.wait_for(check(), 60))

@@ -54,9 +54,7 @@ async def _play(run: RunFolder, link: Link) -> None:
             facts = describe_episode(played.episode, half.tokenizer) if played.episode else {"error": played.error}
             link.post(EpisodePlayed({**line, **facts}))
 
-        # As many at a time as a run of this config has.
-        width = rollout.pipeline_depth * rollout.batch_size * rollout.group_size
-        await evaluator.play(take, at_once=width, timeout_s=rollout.episode_timeout_s)
+        await evaluator.play(take, rollout)
     finally:
         await half.close()
 
