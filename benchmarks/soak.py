@@ -28,6 +28,8 @@ from pathlib import Path
 
 from kill_and_resume import AREAL, audit, descendants, find, leftovers, phase, step_of
 
+from areal_core.launchers.identity import is_stopped
+
 NAMES = {
     "areal_core.runs controller": "controller",
     "areal_core.runs trainer": "trainer",
@@ -188,11 +190,6 @@ class filled:  # noqa: N801 - used as a statement
 
     def __exit__(self, *_: object) -> None:
         self._ballast.unlink()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def size(folder: Path) -> int:

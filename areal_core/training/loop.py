@@ -274,7 +274,7 @@ class Trainer:
             try:
                 return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
             except (OSError, ValueError, LookupError, TypeError) as error:
-                self._journal.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
+                self._tell(f"the score in {path} cannot be read and counts as none: {error!r}")
         return -math.inf
 
     def _checkpoint(self) -> None:
@@ -288,7 +288,7 @@ class Trainer:
             self._sizes["a checkpoint"] = tree_size(folder)
             if self._source is not None:
                 commit = partial(self._source.commit, self._step, folder)
-                patiently(commit, self._journal.tell if self._journal is not None else lambda _: None)
+                patiently(commit, self._tell)
                 prune_checkpoints(self._run_dir, self._config.checkpoint.keep, folder)
             self._witness.fold()
             if self._journal is not None:
@@ -299,8 +299,12 @@ class Trainer:
     def _wait_for_room(self, what: str) -> None:
         """Before all ranks write together, for they cannot try again one by one; as much as it took the last time."""
         if self._journal is not None:
-            need = partial(require_room, what, self._run_dir, self._sizes.get(what, 0))
-            patiently(need, self._journal.tell)
+            patiently(partial(require_room, what, self._run_dir, self._sizes.get(what, 0)), self._tell)
+
+    def _tell(self, line: str) -> None:
+        """A line for the user, on the rank that has a journal."""
+        if self._journal is not None:
+            self._journal.tell(line)
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._journal.phase(name) if self._journal is not None else nullcontext()

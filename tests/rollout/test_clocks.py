@@ -29,6 +29,15 @@ def failures(controller: RolloutController, ledger: Ledger) -> list[str]:
     return [error for (error,) in ledger.database.execute("SELECT error FROM failures")]
 
 
+async def play_a_batch(controller: RolloutController, ledger: Ledger) -> None:
+    """One batch, in which no episode failed."""
+    batch, metrics = await controller.next_batch(0)
+    assert batch is not None
+    assert metrics.get("groups/failed", 0) == 0
+    assert failures(controller, ledger) == []
+    await controller.close()
+
+
 class LosesItsServers(FakeEngine):
     """Every request has a place at once, loses it, and has another one when the servers are back."""
 
@@ -58,11 +67,7 @@ def test_waiting_for_lost_servers_is_not_the_episodes_time(tmp_path: Path, build
         controller, ledger = build(tmp_path, engine=engine, batch_size=16, group_size=8, episode_timeout_s=0.3)
         controller.start()
         asyncio.get_running_loop().call_later(1.0, engine.are_back.set)
-        batch, metrics = await controller.next_batch(0)
-        assert batch is not None
-        assert metrics.get("groups/failed", 0) == 0
-        assert failures(controller, ledger) == []
-        await controller.close()
+        await play_a_batch(controller, ledger)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -77,10 +82,7 @@ def test_the_time_in_which_an_engine_has_given_its_memory_away_is_not_the_episod
         controller.start()
         await asyncio.sleep(1.0)
         await controller.publish(WeightUpdate(1, tmp_path), 0)
-        batch, _ = await controller.next_batch(0)
-        assert batch is not None
-        assert failures(controller, ledger) == []
-        await controller.close()
+        await play_a_batch(controller, ledger)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -92,11 +94,7 @@ def test_waiting_behind_others_is_not_the_episodes_time(tmp_path: Path, build: B
         engine = FakeEngine(delay_s=0.1, places=2)
         controller, ledger = build(tmp_path, engine=engine, batch_size=8, group_size=4, episode_timeout_s=0.5)
         controller.start()
-        batch, metrics = await controller.next_batch(0)
-        assert batch is not None
-        assert metrics.get("groups/failed", 0) == 0
-        assert failures(controller, ledger) == []
-        await controller.close()
+        await play_a_batch(controller, ledger)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

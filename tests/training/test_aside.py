@@ -12,6 +12,22 @@ if TYPE_CHECKING:
     import pytest
 
 
+class Slow:
+    """A tracker that has begun and does not come back until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go, self._begun = threading.Event(), threading.Event()
+
+    def hold_up(self, work: Aside) -> None:
+        """Have it called, and wait until it is."""
+        work.do("tracker Slow", self._call)
+        self._begun.wait()
+
+    def _call(self) -> None:
+        self._begun.set()
+        self.let_go.wait()
+
+
 def test_everything_is_done_in_order_before_it_closes() -> None:
     done: list[int] = []
     work = Aside(lambda _: None)
@@ -25,15 +41,9 @@ def test_what_blocks_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "WAITING", 3)
     monkeypatch.setattr(aside, "PATIENCE_S", 0.2)
     told: list[str] = []
-    blocked, begun = threading.Event(), threading.Event()
-
-    def block() -> None:
-        begun.set()
-        blocked.wait()
-
+    slow = Slow()
     work, done = Aside(told.append), []
-    work.do("tracker Slow", block)
-    begun.wait()
+    slow.hold_up(work)
     for number in range(5):
         work.do("tracker Quick", lambda number=number: done.append(number))
     work.close()
@@ -41,23 +51,17 @@ def test_what_blocks_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.partition(" for ")[0] for line in told] == ["tracker Slow has not come back"] * 2
     assert told[0].endswith("what comes meanwhile is left out")
     assert told[1].endswith("it is left, with 3 calls behind it")
-    blocked.set()
+    slow.let_go.set()
 
 
 def test_what_was_left_out_is_counted_when_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "WAITING", 1)
     told: list[str] = []
-    blocked, begun = threading.Event(), threading.Event()
-
-    def block() -> None:
-        begun.set()
-        blocked.wait()
-
+    slow = Slow()
     work = Aside(told.append)
-    work.do("tracker Slow", block)
-    begun.wait()
+    slow.hold_up(work)
     for _ in range(3):
         work.do("tracker Slow", lambda: None)
-    blocked.set()
+    slow.let_go.set()
     work.close()
     assert told[-1] == "tracker Slow goes on; 2 calls were left out"
