@@ -103,7 +103,9 @@ def test_it_agrees_with_the_evaluations_of_a_run(workplace: Workplace) -> None:
     assert "starting the engine\n" in best.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace, number: int) -> None:
     (workplace.folder / "slow.py").write_text(SLOW)
     process = workplace.start("eval", "run.yaml", "rewards=[slow.py:slow]", "--samples", "2", "--output", "out")

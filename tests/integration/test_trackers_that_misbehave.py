@@ -30,9 +30,9 @@ class Odd:
 @pytest.mark.parametrize(
     ("does", "code", "words"),
     [
-        ("sys.exit()", 0, "tracker Odd is switched off: SystemExit"),
+        pytest.param("sys.exit()", 0, "tracker Odd is switched off: SystemExit", marks=pytest.mark.long),
         ("os._exit(0)", 1, "trainer-0 ended with exit code 0 before its work was done"),
-        ("time.sleep(3600)", 0, "tracker Odd has not come back for"),
+        pytest.param("time.sleep(3600)", 0, "tracker Odd has not come back for", marks=pytest.mark.long),
     ],
 )
 def test_what_it_does_is_told(workplace: Workplace, does: str, code: int, words: str) -> None:

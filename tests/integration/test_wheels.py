@@ -23,6 +23,8 @@ PLUGINS = sorted(path.name for path in (ROOT / "plugins").glob("areal_*"))
 
 LIBRARIES = {"areal_attention", "areal_servers"}
 """Others require them."""
+SOME = {"areal_grpo", "areal_rewards", "areal_vllm"}
+"""One of algorithms, one of extras, one of servers; the others alone with the core are `long`."""
 
 
 class Environment:
@@ -84,7 +86,14 @@ def test_the_core_alone_says_what_is_missing(install: Install) -> None:
     assert "pip install areal-grpo" in refused.stderr
 
 
-@pytest.mark.parametrize("plugin", [name for name in PLUGINS if name != "areal_attention"])
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        pytest.param(name, marks=() if name in SOME else pytest.mark.long)
+        for name in PLUGINS
+        if name != "areal_attention"
+    ],
+)
 def test_the_core_and_one_plugin(install: Install, plugin: str) -> None:
     both = install("areal_core", *LIBRARIES - {plugin}, plugin)
     shown = both.areal("plugins", plugin.removeprefix("areal_"))
