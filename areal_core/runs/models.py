@@ -31,17 +31,20 @@ def load_tokenizer(model: ModelReference) -> Any:
     Raises:
         RunError: transformers is missing, or the folder holds no tokenizer.
     """
+    hints = ["model.path must be a Hugging Face folder with tokenizer files, or a name on the hub"]
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise RunError("reading a tokenizer needs transformers", hints=["pip install areal-hf"]) from error
     try:
-        return AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise RunError(
-            f"the model '{model.path}' has no readable tokenizer: {str(error).splitlines()[0]}",
-            hints=["model.path must be a Hugging Face folder with tokenizer files, or a name on the hub"],
-        ) from error
+        words = f"the model '{model.path}' has no readable tokenizer: {str(error).splitlines()[0]}"
+        raise RunError(words, hints=hints) from error
+    # Of some models transformers makes one out of nothing, which turns every prompt into no token at all.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise RunError(f"the model '{model.path}' has no tokenizer files", hints=hints)
+    return tokenizer
 
 
 def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:

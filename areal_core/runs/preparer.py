@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from typing import TYPE_CHECKING
 
 from areal_core.config import load_run
@@ -18,7 +19,9 @@ def play(run: RunFolder, link: Link) -> int:
     assert source is not None
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
-    with link.phase("prepare"):
+    # Runs that start at the same time make a model once; the lock goes with its process, however that ends.
+    with link.phase("prepare"), (cache / ".preparing").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         folder = source.build().prepare(cache)
     run.model_note.write_text(str(folder))
     return 0

@@ -3,8 +3,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference
-from areal_core.runs.models import end_tokens
+from areal_core.runs.models import end_tokens, load_tokenizer
+from areal_core.testing.conformance import make_model
 
 WORDS = {"<end of text>": 0, "<end of turn>": 1, "word": 2}
 
@@ -24,3 +26,9 @@ def test_a_model_without_a_generation_config_ends_where_its_tokenizer_says(tmp_p
     assert end_tokens(ModelReference(str(tmp_path)), tokenizer) == {0}
     tokenizer.eos_token = None
     assert end_tokens(ModelReference(str(tmp_path)), tokenizer) == set()
+
+
+def test_a_tokenizer_made_out_of_nothing_is_refused(tmp_path):
+    """Qwen's comes without an error where its files are missing, and every prompt would be no token at all."""
+    with pytest.raises(RunError, match="has no tokenizer files"):
+        load_tokenizer(ModelReference(str(make_model(tmp_path))))

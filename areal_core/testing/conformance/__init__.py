@@ -17,8 +17,10 @@ from areal_core.testing.conformance.advantages import AdvantageSuite, FilterSuit
 from areal_core.testing.conformance.algorithms import AlgorithmSuite
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.datasets import DatasetSuite
+from areal_core.testing.conformance.environments import EnvironmentSuite
 from areal_core.testing.conformance.inference import InferenceEngineSuite
 from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite
+from areal_core.testing.conformance.model_sources import ModelSourceSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
 from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
 from areal_core.testing.conformance.rewards import RewardSuite
@@ -31,9 +33,11 @@ __all__ = [
     "AlgorithmSuite",
     "CorrectionSuite",
     "DatasetSuite",
+    "EnvironmentSuite",
     "EventsSuite",
     "FilterSuite",
     "InferenceEngineSuite",
+    "ModelSourceSuite",
     "PolicyLossSuite",
     "RewardSuite",
     "TrackerSuite",

@@ -85,9 +85,10 @@ class AdditionModel:
 
         folder = cache / "addition_model"
         initial = folder / f"initial-{self._seed}"
-        if not (initial / "config.json").is_file():
-            shutil.rmtree(initial, ignore_errors=True)
-            make_model(initial, seed=self._seed)
+        if not initial.is_dir():  # it takes its name when it is whole
+            fresh = folder / f".{initial.name}"
+            shutil.rmtree(fresh, ignore_errors=True)
+            make_model(fresh, seed=self._seed).rename(initial)
         overrides = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
         overrides += [f"dataset.rows={64 * self._steps}"]
         resolved = resolve("grpo/addition_lessons", ["grpo"], overrides, environment={})
