@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS publications (version INTEGER PRIMARY KEY, trained IN
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INTEGER, error TEXT);
 """
+KEPT_TRACEBACKS = 10_000
+"""Of the latest failures; of older ones only that they were is kept, or a run of months would be made of them."""
 
 
 @dataclass(slots=True)
@@ -165,6 +167,12 @@ class Ledger:
                 [(*pending.places.get(group.number, (None, None)), group.number) for group in pending.finished],
             )
             database.executemany("INSERT INTO failures VALUES (?, ?, ?, ?)", pending.failures)
+            if pending.failures:
+                database.execute(
+                    "UPDATE failures SET error = '' WHERE rowid > (SELECT max(rowid) FROM failures) - :kept - :new "
+                    "AND rowid <= (SELECT max(rowid) FROM failures) - :kept",
+                    {"kept": KEPT_TRACEBACKS, "new": len(pending.failures)},
+                )
         self._pending = _Pending()
         return pending.finished
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from areal_core.disk import append_line
+from areal_core.disk import append_line, replace_durably, writing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from areal_core.data.prompt_group import PromptGroup
 
 SHOWN_EPISODES = 4
+MOST_BYTES = 32 << 20
+"""Of a file that grows beyond it every second line is left out: a long run is shown whole, its past thinner."""
 
 
 class SampleLog:
@@ -38,3 +40,6 @@ class SampleLog:
         line = json.dumps({"version": version, "group": group.number, "episodes": episodes})
         append_line("samples", self._path, line)
         self._version = version
+        if self._path.stat().st_size > MOST_BYTES:
+            with writing("samples", self._path):
+                replace_durably(self._path, b"".join(self._path.read_bytes().splitlines(keepends=True)[::2]))

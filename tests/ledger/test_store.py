@@ -197,3 +197,16 @@ def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
         open_ledger(tmp_path)
     with pytest.raises(RunError, match="is damaged"):
         audit_folder(folder, tmp_path)
+
+
+def test_tracebacks_of_old_failures_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In however large bites they come; that an episode failed stays."""
+    monkeypatch.setattr("areal_core.ledger.store.KEPT_TRACEBACKS", 10)
+    ledger = open_ledger(tmp_path)
+    for count in (3, 12, 1, 40, 2):
+        for _ in range(count):
+            ledger.failed(0, 0, 0, "a traceback")
+        ledger.flush()
+    errors = [error for (error,) in ledger.database.execute("SELECT error FROM failures ORDER BY rowid")]
+    assert errors == [""] * 48 + ["a traceback"] * 10
+    ledger.close()
