@@ -15,6 +15,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ SWITCH = "AREAL_WITHOUT_SERVERS"
 START_S = 900
 """For a server that is alive and not yet healthy, however slow the machine is."""
 END_S = 150
+
+# No test asserts a time, and a busy machine takes seconds for what takes milliseconds on a quiet one.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 def _environment(name: str) -> str:

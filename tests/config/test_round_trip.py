@@ -62,7 +62,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(CONFIGS)
 def test_a_run_folder_gives_back_an_equal_config(written):
     from areal_core.config.yaml_text import dump

@@ -51,7 +51,7 @@ def test_not_a_number():
     assert math.isnan(parse_value(".nan"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(TEXTS, VALUES))
 def test_what_is_written_is_read_back(values):
     assert parse(dump(values), "test").values == values

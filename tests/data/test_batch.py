@@ -44,7 +44,7 @@ trajectories = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trajectories, st.randoms())
 def test_every_stage_keeps_every_value(originals: list[Trajectory], random: object) -> None:
     batch = PackedBatch.from_bytes(PackedBatch.from_trajectories(originals).to_bytes())
@@ -59,7 +59,7 @@ def test_every_stage_keeps_every_value(originals: list[Trajectory], random: obje
         assert_same(one, other)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trajectories)
 def test_the_shift_moves_all_token_keys_together(originals: list[Trajectory]) -> None:
     shifted = shift_to_predictions(PackedBatch.from_trajectories(originals)).to_trajectories()
@@ -162,7 +162,7 @@ def test_units_survive_bytes_and_devices() -> None:
     assert PackedBatch.from_bytes(batch.with_units(None).to_bytes()).unit_index is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=10), st.randoms())
 def test_any_selection_keeps_who_belongs_together(drawn: list[int], random: object) -> None:
     index = [sorted(set(drawn)).index(unit) for unit in drawn]

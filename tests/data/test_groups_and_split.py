@@ -22,7 +22,7 @@ from areal_core.data import (
 rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 3)), min_size=1, max_size=12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rows, st.randoms())
 def test_statistics_count_episodes_not_trajectories(drawn: list[tuple[int, int, int]], random: object) -> None:
     """Groups are incomplete, shuffled, and an episode may have left several trajectories."""
@@ -50,7 +50,7 @@ def test_statistics_count_episodes_not_trajectories(drawn: list[tuple[int, int, 
 lengths = st.lists(st.integers(1, 50), min_size=0, max_size=40)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(lengths, st.integers(1, 6))
 def test_a_split_over_ranks_has_every_sequence_once_and_is_balanced(drawn: list[int], parts: int) -> None:
     shares = split_by_tokens(drawn, parts)
@@ -59,7 +59,7 @@ def test_a_split_over_ranks_has_every_sequence_once_and_is_balanced(drawn: list[
     assert max(loads) - min(loads) <= max(drawn, default=0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(lengths, st.integers(50, 120))
 def test_microbatches_keep_to_the_budget(drawn: list[int], budget: int) -> None:
     bins = split_into_microbatches(drawn, budget)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_core.data import Metric, combine, reduce_over_ranks
@@ -83,7 +83,6 @@ def test_a_histogram_counts_between_its_bounds():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(st.data())
 def test_any_split_gives_the_same(kind, data):
     values = torch.tensor(data.draw(st.lists(FINITE, min_size=1, max_size=12)))

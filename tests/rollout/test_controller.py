@@ -50,7 +50,7 @@ class Unreliable(FakeWorkflow):
         return episode
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     staleness=st.integers(0, 3),

@@ -41,7 +41,7 @@ def assert_same(lengths, tolerance=1e-10, **options):
         torch.testing.assert_close(gradient, wanted, atol=tolerance, rtol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=9))
 def test_equals_one_by_one_in_values_and_gradients(lengths):
     assert_same(lengths)
@@ -73,7 +73,7 @@ def test_a_sequence_does_not_see_another():
     assert not torch.allclose(before[6:15], after[6:15])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=40))
 def test_layout_loses_nothing_and_pads_little(lengths):
     layout = PackedLayout.from_lengths(lengths)

@@ -1,6 +1,7 @@
 """Advantages against loops over episodes that are written from the papers, and against TRL's tensor formulas."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -35,7 +36,11 @@ def without_itself(reward, siblings):
     return reward - sum(others) / len(others) if others else 0.0
 
 
-PAIRS = [(group_normalised, normalised), (group_centred, centred), (leave_one_out, without_itself)]
+PAIRS = [
+    (partial(group_normalised, epsilon=EPSILON), normalised),
+    (group_centred, centred),
+    (leave_one_out, without_itself),
+]
 each_advantage = pytest.mark.parametrize(("advantage", "naive"), PAIRS, ids=["normalised", "centred", "leave_one_out"])
 
 

@@ -128,7 +128,7 @@ ALGORITHMS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_split_into_microbatches_gives_one_loss_one_gradient_and_one_set_of_metrics(name, data, make_batch):
     batch = make_batch(REWARDS, [row // GROUP for row in range(len(REWARDS))], seed=data.draw(st.integers(0, 9)))

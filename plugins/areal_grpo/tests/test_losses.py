@@ -1,6 +1,7 @@
 """Losses and corrections against scalar loops that are written from the papers, values and gradients."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from areal_grpo.corrections import token_mask, token_truncate
 from areal_grpo.losses import ppo_clip, reinforce
 
+CLIPS = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
+LOSSES = (partial(ppo_clip, **CLIPS), reinforce)
+CORRECTIONS = (partial(token_truncate, cap=2.0), partial(token_mask, low=0.5, high=5.0))
 LOGPROBS = st.floats(-4, 0)
 TOKENS = st.lists(st.tuples(LOGPROBS, LOGPROBS, LOGPROBS, st.floats(-2, 2)), min_size=1, max_size=8)
 
@@ -54,14 +58,14 @@ def test_ppo_clip_token_by_token(dual, tokens, make_terms):
 def test_bounds_of_their_own_for_each_side(make_terms):
     ratios, advantages = [0.7, 0.7, 1.35, 1.35, 1.0], [1.0, -1.0, 1.0, -1.0, 2.0]
     terms = make_terms([math.log(ratio) for ratio in ratios], [0.0] * 5, [9.0] * 5, advantages)
-    losses, logged = ppo_clip(terms, clip_low=0.1, clip_high=0.3)
+    losses, logged = ppo_clip(terms, clip_low=0.1, clip_high=0.3, dual_clip=None)
     assert losses.tolist() == pytest.approx([-0.7, 0.9, -1.3, 1.35, -2.0])
     assert logged["clip_fraction"].tolist() == [0, 1, 1, 0, 0]
 
 
 def test_the_ratio_is_to_the_proximal_policy_whoever_sampled(make_terms):
-    one = ppo_clip(make_terms([-1.0], [-1.1], [-1.1], [1.0]))[0]
-    other = ppo_clip(make_terms([-1.0], [-1.1], [-7.0], [1.0]))[0]
+    one = ppo_clip(make_terms([-1.0], [-1.1], [-1.1], [1.0]), **CLIPS)[0]
+    other = ppo_clip(make_terms([-1.0], [-1.1], [-7.0], [1.0]), **CLIPS)[0]
     assert one.item() == other.item() == pytest.approx(-math.exp(0.1))
 
 
@@ -69,7 +73,7 @@ def test_the_ratio_is_to_the_proximal_policy_whoever_sampled(make_terms):
 def test_on_the_proximal_policy_every_loss_has_the_gradient_of_the_policy(tokens, make_terms):
     columns = [list(column) for column in zip(*tokens, strict=True)]
     gradients = []
-    for loss in (ppo_clip, reinforce):
+    for loss in LOSSES:
         terms = make_terms(columns[0], None, *columns[2:])
         losses, logged = loss(terms)
         assert not logged.get("clip_fraction", torch.zeros(1)).any()
@@ -103,7 +107,7 @@ def test_corrections_token_by_token(tokens, make_terms):
 def test_a_correction_in_a_single_update_carries_no_gradient(make_terms):
     """There the proximal policy is the current one."""
     terms = make_terms([-1.0, -2.0], None, [-1.5, -0.2], [1.0, 1.0])
-    for correction in (token_truncate, token_mask):
+    for correction in CORRECTIONS:
         assert not correction(terms)[0].requires_grad
 
 
@@ -112,22 +116,22 @@ def test_a_correction_in_a_single_update_carries_no_gradient(make_terms):
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_log_ratios_far_apart_overflow_nowhere(distance, sign, advantage, make_terms):
     terms = make_terms([sign * distance], [0.0], [0.0], [advantage])
-    losses, logged = ppo_clip(terms)
+    losses, logged = ppo_clip(terms, **CLIPS)
     losses.sum().backward()
     assert losses.isfinite().all()
     assert terms.logprobs.grad.isfinite().all()
     assert logged["ratio"].item() == pytest.approx(math.exp(20 * sign))
     terms = make_terms([0.0], [sign * distance], [0.0], [advantage])
-    assert token_truncate(terms)[0].item() == pytest.approx(2.0 if sign > 0 else math.exp(-20))
-    assert token_mask(terms)[0].item() == 0
+    assert token_truncate(terms, cap=2.0)[0].item() == pytest.approx(2.0 if sign > 0 else math.exp(-20))
+    assert token_mask(terms, low=0.5, high=5.0)[0].item() == 0
 
 
-@pytest.mark.parametrize("loss", [ppo_clip, reinforce])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_what_stands_outside_the_mask_reaches_no_gradient(loss, make_terms):
     terms = make_terms([-1.0, -math.inf], [-1.2, -math.inf], [-1.0, math.nan], [1.0, 1.0], [True, False])
     losses, _ = loss(terms)
     torch.where(terms.mask, losses, 0.0).sum().backward()
     assert terms.logprobs.grad[1] == 0
     assert terms.logprobs.grad.isfinite().all()
-    for correction in (token_truncate, token_mask):
+    for correction in CORRECTIONS:
         assert correction(terms)[0].isfinite().all()

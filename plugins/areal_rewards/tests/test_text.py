@@ -23,7 +23,7 @@ from areal_rewards.text import exact_match, length_penalty, matches_format
     ],
 )
 def test_exact_match(completion, answer, settings, reward):
-    assert exact_match(completion, answer, **settings) == reward
+    assert exact_match(completion, answer, **{"after": None, "ignore_case": False, **settings}) == reward
 
 
 THINKING = r"<think>.*</think>\s*<answer>\d+</answer>"

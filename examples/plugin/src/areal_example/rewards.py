@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def brevity(completion_ids: Sequence[int], finish_reason: str, *, free_tokens: int = 10) -> float:
+def brevity(completion_ids: Sequence[int], finish_reason: str, *, free_tokens: int) -> float:
     """1 up to `free_tokens` tokens, then less and less; 0 for an answer that was cut off."""
     if finish_reason != "stop":
         return 0.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
 
 
-def group_normalised(batch: PackedBatch, *, epsilon: float = 1e-6) -> torch.Tensor:
+def group_normalised(batch: PackedBatch, *, epsilon: float) -> torch.Tensor:
     """A_i = (R_i - mean R) / (std R + ε), std unbiased (GRPO, arXiv 2402.03300, section 4.1.2)."""
     rewards = _rewards(batch)
     deviation = rewards - group_mean(batch, rewards)

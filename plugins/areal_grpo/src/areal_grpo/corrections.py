@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces.algorithm import PolicyTerms
 
 
-def token_truncate(terms: PolicyTerms, *, cap: float = 2.0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """w_t = min(ρ_t, cap): token-level truncated importance sampling (as in IMPALA, arXiv 1802.01561).
 
     Returns:
@@ -27,9 +27,7 @@ def token_truncate(terms: PolicyTerms, *, cap: float = 2.0) -> tuple[torch.Tenso
     return weights, {"behaviour_weight": weights, "truncated_fraction": (ratio > cap).float()}
 
 
-def token_mask(
-    terms: PolicyTerms, *, low: float = 0.5, high: float = 5.0
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """w_t = ρ_t where low <= ρ_t <= high, else 0 (IcePop; Ring-1T, arXiv 2510.18855).
 
     Returns:

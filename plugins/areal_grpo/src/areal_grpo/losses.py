@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def ppo_clip(
-    terms: PolicyTerms, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
+    terms: PolicyTerms, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """L_t = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = π / π_prox (PPO, arXiv 1707.06347, equation 7).
 

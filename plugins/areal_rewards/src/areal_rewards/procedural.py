@@ -53,7 +53,7 @@ class ReasoningGymDataset:
         }
 
 
-def score_task(completion: str, task: Mapping[str, Any], *, answer_tag: str | None = None) -> float:
+def score_task(completion: str, task: Mapping[str, Any], *, answer_tag: str | None) -> float:
     """What the task's own scorer gives; between 0 and 1, with partial credit in some tasks.
 
     Args:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def exact_match(completion: str, answer: Any, *, after: str | None = None, ignore_case: bool = False) -> float:
+def exact_match(completion: str, answer: Any, *, after: str | None, ignore_case: bool) -> float:
     """1 if completion and answer are equal without the white space around them, else 0.
 
     Args:
@@ -28,7 +28,7 @@ def exact_match(completion: str, answer: Any, *, after: str | None = None, ignor
     return float(given == wanted)
 
 
-def matches_format(completion: str, *, pattern: str, whole: bool = True) -> float:
+def matches_format(completion: str, *, pattern: str, whole: bool) -> float:
     """1 if the completion matches a regular expression, else 0.
 
     Args:

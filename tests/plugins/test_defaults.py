@@ -1,0 +1,27 @@
+"""A default of a component is said once, in its settings; a function that had another one would be believed."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from areal_core.plugins import PluginManager
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = sorted(path.name.removeprefix("areal_") for path in (ROOT / "plugins").glob("areal_*"))
+
+
+def test_functions_leave_defaults_to_their_settings() -> None:
+    manager = PluginManager.load([name for name in PLUGINS if name not in ("attention", "servers")])
+    checked, wrong = 0, []
+    for _, record in manager.records():
+        if (settings := getattr(record, "config", None)) is None:
+            continue
+        target = manager.import_from(record, record.target)  # type: ignore[attr-defined]
+        fields = manager.import_from(record, settings).model_fields  # type: ignore[attr-defined]
+        if inspect.isfunction(target):
+            checked += 1
+            parameters = inspect.signature(target).parameters.values()
+            wrong += [f"{record.reference}: {p}" for p in parameters if p.name in fields and p.default is not p.empty]
+    assert checked > 5
+    assert wrong == []
