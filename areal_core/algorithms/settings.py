@@ -59,6 +59,8 @@ class PolicyGradientSettings(Settings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Mistakes that show only beside the rest of the run's config."""
+        if config.workflow is None:
+            yield "it learns from what the policy writes, and nothing generates: set workflow and inference_engine"
         if self.reference_kl.coefficient and config.reference_model is None:
             yield (
                 "reference_kl.coefficient is above 0 and there is no reference_model; add "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -19,6 +20,29 @@ class FinishReason(IntEnum):
     LENGTH = 1
     TOOL = 2
     ABORT = 3
+
+
+HIGHEST_LOGPROB = 1e-2
+"""Of a token: 0, and what rounding may add."""
+
+
+def sampling_fault(output_ids: Sequence[int], logprobs: Sequence[float], room: int) -> str | None:
+    """What shows that nobody has sampled these tokens so, or None.
+
+    Args:
+        output_ids, logprobs: as an engine says that it has sampled them.
+        room: how many tokens it was asked for at most.
+    """
+    if len(output_ids) != len(logprobs):
+        return f"{len(output_ids)} tokens with {len(logprobs)} log-probabilities"
+    if len(output_ids) > room:
+        return f"{len(output_ids)} tokens where {room} were asked for"
+    for token, logprob in zip(output_ids, logprobs, strict=True):
+        if type(token) is not int or token < 0:
+            return f"{token!r:.40} as a token"
+        if type(logprob) not in (float, int) or not -math.inf < logprob <= HIGHEST_LOGPROB:
+            return f"{logprob!r:.40} as a log-probability"
+    return None
 
 
 @dataclass(slots=True)

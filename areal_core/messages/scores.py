@@ -15,8 +15,9 @@ class WorkerReady:
 
 @message
 class Score:
-    """Score one completion; requests are answered in the order in which they are sent."""
+    """Score one completion; requests are answered in the order in which they are sent, each under its number."""
 
+    number: int
     arguments: Mapping[str, Any]
 
 
@@ -24,6 +25,7 @@ class Score:
 class Scored:
     """The answer to `Score`: the weighted sum and its components."""
 
+    number: int
     value: float
     components: Mapping[str, float]
 
@@ -32,4 +34,5 @@ class Scored:
 class ScoreFailed:
     """The answer to `Score` where a reward raised or returned no finite number."""
 
+    number: int
     error: str

@@ -8,6 +8,7 @@ cannot be started is tried again: the machine may be out of memory or of room fo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections import deque
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
 
 @dataclass(slots=True)
 class _Request:
+    number: int
     arguments: Mapping[str, Any]
     result: asyncio.Future[RewardScore]
 
@@ -79,6 +81,7 @@ class RewardPool:
         self._timeout_s = timeout_s
         self._start_timeout_s = start_timeout_s
         self._tell = tell
+        self._numbers = itertools.count()
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
         self._arriving: dict[str, asyncio.Future[Channel]] = {}
@@ -98,7 +101,7 @@ class RewardPool:
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
         """See `Scorer.score`."""
-        request = _Request(arguments, asyncio.get_running_loop().create_future())
+        request = _Request(next(self._numbers), arguments, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         self._dispatch()
         return await request.result
@@ -154,7 +157,7 @@ class RewardPool:
             if request.result.done():
                 continue
             try:
-                worker.channel.post(Score(request.arguments))
+                worker.channel.post(Score(request.number, request.arguments))
             except ChannelClosed:
                 self._waiting.appendleft(request)
                 return  # the worker is about to be replaced
@@ -169,6 +172,9 @@ class RewardPool:
         try:
             while True:
                 answer = await worker.channel.receive()
+                if not worker.sent or answer.number != worker.sent[0].number:
+                    worker.killed_because = "the reward process answered what it was not asked"
+                    break
                 request = worker.sent.popleft()
                 worker.head_since = asyncio.get_running_loop().time()
                 if not request.result.done():
@@ -178,7 +184,8 @@ class RewardPool:
                         request.result.set_exception(RewardError(answer.error))
                 self._dispatch()
         except ChannelClosed:
-            await self._replace(worker)
+            pass
+        await self._replace(worker)
 
     async def _replace(self, worker: _Worker) -> None:
         self._workers.remove(worker)

@@ -52,13 +52,15 @@ class RewardSum:
         Raises:
             RewardError: a reward raised, lacks an argument, or did not return a finite number; the message names it.
         """
+        if not self._terms:
+            raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
         row = arguments.get("row", {})
         total, components = 0.0, {}
         for term, names in self._terms:
             given = arguments if names is None else {name: _argument(term, name, arguments, row) for name in names}
             try:
                 value = term.function(**given)
-            except Exception as error:
+            except BaseException as error:  # sys.exit is no way out of a reward either
                 raise RewardError(f"reward '{term.name}' raised {type(error).__name__}: {error}") from error
             components[term.name] = _checked(term, value)
             total += term.weight * components[term.name]

@@ -5,7 +5,9 @@ python -m areal_core.rewards.worker RUN_DIR ADDRESS NAME
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,15 +43,19 @@ def main(run_dir: Path, address: str, name: str) -> None:
     rewards = build_rewards(load_run(run_dir).config.rewards)
     channel = BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name)
     channel.send(WorkerReady())
-    while True:
-        try:
+    own = os.getpid()
+    with suppress(ChannelClosed):
+        while True:
             request = channel.receive().message
-            score = rewards(request.arguments)
-            channel.send(Scored(score.value, score.components))
-        except RewardError as error:
-            channel.send(ScoreFailed(str(error)))
-        except ChannelClosed:
-            return
+            answer: Scored | ScoreFailed
+            try:
+                score = rewards(request.arguments)
+                answer = Scored(request.number, score.value, score.components)
+            except RewardError as error:
+                answer = ScoreFailed(request.number, str(error))
+            if os.getpid() != own:  # a child that the reward has forked and that came back; this channel is not its own
+                os._exit(0)
+            channel.send(answer)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,18 @@ class Tally:
 
     events: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
+    failed_episodes: int = 0
 
     def take(self) -> dict[str, float]:
         """The metrics; what follows is counted anew."""
         metrics = {f"groups/{name}": float(count) for name, count in self.events.items()}
+        if self.failed_episodes:
+            metrics["episodes/failed"] = float(self.failed_episodes)
         if self.rewards:
             metrics["reward/all_episodes"] = sum(self.rewards) / len(self.rewards)
         self.events.clear()
         self.rewards.clear()
+        self.failed_episodes = 0
         return metrics
 
 

@@ -45,7 +45,7 @@ class EpisodeChecks:
         if not isinstance(episode.rewards, dict):
             raise TypeError(f"Episode.rewards is {episode.rewards!r:.80}; it must be a mapping from names to numbers")
         episode.reward = _reward("reward", episode.reward)
-        episode.rewards = {str(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
+        episode.rewards = {_writable(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")
@@ -79,6 +79,10 @@ class EpisodeChecks:
                 f"{where}: {', '.join(odd)} differ in name, dtype or shape from the run's first trajectory; "
                 "all trajectories of a run have the same"
             )
+
+
+def _writable(name: object) -> str:
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def _reward(name: str, value: object) -> float:

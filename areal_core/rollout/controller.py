@@ -231,7 +231,7 @@ class RolloutController:
             group = PromptGroup(number, occurrence, [None] * size, size)
             try:
                 row = self._dataset[occurrence[0]]
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - a data set may raise anything
+            except BaseException as error:  # noqa: BLE001 - a data set may raise anything
                 told = "".join(traceback.format_exception(error))
                 start_task(self._fail_group(group, told), f"end of group {number}")
                 continue
@@ -275,7 +275,7 @@ class RolloutController:
     def _group_ended(self, group: PromptGroup) -> None:
         try:
             is_kept = bool(group.failure) or self._passes(group)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a filter may raise anything
+        except BaseException as error:  # noqa: BLE001 - a filter may raise anything
             told = "".join(traceback.format_exception(error))
             self._fail(RunError(f"the algorithm's filter failed on prompt group {group.number}:\n{told}"))
             return  # its fate is open: a resume issues it again
@@ -283,6 +283,7 @@ class RolloutController:
         self._open.discard(group.number)
         episodes = group.finished_episodes
         self._tally.rewards += [episode.reward for episode in episodes]
+        self._tally.failed_episodes += len(group.episodes) - len(episodes)
         if group.failure:
             self._count_failure(group)
         else:
@@ -316,7 +317,10 @@ class RolloutController:
                 RunError(
                     f"{self._consecutive_failures} prompt groups failed one after another; "
                     f"the last one:\n{group.failure}",
-                    hints=["mend the workflow or the reward, or raise rollout.max_consecutive_failures"],
+                    hints=[
+                        "mend the workflow or the reward, and resume with --allow-changed-plugins; or raise "
+                        "rollout.max_consecutive_failures"
+                    ],
                 )
             )
 

@@ -8,9 +8,11 @@ import math
 import traceback
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.sampler import sample_seed
+from areal_core.data.trajectory import sampling_fault
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import WorkflowContext
@@ -124,7 +126,7 @@ class EpisodeRunner:
                 return self.checks.check(await self._workflow.run_episode(row, context()))
             except (RunError, asyncio.CancelledError):
                 raise
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # a workflow must not end the process either
+            except BaseException as error:  # a workflow must not end the process either
                 # A reward says by itself what is wrong; where it was called from is of no use to anybody.
                 is_reward = isinstance(error, RewardError)
                 words = str(error) if is_reward else "".join(traceback.format_exception(error))
@@ -149,13 +151,15 @@ class EpisodeRunner:
         async def generate(
             input_ids: list[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
         ) -> Generation:
-            settings = sampling
+            settings, input_ids = sampling, [index(token) for token in input_ids]
+            if max_new_tokens is not None and index(max_new_tokens) < 1:
+                raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:
                 settings = replace(sampling, max_new_tokens=max_new_tokens)
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
             with clock.request(is_told=self._engine.capabilities.tells_places) as on_place:
-                return await self._engine.generate(
+                generation = await self._engine.generate(
                     GenerationRequest(
                         request_id=str(next(self._requests)),
                         input_ids=input_ids,
@@ -166,6 +170,9 @@ class EpisodeRunner:
                         on_place=on_place,
                     )
                 )
+            if fault := sampling_fault(generation.output_ids, generation.logprobs, settings.max_new_tokens):
+                raise ValueError(f"the inference engine answered with {fault}")
+            return generation
 
         async def score(
             *, prompt: str, completion: str, completion_ids: list[int], finish_reason: FinishReason

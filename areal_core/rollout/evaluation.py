@@ -102,7 +102,7 @@ class Evaluator:
     async def _played(self, row: int, sample: int, timeout_s: float) -> Played:
         try:
             prompt = self._dataset[row]
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a data set may raise anything
+        except BaseException as error:  # noqa: BLE001 - a data set may raise anything
             told = "".join(traceback.format_exception(error))
             return Played(row, sample, None, f"row {row} of the held-out data set cannot be read: {told}")
         try:

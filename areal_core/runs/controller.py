@@ -57,7 +57,17 @@ def run_event_loop(work: Any) -> None:
         import uvloop
 
         uvloop.install()
-    asyncio.run(work)
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        task = asyncio.ensure_future(work, loop=loop)
+        while not task.done():
+            try:
+                return loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt):
+                # asyncio lets these out of any task, such as one that a workflow has started; whoever waits for that
+                # task meets them too.
+                if task.done():
+                    raise
 
 
 @dataclass(frozen=True)
@@ -199,7 +209,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
     half = await RolloutHalf.begin(resolved, run, processes, tell)
     controller: RolloutController | None = None
     try:
-        half.runner.on_failure = ledger.failed
+        half.runner.on_failure = _telling_the_first(ledger.failed, tell)
         dataset = await asyncio.to_thread(config.dataset.build)  # it may take minutes, and engines are starting
         sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
         controller = RolloutController(
@@ -225,6 +235,23 @@ async def _serve(run: RunFolder, link: Link) -> None:
         await half.close()
         if controller is not None:
             ledger.close(controller.open_groups)
+
+
+def _telling_the_first(
+    note: Callable[[int, int, int, str], None], tell: Callable[[str], None]
+) -> Callable[[int, int, int, str], None]:
+    """Notes every failed attempt of an episode, and tells of the first, for one that recurs fills a screen."""
+    is_told = False
+
+    def failed(group: int, sample: int, attempt: int, error: str) -> None:
+        nonlocal is_told
+        note(group, sample, attempt, error)
+        if not is_told and group >= 0:
+            words = error.strip().splitlines()[-1]
+            tell(f"an episode failed: {words:.300}; further ones are counted in episodes/failed")
+        is_told = True
+
+    return failed
 
 
 async def _serve_trainer(

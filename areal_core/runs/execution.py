@@ -80,7 +80,7 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
     if changes and not allowed:
         raise UsageError(
             f"plugins have changed since the run in {run.path} was started: {'; '.join(changes)}",
-            hints=["install the former versions, or add --allow-changed-plugins"],
+            hints=["to go on with the code as it is now, add --allow-changed-plugins"],
         )
 
 
@@ -107,7 +107,10 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
                 "could not be reached; it has ended its own processes"
             ) from error
         if is_owner:
-            error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
+            error.hints = (
+                *error.hints,
+                f"go on with: areal run --resume {run.path} (with code that you have changed: --allow-changed-plugins)",
+            )
         raise
     finally:
         await supervisor.close()

@@ -233,7 +233,8 @@ class Supervisor:
         deadline = time.monotonic() + CAUSE_S
         while True:
             own = [(process, dying) for process, dying in self._dying if not dying.is_consequence]
-            failed = [p for p in self._essential() if p.ended.done() and p.ended.result().code not in (0, 75)]
+            codes = {p: p.ended.result().code for p in self._essential() if p.ended.done()}
+            failed = [p for p, code in codes.items() if code not in (0, 75) or (code == 0 and not p.has_finished)]
             told = {process for process, _ in self._dying}
             if own:
                 return self._told_by(*own[0])

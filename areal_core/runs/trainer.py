@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_core.config import load_run
+from areal_core.errors import RunError
 from areal_core.interfaces import OptimizerSettings, Role
 from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
@@ -67,6 +68,9 @@ class Interruption:
 
     def __init__(self) -> None:
         self._seen = False
+
+    def listen(self) -> None:
+        """From now on there is something to keep; until now, whoever is asked to stop ends at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._see)
 
@@ -97,6 +101,8 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     epoch = run.epoch(Credentials.from_environment().epoch)
     model = model_reference(resolved, run)
     algorithm = config.algorithm.build()
+    if algorithm.needs_rollouts and config.workflow is None:
+        raise RunError("the algorithm learns from rollouts, and the config has no workflow and no inference_engine")
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
     with link.phase("loading the model", limit):
         engines = _engines(config, model, needs_reference=algorithm.needs_reference)
@@ -122,6 +128,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     journal = _journal(resolved, run, link, written) if is_first else None
     trainer = Trainer(config, algorithm, engines, publication, run.path, epoch.checkpoints, source, journal)
     link.enter("training", limit)
+    interruption.listen()
     try:
         return trainer.run(beginning.step, beginning.version, witness)
     finally:

@@ -104,6 +104,7 @@ def summary_line(line: dict[str, Any], steps: int) -> str:
         ("evaluation/reward", "held-out", ".3f"),
         ("reward/mean", "reward", ".3f"),
         ("train/negative_log_likelihood", "loss", ".4f"),
+        ("episodes/failed", "failed episodes", ".0f"),
         ("staleness/mean", "staleness", ".2f"),
         ("batch/response_length", "length", ".1f"),
         ("train/entropy", "entropy", ".3f"),

@@ -46,7 +46,8 @@ class Worker:
             self.channel.send(WorkerReady())
             hangs = False
             while True:
-                do = self.channel.receive().message.arguments["do"]
+                request = self.channel.receive().message
+                do = request.arguments["do"]
                 if do == "die late":
                     time.sleep(0.3)
                 if do.startswith("die"):
@@ -54,7 +55,8 @@ class Worker:
                     return
                 hangs |= do == "hang"
                 if not hangs:
-                    self.channel.send(Scored(1.0, {"by": float(self.name.removeprefix("reward-"))}))
+                    number = request.number + (do == "answer another")
+                    self.channel.send(Scored(number, 1.0, {"by": float(self.name.removeprefix("reward-"))}))
         except (ChannelClosed, OSError):
             pass
 
@@ -128,6 +130,19 @@ def test_a_worker_that_dies_fails_one_request_and_is_replaced(tmp_path: Path) ->
                 await died
             assert [(await other).value for other in others] == [1.0, 1.0]
             assert [worker.name for worker in workers.started] == ["reward-0", "reward-0"]
+
+    run(work)
+
+
+def test_an_answer_to_something_else_is_nobodys_reward(tmp_path: Path) -> None:
+    async def work() -> None:
+        workers = Workers()
+        async with started(tmp_path, workers) as pool:
+            odd, *others = ask(pool, "answer another", "score", "score")
+            with pytest.raises(RewardError, match="answered what it was not asked"):
+                await odd
+            assert [(await other).value for other in others] == [1.0, 1.0]
+            assert len(workers.started) == 2
 
     run(work)
 

@@ -12,7 +12,8 @@ import torch
 from areal_core.data import Episode, Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
-from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
+from areal_core.runs.controller import run_event_loop
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -30,13 +31,20 @@ if TYPE_CHECKING:
 class RaggedDataset(CountingDataset):
     """Some rows cannot be read."""
 
+    error: type[BaseException] = KeyError
+
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         if index % 3 == 0:
-            raise KeyError("column_that_is_not_there")
+            raise self.error("column_that_is_not_there")
         return super().__getitem__(index)
 
 
-def test_a_row_that_cannot_be_read_fails_its_group_and_says_so(tmp_path: Path, build: Build, audited: Audited) -> None:
+@pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_a_row_that_cannot_be_read_fails_its_group_and_says_so(
+    tmp_path: Path, error: type[BaseException], build: Build, audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RaggedDataset, "error", error)
+
     async def run(**policy: Any) -> RolloutController:
         controller, ledger = build(tmp_path, **policy)
         controller._dataset = RaggedDataset(7)
@@ -92,6 +100,7 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
         (spoiled("reward", 10**400), "Episode.reward"),
         (spoiled("rewards", {"style": float("inf")}), "rewards\\['style'\\]"),
         (spoiled("rewards", [1.0]), "Episode.rewards"),
+        (spoiled("rewards", {"\ud800": float("nan")}), "Episode.rewards"),
         (spoiled("text", b"bytes"), "Episode.text"),
         (spoiled("trajectories", [None]), "trajectories\\[0\\] is None"),
         (spoiled("trajectories", []), "at least one"),
@@ -128,7 +137,9 @@ def test_one_bad_episode_costs_its_group_and_names_its_field(
     assert audited(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), ValueError("\ud800")])
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), KeyboardInterrupt(), BaseException("odd"), GeneratorExit(), ValueError("\ud800")]
+)
 def test_a_workflow_cannot_end_the_process(
     tmp_path: Path, error: BaseException, build: Build, audited: Audited
 ) -> None:
@@ -148,6 +159,55 @@ def test_a_workflow_cannot_end_the_process(
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == []
+
+
+def test_a_task_of_a_workflow_cannot_end_the_process(tmp_path: Path, build: Build, audited: Audited) -> None:
+    """asyncio lets SystemExit out of any task, and out of the loop."""
+
+    class Leaves(FakeWorkflow):
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            async def leave() -> None:
+                await asyncio.sleep(0)
+                raise SystemExit(0)
+
+            if row["prompt"] == "1":
+                await asyncio.gather(leave())
+            asyncio.ensure_future(leave())  # noqa: RUF006 - nobody waits for it
+            return await super().run_episode(row, context)
+
+    async def run() -> None:
+        controller, ledger = build(tmp_path, Leaves())
+        controller.start()
+        for step in range(3):
+            await controller.next_batch(step)
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+        assert any("SystemExit: 0" in error for (error,) in ledger.database.execute("SELECT error FROM failures"))
+        await controller.close()
+
+    run_event_loop(asyncio.wait_for(run(), 60))
+    assert audited(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"input_ids": [1.5]}, "float"),
+        ({"input_ids": ["1"]}, "str"),
+        ({"input_ids": [1], "max_new_tokens": 1.5}, "float"),
+        ({"input_ids": [1], "max_new_tokens": 0}, "max_new_tokens=0"),
+    ],
+)
+def test_what_is_asked_of_an_engine_is_checked_before(asked: dict[str, Any], error: str):
+    class Asks:
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            await context.generate(**asked)
+            raise AssertionError("unreachable")
+
+    engine = FakeEngine()
+    runner = EpisodeRunner(Asks(), engine, scorer=None, tokenizer=None)
+    with pytest.raises(EpisodeError, match=error):
+        asyncio.run(runner.run({}, (0, 0), group=0, sample_index=0, sampling=SamplingParameters()))
+    assert engine.requests == []
 
 
 def test_a_workflow_may_end_one_answer_at_a_text_of_its_own():

@@ -14,6 +14,10 @@ def rows(): return []
 class Rows:
     def __len__(self): return 1
     def __getitem__(self, index): return {"prompt": "a", "completion": "b"}
+class Engine:
+    from areal_core.testing.fakes import FakeEngine
+    capabilities = FakeEngine.capabilities
+    def __init__(self, **settings): pass
 """
 CONFIG = """\
 steps: 1
@@ -21,6 +25,8 @@ model: {path: nowhere}
 dataset: parts.py:Rows
 train_engine: parts.py:Rows
 algorithm: {type: policy_gradient, advantage: "parts.py:plain", policy_loss: "parts.py:loss"}
+workflow: single_turn
+inference_engine: parts.py:Engine
 """
 
 

@@ -1,3 +1,5 @@
+import pytest
+
 from areal_core.workflows.prompts import encode_prompt
 from areal_core.workflows.settings import SingleTurnSettings
 
@@ -26,3 +28,8 @@ def test_the_prompt_of_a_group_is_tokenized_once_and_each_episode_has_its_own_to
 def test_another_tokenizer_has_other_tokens():
     assert encode_prompt(Counting(), {"prompt": "ab"}, SingleTurnSettings())[0] == [97, 98]
     assert encode_prompt(Counting(1), {"prompt": "ab"}, SingleTurnSettings())[0] == [98, 99]
+
+
+def test_a_text_that_would_hold_up_everything_else_is_refused():
+    with pytest.raises(ValueError, match="a text of 10,000,000 characters is longer than any context"):
+        encode_prompt(Counting(), {"prompt": "1" * 10_000_000}, SingleTurnSettings())

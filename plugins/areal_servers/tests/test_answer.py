@@ -18,7 +18,7 @@ def answer(seed=7, name="r1", conversation="", conversations=None, **sampling):
 
 
 def tokens(*ids, version=4, finish=None, spans=None, certain=None):
-    made = PieceTokens(version)
+    made = PieceTokens(version, 1000)
     places = len(ids) if certain is None else certain
     made.add(Chunk(list(ids[:places]), [-1.0] * places), is_certain=True)
     rest = ids[places:]
@@ -140,11 +140,27 @@ def test_spans_may_reach_further_than_what_was_sent():
     assert tokens(11, 12, spans=[("4", 0, 3)]).versions(needs_spans=True) == [4, 4]
 
 
-def test_tokens_without_logprobs_are_a_fault_of_the_server():
-    found = PieceTokens(4)
-    with pytest.raises(ServerLostError, match="2 tokens with 1 log-probabilities"):
-        found.add(Chunk([11, 12], [-1.0]), is_certain=True)
-    assert found.output_ids == []
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "words"),
+    [
+        ([11, 12], [-1.0], "2 tokens with 1 log-probabilities"),
+        ([11, 12, 13, 14], [-1.0] * 4, "4 tokens where 3 were asked for"),
+        ([11], [7.5], "7.5 as a log-probability"),
+        ([11], [float("nan")], "nan as a log-probability"),
+        ([11], [float("-inf")], "-inf as a log-probability"),
+        ([11], [None], "None as a log-probability"),
+        ([11], ["-1"], "'-1' as a log-probability"),
+        ([True], [-1.0], "True as a token"),
+        ([-1], [-1.0], "-1 as a token"),
+        ([1.0], [-1.0], "1.0 as a token"),
+    ],
+)
+def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
+    found = PieceTokens(4, 4)
+    found.add(Chunk([10], [0.0]), is_certain=True)
+    with pytest.raises(ServerLostError, match=words):
+        found.add(Chunk(ids, logprobs), is_certain=True)
+    assert found.output_ids == [10]
 
 
 def test_in_recompute_prefixes_are_shared_only_between_requests_of_one_version():

@@ -9,7 +9,6 @@ in a second thread would halve the throughput of small models, whose cost is Pyt
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from areal_core.errors import RunError
-from areal_core.messages import Channel, ChannelClosed, connect
+from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, connect
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
 from areal_hf.messages import Begun, Cancel, Finished, Generate, Load, Loaded, NewSampling, Update, Updated
@@ -146,11 +145,15 @@ class Server:
 async def main(address: str) -> None:
     """Connect, load the model that the first message names, and serve until the client is gone."""
     channel = await connect(address, _CONNECT_TIMEOUT_S, "hf")
-    with contextlib.suppress(ChannelClosed):
+    try:
         server = Server(channel, await channel.receive())
         # The model's modules live as long as the process; walking them again and again costs milliseconds each time.
         gc.freeze()
         await server.run()
+    except ChannelCorrupt:
+        raise
+    except ChannelClosed:
+        return
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from areal_core.data import Generation
-from areal_core.data.trajectory import FinishReason
+from areal_core.data.trajectory import FinishReason, sampling_fault
 from areal_servers.errors import ServerLostError
 from areal_servers.interface import Piece
 
@@ -132,14 +132,16 @@ class PieceTokens:
 
     Args:
         version: of the server's weights when the piece was sent.
+        most: tokens that were asked for.
         mark: of the run, in front of the versions in the server's labels.
 
     Attributes:
         certain: how many tokens are surely of `version`, because they came before any update began.
     """
 
-    def __init__(self, version: int, mark: str = "") -> None:
+    def __init__(self, version: int, most: int, mark: str = "") -> None:
         self.version = version
+        self._most = most
         self._mark = mark
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -149,8 +151,8 @@ class PieceTokens:
 
     def add(self, chunk: Chunk, *, is_certain: bool) -> None:
         """Tokens have arrived."""
-        if len(chunk.output_ids) != len(chunk.logprobs):
-            raise ServerLostError(f"sent {len(chunk.output_ids)} tokens with {len(chunk.logprobs)} log-probabilities")
+        if fault := sampling_fault(chunk.output_ids, chunk.logprobs, self._most - len(self.output_ids)):
+            raise ServerLostError(f"sent {fault}")
         self.output_ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         if is_certain:

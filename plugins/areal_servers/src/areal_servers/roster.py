@@ -113,8 +113,8 @@ class Member:
             RequestRefusedError: the server says that the request is wrong.
         """
         version = self.version
-        tokens = PieceTokens(version, self.mark)
         piece = answer.next_piece(version)
+        tokens = PieceTokens(version, piece.sampling.max_new_tokens, self.mark)
         try:
             with known_form():
                 async with aclosing(self.adapter.generate(self.connection, piece)) as chunks:  # type: ignore[type-var]
