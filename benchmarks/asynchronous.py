@@ -1,33 +1,36 @@
-"""Asynchronous against synchronous training on two GPUs: SGLang generates, answers have a long tail. One table.
+"""Asynchronous against synchronous training on GPUs of one host: SGLang generates, answers have a long tail. One table.
 
     python benchmarks/asynchronous.py --size 1.5b --program "python3 -m sglang.launch_server" --output table.json
     python benchmarks/asynchronous.py ... --rows turns-sync,turns-async-2     # adds rows to the same file
+    python benchmarks/asynchronous.py ... --servers 2 --trainers 2 --batch 128     # on four GPUs
 
 Every answer has a length that was drawn beforehand, from a lognormal whose 99th percentile is ten times its median, so
-all rows generate and train on the same. The rows: (a) `turns-sync`, both GPUs generate, then both train; (b) `sync`,
-one GPU generates and one trains, `max_staleness` 0; `async-1`, `-2`, `-4`, the same two GPUs with a bound on staleness
-of so many batches and one batch more than that in the pipeline; `async-2-keep-cache` and `-4-`, where live requests
-keep their keys and values over an update instead of having them rebuilt; `async-2-stay`, the same with requests that
-stay in the server, as they do from SGLang 0.5.23 on, while older ones end them and go on with them afterwards (on an
-older one the labels, and so the staleness, of this row are made up); `async-2-drop`, where a group with a token over
-the bound is dropped (elsewhere such tokens are masked, so that no row trains on shorter answers than another); and
-`turns-async-2`.
-Requests always go on over an update in one of these ways: areal has no mode that lets them end first.
+all rows generate and train on the same. The rows: (a) `turns-sync`, all GPUs generate, then all train; (b) `sync`,
+`--servers` GPUs generate, one server on each, and `--trainers` others train, `max_staleness` 0; `async-1`, `-2`, `-4`,
+the same GPUs with a bound on staleness of so many batches and one batch more than that in the pipeline;
+`async-2-keep-cache` and `-4-`, where live requests keep their keys and values over an update instead of having them
+rebuilt; `async-2-stay`, the same with requests that stay in the server, as they do from SGLang 0.5.23 on, while older
+ones end them and go on with them afterwards (on an older one the labels, and so the staleness, of this row are made
+up); `async-2-drop`, where a group with a token over the bound is dropped (elsewhere such tokens are masked, so that no
+row trains on shorter answers than another); `turns-async-2`; and `verified`, a few steps at a bound of 1 whose learning
+rate changes the policy from step to step, with every server's log-probabilities compared with the trainer's after every
+update: its seconds are no measurement. Requests always go on over an update in one of these ways: areal has no mode
+that lets them end first.
 
 What asynchronous training can gain at most, from what was measured without it:
 
 - In turns, the same GPUs do both, so it can only spare the time in which they wait for the last answers:
   (T_generate,sync + T_train) / (tokens / peak rate + T_train), over (a). Both times are (a)'s, and the peak rate is
-  that of two GPUs. Releasing memory and publishing weights are in the measured ratio and not in the bound.
+  that of all GPUs. Releasing memory and publishing weights are in the measured ratio and not in the bound.
 - On GPUs of their own the slower side decides: T_sync / max(tokens / peak rate, T_train), with the step of (a) or (b)
-  as T_sync, T_train of (b), and the peak rate of one GPU.
+  as T_sync, T_train of (b), and the peak rate of the GPUs that generate.
 
 The peak rate is measured in the same command (`peak`): one server, saturated with `--concurrent` requests of these
-lengths by a client that does nothing else, and no training. A ratio is one of samples per second over all steps behind
-the warm-up; its share of the bound is the last column. Times are means, for a median hides the tail; one column is a
-median.
+lengths by a client that does nothing else, and no training; several have so many times as much. A ratio is one of
+samples per second over all steps behind the warm-up; its share of the bound is the last column. Times are means, for a
+median hides the tail; one column is a median.
 
-The rows on GPUs of their own share one server, which `areal serve` starts; those in turns start two of their own.
+The rows on GPUs of their own share servers, which `areal serve` starts; those in turns start as many as there are GPUs.
 `--output` is written anew after every row. A run is killed when it has done its steps; one that `--limit-s` or
 `--total-s` ends before counts with the steps that it has done, if these are two at least. On two H200s a server starts
 in 90 to 120 s, and a row takes 75 to 150 s, in turns 250 s.
@@ -83,6 +86,7 @@ class Row:
     mode: str = "recompute"
     stale: str = "mask"
     stays: bool = False
+    verified: bool = False
 
     @property
     def is_synchronous(self) -> bool:
@@ -101,6 +105,7 @@ ROWS = {
     "async-2-stay": Row("at most 2, `keep_cache`, requests stay", 2, mode="keep_cache", stays=True),
     "async-2-drop": Row("at most 2, stale groups dropped", 2, stale="drop"),
     "turns-async-2": Row("asynchronous in turns, at most 2", 2, in_turns=True),
+    "verified": Row("at most 1, verified after every update", 1, verified=True),
 }
 ORDER = ",".join(["peak", *sorted(ROWS, key=lambda name: ROWS[name].in_turns)])
 
@@ -121,8 +126,12 @@ def prepare_model(arguments: argparse.Namespace, folder: Path) -> int:
     return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 
-def make_config(arguments: argparse.Namespace, row: Row, model: Path, vocabulary: int, address: str) -> dict[str, Any]:
-    """The run of a row, as a config file would have it; without an address the run starts servers of its own."""
+def make_config(
+    arguments: argparse.Namespace, row: Row, model: Path, vocabulary: int, addresses: list[str]
+) -> dict[str, Any]:
+    """The run of a row, as a config file would have it; without addresses the run starts servers of its own."""
+    gpus = list(range(arguments.servers + arguments.trainers))
+    generation, training = (gpus, gpus) if row.in_turns else (gpus[: arguments.servers], gpus[arguments.servers :])
     parts = Path(__file__).with_name("asynchronous_parts.py")
     lengths = {"median": arguments.median, "answers": arguments.group, "prompt": arguments.prompt}
     return {
@@ -146,21 +155,27 @@ def make_config(arguments: argparse.Namespace, row: Row, model: Path, vocabulary
             "memory_saver": row.in_turns,
             "update_mode": row.mode,
             "options": SERVER_OPTIONS | json.loads(arguments.options),
-            **({"servers": 0, "addresses": [address]} if address else {"servers": 2, "min_servers": 2}),
+            **({"servers": 0, "addresses": addresses} if addresses else {"servers": len(generation)}),
+            "min_servers": len(generation),
         },
-        "publication": {"transport": "memory" if row.in_turns else "broadcast"},
-        "placement": {"generation": [0, 1], "training": [0, 1]}
-        if row.in_turns
-        else {"generation": [0], "training": [1]},
-        "launcher": {"type": "core/local", "trainer_processes": 2 if row.in_turns else 1},
-        "train_engine": {"type": "fsdp", "learning_rate": 1e-6, "max_tokens_per_microbatch": arguments.microbatch},
+        "publication": {
+            "transport": "memory" if row.in_turns else "broadcast",
+            "verify_every": int(row.verified),
+        },
+        "placement": {"generation": generation, "training": training},
+        "launcher": {"type": "core/local", "trainer_processes": len(training)},
+        "train_engine": {
+            "type": "fsdp",
+            "learning_rate": 1e-5 if row.verified else 1e-6,
+            "max_tokens_per_microbatch": arguments.microbatch,
+        },
         "algorithm": "grpo",
         "checkpoint": {"export": False},
     }
 
 
 class Bench:
-    """What the rows share: folders, the model, one server, and the results so far.
+    """What the rows share: folders, the model, servers, and the results so far.
 
     Args:
         arguments: of the command line.
@@ -172,8 +187,7 @@ class Bench:
         self._folder = folder
         self._model = folder / "model"
         self._vocabulary = prepare_model(arguments, self._model)
-        self._server: subprocess.Popen[bytes] | None = None
-        self._address = ""
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
         self._ends = time.monotonic() + arguments.total_s
         output: Path = arguments.output
         self.results: dict[str, Any] = json.loads(output.read_text()) if output.is_file() else {"rows": {}}
@@ -182,14 +196,14 @@ class Bench:
         """One row of the table, or `peak`."""
         began = time.monotonic()
         if name == "peak":
-            self._start_server()
-            self.results["peak"] = measure_peak(self._address, self._arguments, self._vocabulary)
+            self._start_servers()
+            self.results["peak"] = measure_peak(next(iter(self._servers)), self._arguments, self._vocabulary)
         else:
             row = ROWS[name]
             if row.in_turns:
-                self.stop_server()
+                self.stop_servers()
             else:
-                self._start_server()
+                self._start_servers()
             lines = self._run(name, row)
             warm_up = self._warm_up(row)
             self.results["rows"][name] = {
@@ -209,35 +223,37 @@ class Bench:
         fresh.write_text(json.dumps(self.results))
         fresh.replace(output)
 
-    def stop_server(self) -> None:
-        """End the shared server; safe to call twice."""
-        server, self._server = self._server, None
-        if server is not None:
+    def stop_servers(self) -> None:
+        """End the shared servers; safe to call twice."""
+        servers, self._servers = self._servers, {}
+        for server in servers.values():
             server.send_signal(signal.SIGTERM)
+        for server in servers.values():
             server.wait(GONE_S)
 
     def _warm_up(self, row: Row) -> int:
         """What was generated while the first step compiled must be used up before anything is measured."""
         return int(self._arguments.warm_up + 2 * row.max_staleness)
 
-    def _start_server(self) -> None:
-        """Have the shared server run."""
-        if self._server is not None and self._server.poll() is None:
-            return
-        port = free_port()
-        self._address = f"http://127.0.0.1:{port}"
-        config = self._write("serve", make_config(self._arguments, ROWS["sync"], self._model, self._vocabulary, ""))
-        words = ["serve", str(config), "--gpus", "0", "--port", str(port)]
-        self._server = self._start("serve", words)
-        wait_until_healthy(self._address, self._server, self._arguments.limit_s)
+    def _start_servers(self) -> None:
+        """Have the shared servers run."""
+        if not self._servers or any(server.poll() is not None for server in self._servers.values()):
+            self.stop_servers()
+            config = self._write("serve", make_config(self._arguments, ROWS["sync"], self._model, self._vocabulary, []))
+            for gpu in range(self._arguments.servers):
+                port = free_port()
+                words = ["serve", str(config), "--gpus", str(gpu), "--port", str(port)]
+                self._servers[f"http://127.0.0.1:{port}"] = self._start(f"serve-{gpu}", words)
+        for address, server in self._servers.items():
+            wait_until_healthy(address, server, self._arguments.limit_s)
 
     def _run(self, name: str, row: Row) -> list[dict[str, float]]:
         """The journal of a run of a row."""
-        address = "" if row.in_turns else self._address
-        config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, address))
+        addresses = [] if row.in_turns else list(self._servers)
+        config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, addresses))
         run_dir = self._folder / "runs" / name
         run = self._start(name, ["run", str(config), f"run_dir={run_dir}"])
-        steps = self._arguments.steps * (1 if row.is_synchronous else 2)
+        steps = 4 if row.verified else self._arguments.steps * (1 if row.is_synchronous else 2)
         wanted, deadline = self._warm_up(row) + steps, min(self._ends, time.monotonic() + self._arguments.limit_s)
         lines: list[dict[str, float]] = []
         try:
@@ -318,7 +334,9 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, default=Path("asynchronous.json"))
     parser.add_argument("--folder", type=Path, help="for runs and logs; by default a temporary one")
-    parser.add_argument("--batch", type=int, default=64, help="prompts in a batch")
+    parser.add_argument("--servers", type=int, default=1, help="GPUs that generate, where others train")
+    parser.add_argument("--trainers", type=int, default=1, help="GPUs that train, where others generate")
+    parser.add_argument("--batch", type=int, default=64, help="prompts in a batch; 32 for each GPU")
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--median", type=int, default=64, help="tokens of an answer")
@@ -342,7 +360,7 @@ def main() -> int:
                 print(f"{name} failed: {error}", flush=True)
             print(table(bench.results, {name: row.title for name, row in ROWS.items()}), flush=True)
     finally:
-        bench.stop_server()
+        bench.stop_servers()
     print(json.dumps(bench.results.get("machine", {})), f"failed: {', '.join(failed) or 'none'}; logs in {folder}")
     return bool(failed)
 

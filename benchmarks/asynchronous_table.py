@@ -49,26 +49,27 @@ def summarise(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -
     return row | {f"{part}_s": total(f"time/{part}_s") / len(window) for part in PARTS}
 
 
-def bounds(rows: Mapping[str, Mapping[str, float]], peak: float) -> dict[str, float]:
+def bounds(results: Mapping[str, Any]) -> dict[str, float]:
     """The shortest steps that asynchronous training could have, in seconds, by where it trains.
 
-    Args:
-        rows: by name; a bound is left out while the synchronous row that it comes from is missing.
-        peak: tokens a second that one saturated GPU generates.
+    A bound is left out while the peak rate or the synchronous row that it comes from is missing.
     """
-    found = {}
-    if APART in rows:
-        one = rows[APART]
-        found["apart"] = max(one["tokens"] / one["steps"] / peak, one["train_s"])
-    if TURNS in rows:
-        both = rows[TURNS]
-        found["turns"] = both["tokens"] / both["steps"] / (2 * peak) + both["train_s"]
+    rows, setting, found = results["rows"], results.get("setting", {}), {}
+    servers, trainers = (int(setting.get(key, 1)) for key in ("servers", "trainers"))
+    peak = results.get("peak", {}).get("tokens_per_s")
+    if peak and APART in rows:
+        some = rows[APART]
+        found["apart"] = max(some["tokens"] / some["steps"] / (servers * peak), some["train_s"])
+    if peak and TURNS in rows:
+        every = rows[TURNS]
+        found["turns"] = every["tokens"] / every["steps"] / ((servers + trainers) * peak) + every["train_s"]
     return found
 
 
-def compare(name: str, rows: Mapping[str, Mapping[str, float]], peak: float | None) -> dict[str, float]:
+def compare(name: str, results: Mapping[str, Any]) -> dict[str, float]:
     """What a row gained over the synchronous ones, what it could have gained, and the share of the latter."""
-    row, shortest = rows[name], bounds(rows, peak) if peak else {}
+    rows, shortest = results["rows"], bounds(results)
+    row = rows[name]
     found: dict[str, float] = {}
     for letter, base in (("a", TURNS), ("b", APART)):
         if base in rows:
@@ -97,7 +98,7 @@ def table(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     rows, peak = results["rows"], results.get("peak", {}).get("tokens_per_s")
     lines = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
     for name in (name for name in titles if name in rows):
-        row, gained = rows[name], compare(name, rows, peak)
+        row, gained = rows[name], compare(name, results)
         cells = [titles[name], f"{_rate(row):,.0f}", f"{row['tokens'] / row['seconds']:,.0f}"]
         cells += [f"{row[key]:.2f}" for key in ("step_median_s", "step_s", *(f"{part}_s" for part in PARTS))]
         cells += [f"{row['staleness']:.2f}", f"{row['over_bound']:.1%}"]
@@ -105,7 +106,6 @@ def table(results: Mapping[str, Any], titles: Mapping[str, str]) -> str:
         cells += [f"{gained[key]:.2f}" if key in gained else "" for key in keys]
         cells.append(f"{gained['share']:.2f}" if "share" in gained else "")
         lines.append(f"| {' | '.join(cells)} |")
-    shortest = bounds(rows, peak) if peak else {}
     told = [f"peak generation rate of one GPU {peak:,.0f} tokens/s" if peak else "no peak rate was measured"]
-    told += [f"shortest step {where} {seconds:.2f} s" for where, seconds in shortest.items()]
+    told += [f"shortest step {where} {seconds:.2f} s" for where, seconds in bounds(results).items()]
     return "\n".join([*lines, "", "; ".join(told)])

@@ -25,7 +25,7 @@ from plain_loop import plain_loop
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from areal_attention.kernels import _MAKERS, Reach
-from areal_core.data import PackedBatch, Ragged
+from areal_core.data import Metric, PackedBatch, Ragged
 from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
 from areal_fsdp.attention import Layout
 from areal_fsdp.config import FSDPConfig
@@ -35,11 +35,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 GIB = 2**30
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "num_key_value_heads")  # fmt: skip
+SHAPES = {
+    "tiny": (199, 64, 96, 2, 4, 2),
+    "small": (1999, 256, 512, 4, 4, 2),
+    "1.5b": (151936, 1536, 8960, 28, 12, 2),
+    "7b": (152064, 3584, 18944, 28, 28, 4),
+}
+"""Of Qwen2's models, and of what a CPU is enough for."""
 KINDS = {
     "attention": r"flash|fmha|attention|sdpa|fprop|bprop|cudnn",
     "matrix products": r"gemm|nvjet|xmma|cublas|splitk|wgmma",
     "optimizer": r"adam|multi_tensor|lpnorm|is_finite|sqrt_sub_where",
     "copies": r"memcpy|memset",
+    "collectives": r"nccl",
 }
 
 
@@ -119,24 +129,14 @@ class Setting:
             torch.cuda.empty_cache()
 
 
-def make_setting(*, tiny: bool, repeat: int) -> Setting:
-    """Qwen2-1.5B, or something for a CPU."""
+def make_setting(size: str = "1.5b", *, repeat: int) -> Setting:
+    """One of Qwen2's shapes, or something for a CPU."""
+    tiny = size == "tiny"
     count, least, most, total = (5, 2, 20, 60) if tiny else (17, 256, 3835, 32768)
     lengths = [round(least + (most - least) * (i / (count - 1)) ** 1.13) for i in range(count)]
     lengths[count // 2] += total - sum(lengths)
-    sizes: dict[str, int] = (
-        {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-        if tiny
-        else {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
-    )
-    heads = 4 if tiny else 12
-    config = Qwen2Config(
-        **sizes,
-        num_attention_heads=heads,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
+    sizes = dict(zip(SIZES, SHAPES[size], strict=True))
+    config = Qwen2Config(**sizes, max_position_embeddings=32768, tie_word_embeddings=size != "7b")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Setting(config, [lengths[i] for i in order], device, repeat)
@@ -163,7 +163,7 @@ def loss_of(total: int, weight: float) -> Callable[[PackedBatch, Mapping[str, to
             return LossResult(value)
         if weight:
             value = value - weight * outputs["entropy"].sum() / total
-        return LossResult(value, {"entropy": outputs["entropy"].detach().sum() / total})
+        return LossResult(value, {"entropy": Metric.sum(outputs["entropy"].detach().sum() / total)})
 
     return loss
 
@@ -236,7 +236,7 @@ def profile(setting: Setting, name: str, step: Callable[[], Any]) -> None:
     kinds = dict.fromkeys([*KINDS, "rest"], 0.0)
     rest: list[tuple[float, int, str]] = []
     for event in found.key_averages():
-        if "CUDA" not in str(event.device_type) or event.key.startswith("Optimizer.step"):  # a span, not a kernel
+        if "CUDA" not in str(event.device_type) or event.key.startswith(("Optimizer.step", "FSDP::")):  # spans
             continue
         milliseconds = event.self_device_time_total / 1000
         kind = next((kind for kind, words in KINDS.items() if re.search(words, event.key, re.IGNORECASE)), "rest")
@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    setting = make_setting(tiny=options.tiny, repeat=options.repeat)
+    setting = make_setting("tiny" if options.tiny else "1.5b", repeat=options.repeat)
     setting.rate = matrix_rate(setting.device, 256 if options.tiny else 8192)
     name = torch.cuda.get_device_name() if setting.device.type == "cuda" else "CPU"
     setting.say(f"{name}, torch {torch.__version__}, matrix rate {setting.rate / 1e12:.0f} TFLOP/s")

@@ -57,6 +57,14 @@ class Channel(asyncio.Protocol):
         name = self._transport.get_extra_info("sockname")
         return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether something that was posted has not left yet. What is larger than the socket's buffer leaves in parts,
+        one in each turn of the event loop."""
+        if self._transport is None or self._closed is not None:
+            return False
+        return bool(self._outgoing) or self._transport.get_write_buffer_size() > 0
+
     def post(self, message: Any, number: int = 0) -> None:
         """Queue a message; it leaves within this turn of the event loop.
 

@@ -25,6 +25,7 @@ from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from areal_core.config.sections import RolloutSection
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from areal_core.rollout.samples import SampleLog
 
 FLUSH_INTERVAL_S = 0.25
+SENDING_S = 0.001
+"""Between two looks at whether the trainer's batch has left."""
 EPISODES_AT_ONCE = 32
 """Episodes that are started before the event loop may do something else; each takes it some tenths of a millisecond."""
 
@@ -55,6 +58,9 @@ class RolloutController:
         ledger: records what becomes of each group.
         keep_group: the algorithm's filter, given the rewards of a complete group.
         samples: keeps a few episodes for the report.
+
+    Attributes:
+        is_sending: whether something large is on its way to the trainer; no group is admitted meanwhile.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class RolloutController:
         self.counts = AdmissionCounts()
         self._published = {0: 0}
         self.version = 0
+        self.is_sending: Callable[[], bool] = lambda: False
         self._tally = Tally()
         self._next_number = 0
         self._reissue: list[int] = []
@@ -206,18 +213,21 @@ class RolloutController:
 
     def _admit(self) -> None:
         """Start as many groups as there is room for, a few at a time: the trainer's requests and answers, which pass
-        through the same event loop, do not wait until hundreds of episodes have been started."""
+        through the same event loop, do not wait until hundreds of episodes have been started. A batch leaves in dozens
+        of turns of that loop, so that it would wait even so: it goes first."""
         self._admit_few()
         if self._may_admit() and (self._admission is None or self._admission.done()):
             self._admission = start_task(self._admit_rest(), "admission of prompt groups")
 
     async def _admit_rest(self) -> None:
         while self._may_admit():
-            await asyncio.sleep(0)
+            await asyncio.sleep(SENDING_S if self.is_sending() else 0)
             self._admit_few()
 
     def _admit_few(self) -> None:
         size, started = self.section.group_size, 0
+        if self.is_sending():
+            return
         while started < EPISODES_AT_ONCE and self._may_admit():
             started += size
             if self._reissue:

@@ -68,6 +68,7 @@ class RolloutService:
     async def serve_trainer(self, channel: Channel) -> None:
         """Answer the trainer until it says goodbye or dies."""
         requests: set[asyncio.Task[None]] = set()
+        self._controller.is_sending = lambda: channel.is_sending
         try:
             while True:
                 message, number = await channel.receive_request()

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping  # noqa: TC003 - annotations of messages are read at run time
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def parcel(number: int, content: bytes = b"") -> Parcel:
 async def echo(channel):
     while True:
         channel.post(await channel.receive())
+
+
+async def send_much(channel):
+    channel.post(parcel(1, bytes(1 << 24)))
+    await asyncio.sleep(0.05)  # the socket's buffer is full
+    is_sending = channel.is_sending
+    await channel.receive()  # by now it was read
+    channel.post(Small(f"{is_sending} {channel.is_sending}"))
 
 
 def run(scenario, handler=echo, credentials=None, address=None):
@@ -367,3 +376,17 @@ def test_a_thread_without_an_event_loop():
 
     run(scenario, handler)
     assert outcome == [parcel(1, b"x" * 3_000_000), (Small("answer"), 0)]
+
+
+def test_what_has_not_left_yet_is_known():
+    async def scenario(address):
+        def read():
+            channel = BlockingChannel.connect(address, 5)
+            time.sleep(0.2)
+            assert len(channel.receive(HANG_S).message.content) == 1 << 24
+            channel.send(Small())
+            return channel.receive(HANG_S).message.text
+
+        assert await asyncio.to_thread(read) == "True False"
+
+    run(scenario, send_much)
