@@ -214,7 +214,7 @@ import sys, time
 from areal_core.messages import BlockingChannel
 from areal_core.messages.scores import ScoreFailed
 channel = BlockingChannel.connect(sys.argv[1], 60)
-channel.send(ScoreFailed("last words"))
+channel.send(ScoreFailed(0, "last words"))
 time.sleep(600)
 """
 
