@@ -104,6 +104,7 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
         (["run.yaml", "--samples", "many"], "argument --samples: invalid int value: 'many'"),
         (["run.yaml", "--temperature", "-1"], "temperature: Input should be greater than or equal to 0"),
         (["run.yaml", "--temperature", "nan"], "temperature: Input should be"),
+        (["run.yaml", "--threshold", "nan"], "argument --threshold: invalid reward value: 'nan'"),
         (["run.yaml", "--output", "other"], "other exists already\n  name a new folder"),
         (["run.yaml", "inference_engine=null", "workflow=null", "rewards=[]"], "it has no inference_engine"),
         (["run.yaml"], "model.path: there is no folder"),

@@ -8,6 +8,7 @@ measured so far.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=int, help="use the first N prompts")
     parser.add_argument("--temperature", metavar="T", type=float, help="of sampling; 0 is greedy")
     parser.add_argument(
-        "--threshold", metavar="R", type=float, default=1.0, help="reward from which an answer passes; by default 1"
+        "--threshold", metavar="R", type=reward, default=1.0, help="reward from which an answer passes; by default 1"
     )
     parser.add_argument("--json", action="store_true", help="write the figures as one JSON object")
     parser.add_argument(
@@ -140,3 +141,10 @@ def _interval(estimate: dict[str, float] | None) -> str:
 def numbers(text: str) -> list[int]:
     """Whole numbers between commas, ascending."""
     return sorted({int(word) for word in text.split(",")})
+
+
+def reward(text: str) -> float:
+    """A number that rewards can be compared with."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
