@@ -100,6 +100,14 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
             ["run", "run.yaml", "run_dir=there"],
             "the run folder there exists already, and is no run\n  choose another: run_dir=PATH",
         ),
+        (
+            ["run", "run.yaml", f"run_dir={'x' * 300}"],
+            "xxx cannot be made: File name too long\n  choose another: run_dir=",
+        ),
+        (["run", "run.yaml", f"run_dir=a/{'x' * 300}"], "xxx cannot be made: File name too long"),
+        (["run", "run.yaml", f"run_dir={'x/' * 2100}"], "x cannot be made: File name too long"),
+        (["run", "run.yaml", "run_dir=/proc/x"], "the run folder /proc/x cannot be made: No such file or directory"),
+        (["run", "run.yaml", "--dry-run", "run_dir=run.yaml/x"], "run.yaml/x cannot be made: Not a directory"),
         (["run", "--resume", "there"], "there is no run folder: it has no config.yaml"),
         (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
         (["run", "run.yaml", "--allow-changed-plugins"], "has a meaning only with --resume"),
@@ -130,6 +138,16 @@ def test_wrong_requests_end_with_2_and_leave_nothing_behind(kit, words, told):
     assert told in outcome.err
     assert "Traceback" not in outcome.err
     assert sorted(kit.work.rglob("*")) == before
+
+
+def test_no_run_lies_in_another(kit):
+    saved(kit)
+    assert run(kit, "run.yaml", "run_dir=old/x").code == 7, "a folder with a config may hold runs"
+    (kit.work / "old" / "epochs" / "000001").mkdir(parents=True)
+    outcome = run(kit, "run.yaml", "--dry-run", "run_dir=old/epochs/x")
+    assert outcome.code == 2
+    assert f"the run folder old/epochs/x would lie in that of another run, {kit.work / 'old'}\n" in outcome.err
+    assert not (kit.work / "old/epochs/x").exists()
 
 
 def test_debug_shows_the_traceback(kit):
