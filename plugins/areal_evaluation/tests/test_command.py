@@ -106,6 +106,12 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
         (["run.yaml", "--temperature", "nan"], "temperature: Input should be"),
         (["run.yaml", "--threshold", "nan"], "argument --threshold: invalid reward value: 'nan'"),
         (["run.yaml", "--output", "other"], "other exists already\n  name a new folder"),
+        (
+            ["--run", "done", "--output", "/proc/x"],
+            "the folder /proc/x cannot be made: No such file or directory\n  name",
+        ),
+        (["--run", "done", "--output", "done/config.yaml/x"], "done/config.yaml/x cannot be made: Not a directory"),
+        (["run.yaml", "--output", "x" * 300], "xxx cannot be made: File name too long"),
         (["run.yaml", "inference_engine=null", "workflow=null", "rewards=[]"], "it has no inference_engine"),
         (["run.yaml"], "model.path: there is no folder"),
         (["nix.yaml"], "there is no config file nix.yaml"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.cli.output import complain, say
-from areal_core.cli.request import add_request_arguments, read_request
+from areal_core.cli.request import add_request_arguments, read_request, require_place
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,8 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Check what is asked, have it measured, and report."""
-    if arguments.output is not None and arguments.output.exists():
-        raise UsageError(f"{arguments.output} exists already", hints=("name a new folder: --output FOLDER",))
+    if arguments.output is not None:
+        other = "name a new folder: --output FOLDER"
+        require_place("the folder", arguments.output, other)
+        if arguments.output.exists():
+            raise UsageError(f"{arguments.output} exists already", hints=(other,))
     if arguments.model is not None and not (arguments.model / "config.json").is_file():
         raise UsageError(
             f"{arguments.model} is no model folder: it has no config.json",
