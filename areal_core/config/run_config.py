@@ -21,7 +21,7 @@ class RunConfig(Section):
 
     plugins: list[str] = Field(default=[])
     """plugins that are loaded, beside those named below"""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """every random choice follows from this number"""
     shuffle: bool = True
     """permute the data set anew in every epoch"""

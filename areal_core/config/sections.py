@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from areal_core.config.place import component
 from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
-from areal_core.config.settings import Section
+from areal_core.config.settings import Seconds, Section
 
 
 class ModelSection(Section):
@@ -102,15 +102,15 @@ class RolloutSection(Section):
     """times an episode is tried again after an exception"""
     max_consecutive_failures: int = Field(default=16, ge=1)
     """failures in a row that end the run"""
-    episode_timeout_s: float = Field(default=600.0, gt=0)
+    episode_timeout_s: Seconds = Field(default=600.0, gt=0)
     """seconds that one episode may take, those in which it waits for a place in the engine left out"""
-    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    stall_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
-    blocked_timeout_s: float = Field(default=60.0, gt=0)
+    blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
     """seconds for which a workflow may block the event loop of all others before the run ends"""
     reward_processes: int = Field(default=1, ge=1)
     """processes that compute rewards"""
-    reward_timeout_s: float = Field(default=15.0, gt=0)
+    reward_timeout_s: Seconds = Field(default=15.0, gt=0)
     """seconds that one reward may take"""
 
     @property
@@ -128,9 +128,9 @@ class TrainingSection(Section):
     """times that a batch is gone through"""
     max_skipped_updates: int = Field(default=3, ge=1)
     """updates with a non-finite gradient, in a row, that end the run"""
-    collective_timeout_s: float = Field(default=1800.0, gt=0)
+    collective_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds that the ranks may compute apart before a collective between them counts as lost"""
-    phase_timeout_s: float = Field(default=7200.0, gt=0)
+    phase_timeout_s: Seconds = Field(default=7200.0, gt=0)
     """seconds that a process may be in one phase, such as a checkpoint, before it counts as hanging"""
 
 
@@ -141,7 +141,7 @@ class PublicationSection(Section):
     """a folder in this machine's memory, one in the run folder that all machines see, or a broadcast (NCCL or gloo)"""
     address: str = "127.0.0.1"
     """of the trainer's machine, as servers reach it, in broadcasts"""
-    timeout_s: float = Field(default=300.0, gt=0)
+    timeout_s: Seconds = Field(default=300.0, gt=0)
     """seconds that a broadcast may take before a folder is used"""
     verify_every: int = Field(default=0, ge=0)
     """publications between comparisons of engine and trainer; 0 compares the first only"""
@@ -195,7 +195,7 @@ class CheckpointSection(Section):
 
     every: int = Field(default=0, ge=0)
     """training steps between checkpoints, beside those by time; 0 is none"""
-    every_s: float = Field(default=600.0, ge=0)
+    every_s: Seconds = Field(default=600.0, ge=0)
     """seconds between checkpoints; 0 leaves those by time out"""
     largest_share: float = Field(default=0.05, gt=0, le=1)
     """share of the run's time that checkpoints by time may take; they come less often where they are slow"""

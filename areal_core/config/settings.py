@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config.run_config import RunConfig
+
+Seconds = Annotated[float, Field(le=366 * 86_400)]
+"""A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
 
 _SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 

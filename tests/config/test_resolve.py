@@ -279,3 +279,28 @@ def test_choices_are_walked_with_their_paths(kit):
         "algorithm.advantage",
         "launcher",
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("seed=99999999999999999999999999999999999999", "seed: must be less than 9223372036854775808, not 9999"),
+        (
+            "training.phase_timeout_s=1e300",
+            "training.phase_timeout_s: must be less than or equal to 31622400, not 1e+300",
+        ),
+        ("checkpoint.every_s=1e9", "checkpoint.every_s: must be less than or equal to 31622400, not 1000000000.0"),
+    ],
+)
+def test_numbers_that_no_clock_or_generator_takes_are_refused(kit, override, told):
+    assert told in kit.resolve(override)
+
+
+def test_every_span_of_time_is_bounded():
+    from areal_core.config import sections
+    from areal_core.config.settings import Section
+
+    models = [each for each in vars(sections).values() if isinstance(each, type) and issubclass(each, Section)]
+    spans = {name: field for model in models for name, field in model.model_fields.items() if name.endswith("_s")}
+    assert len(spans) == 8
+    assert [name for name, field in spans.items() if "Le(le=" not in str(field.metadata)] == []
