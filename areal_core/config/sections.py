@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from areal_core.config.place import component
 from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
 from areal_core.config.settings import Seconds, Section
+
+COLDEST = 0.01
+"""Temperature below which logits that are divided by it leave what engines compute with."""
+
+
+def _greedy_or_warm(temperature: float) -> float:
+    if 0 < temperature < COLDEST:
+        raise ValueError(f"must be at least {COLDEST}, or 0, which is greedy, not {temperature}")
+    return temperature
 
 
 class ModelSection(Section):
@@ -51,7 +60,7 @@ class RewardTerm(Section):
 class SamplingSection(Section):
     """How tokens are sampled; engine and trainer share these values."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=COLDEST)
     """divides the logits, in the engine and in the trainer"""
     max_new_tokens: int = Field(default=256, ge=1)
     """the longest answer; a longer one is cut and known to be cut"""
@@ -182,7 +191,7 @@ class EvaluationSection(Section):
     """answers to each prompt"""
     limit: int | None = Field(default=None, ge=1)
     """prompts that are used; null is all"""
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)] | None = None
     """null is the temperature of training; 0 is greedy"""
     at_start: bool = True
     """evaluate before the first step as well"""

@@ -304,3 +304,22 @@ def test_every_span_of_time_is_bounded():
     spans = {name: field for model in models for name, field in model.model_fields.items() if name.endswith("_s")}
     assert len(spans) == 8
     assert [name for name, field in spans.items() if "Le(le=" not in str(field.metadata)] == []
+
+
+def test_a_temperature_is_one_that_logits_can_be_divided_by(kit):
+    assert "sampling.temperature: must be greater than or equal to 0.01, not 1e-320" in kit.resolve(
+        "sampling.temperature=1e-320"
+    )
+    evaluation = "evaluation={{dataset: kit/rows, temperature: {}}}"
+    told = kit.resolve(evaluation.format("1e-320"))
+    assert "evaluation.temperature: must be at least 0.01, or 0, which is greedy, not 1e-320" in told
+    assert kit.shown("config.evaluation.temperature", evaluation.format(0)) == "0.0"
+
+
+def test_true_is_no_number(kit):
+    assert "steps: must be a number, not true" in kit.resolve("steps=true")
+    assert "rollout.episode_timeout_s: must be a number, not true" in kit.resolve("rollout.episode_timeout_s=true")
+    assert "train_engine.learning_rate: must be a number, not true" in kit.resolve("train_engine.learning_rate=true")
+    told = kit.resolve("evaluation={dataset: kit/rows, limit: false}")
+    assert "evaluation.limit: must be a number, not false" in told
+    assert kit.shown("config.shuffle", "shuffle=false") == "False"

@@ -103,6 +103,10 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
         (["run.yaml", "--samples", "-1"], "samples_per_prompt: Input should be greater than or equal to 1"),
         (["run.yaml", "--samples", "many"], "argument --samples: invalid int value: 'many'"),
         (["run.yaml", "--temperature", "-1"], "temperature: Input should be greater than or equal to 0"),
+        (
+            ["run.yaml", "--temperature", "1e-320"],
+            "temperature: must be at least 0.01, or 0, which is greedy, not 1e-320",
+        ),
         (["run.yaml", "--temperature", "nan"], "temperature: Input should be"),
         (["run.yaml", "--threshold", "nan"], "argument --threshold: invalid reward value: 'nan'"),
         (["run.yaml", "--output", "other"], "other exists already\n  name a new folder"),
