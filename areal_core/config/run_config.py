@@ -108,9 +108,7 @@ class RunConfig(Section):
         if self.workflow is not None and self.inference_engine is None:
             yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")
         if self.inference_engine is not None and self.workflow is None:
-            yield Problem(
-                ("workflow",), "is required beside an inference_engine: something has to say what to generate"
-            )
+            yield Problem(("workflow",), "is required beside an inference_engine: something must say what to generate")
         if self.rewards and self.workflow is None:
             yield Problem(("rewards",), "have no effect without a workflow")
         lost = self.sampling.irreproducible()

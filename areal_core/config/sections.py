@@ -35,9 +35,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> ModelSection:
         if (self.path is None) == (self.source is None):
-            raise ValueError(
-                "give exactly one of path (a folder or a hub name) and source (a component that makes one)"
-            )
+            raise ValueError("give exactly one of path (a folder or hub name) and source (a component that makes one)")
         return self
 
 

@@ -123,10 +123,8 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
     if sampler is None:
         return
     for number, row, epoch, *_ in rows:
-        if (expected := sampler[number]) != (row, epoch):
-            audit.problems.append(
-                f"group {number} asked row {row} of epoch {epoch}, not {expected[0]} of {expected[1]}"
-            )
+        if (right := sampler[number]) != (row, epoch):
+            audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {right[0]} of {right[1]}")
 
 
 def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit) -> None:

@@ -88,7 +88,7 @@ def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words
         ("workflow.depth=3", "workflow.depth: unknown key\n  'kit/single' takes no settings"),
         ("rewards.0.wieght=3", "rewards.0.wieght: unknown key"),
         ("model.source=kit/rows", "supplies no model named 'rows'\n  'kit/rows' is a data set, not a model"),
-        ("model.path=null", "model: give exactly one of path (a folder or a hub name) and source"),
+        ("model.path=null", "model: give exactly one of path (a folder or hub name) and source"),
     ],
 )
 def test_wrong_overrides(kit, override, told):
