@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import areal_core
-from areal_core.cli.output import complain
+from areal_core.cli.output import complain, open_closed_streams
 from areal_core.errors import ArealError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
+    open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         _refuse_deleted_folder()

@@ -293,3 +293,14 @@ def test_a_deleted_current_folder_is_told(box):
         2,
         "areal: error: the current folder has been deleted\n  go to one that exists: cd PATH\n",
     )
+
+
+@pytest.mark.parametrize(("sent", "why"), [(">&-", "Bad file descriptor"), ("> /dev/full", "No space left on device")])
+def test_a_result_that_cannot_be_written_is_told(box, sent, why):
+    for words in ("plugins --json", "config init"):
+        shell = f"' -S -m areal_core {words} {sent}', shell=True"
+        outcome = box.python(f"import subprocess, sys; sys.exit(subprocess.call(sys.executable + {shell}))")
+        assert (outcome.code, outcome.out) == (1, "")
+        assert outcome.err == (
+            f"areal: error: the result cannot be written: {why}\n  send standard output to where there is room\n"
+        )

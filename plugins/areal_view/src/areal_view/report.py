@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.cli.output import complain
+from areal_core.cli.output import complain, say
 from areal_core.config import CONFIG_FILE, load_run
 from areal_core.errors import UsageError
 from areal_view.page import render_page
@@ -27,7 +26,7 @@ def main(words: Sequence[str]) -> int:
     path = write_report(run_dir, complain)
     if path is None:
         raise UsageError(f"there is nothing to report: {run_dir} has no metrics yet")
-    sys.stdout.write(f"{path}\n")
+    say(str(path))
     return 0
 
 
