@@ -118,6 +118,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", "--dryrun"], "unrecognized arguments: --dryrun"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
         (["config", "show", "nix.yaml"], "there is no config file nix.yaml"),
+        (["run", "/dev/zero"], "cannot read the config file /dev/zero: it has more than 10,000,000 characters"),
         (["config", "check", "nix.yaml"], "there is no config file nix.yaml"),
         (["config", "schema", "run.yaml"], "areal config schema describes every config"),
         (["config", "init", "run.yaml"], "run.yaml exists already"),
@@ -304,3 +305,20 @@ def test_a_result_that_cannot_be_written_is_told(box, sent, why):
         assert outcome.err == (
             f"areal: error: the result cannot be written: {why}\n  send standard output to where there is room\n"
         )
+
+
+def test_what_is_terminated_leaves_nothing_temporary_and_says_so(box):
+    code = f"""
+        import os, signal, sys, tempfile, time
+        from areal_core.cli import main
+        from areal_core.cli.commands import doctor
+        def execute(arguments):
+            with tempfile.TemporaryDirectory(dir={str(box.work)!r}):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(50)
+        doctor.execute = execute
+        sys.exit(main(["doctor"]))
+        """
+    outcome = box.python(code)
+    assert (outcome.code, outcome.err) == (143, "areal: interrupted\n")
+    assert list(box.work.iterdir()) == []
