@@ -41,11 +41,7 @@ _under_way = threading.Lock()
 
 
 def train(
-    config: Mapping[str, Any],
-    *,
-    plugins: Sequence[str] = (),
-    run_dir: str | Path | None = None,
-    resume: bool = False,
+    config: Mapping[str, Any], *, plugins: Sequence[str] = (), run_dir: str | Path | None = None, resume: bool = False
 ) -> Path:
     """Run a config to its end, in this process's terminal; in a notebook, in a process of its own.
 

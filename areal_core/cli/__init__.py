@@ -10,23 +10,27 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import areal_core
-from areal_core.cli.output import complain
+from areal_core.cli.output import complain, open_closed_streams
 from areal_core.errors import ArealError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-INTERRUPTED = 130
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong, 130 interrupted."""
+    """Run the program and return its exit code: 0 done, 1 it failed, 2 the request was wrong.
+
+    What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+    open_closed_streams()
+    signal.signal(signal.SIGTERM, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         _refuse_deleted_folder()
@@ -36,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         complain(f"error: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         complain("interrupted")
-        return INTERRUPTED
+        return 128 + int((*interrupt.args, signal.SIGINT)[0])
     except BrokenPipeError:
         # The reader of our output has gone, as in `areal plugins | head`: end quietly, also at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,6 +88,11 @@ def _dispatch(words: list[str]) -> int:
     from areal_core.cli.plugin_command import run_plugin_command
 
     return run_plugin_command(words[0], words[1:], command_names())
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """End as Ctrl-C does, so that nothing temporary is left."""
+    raise KeyboardInterrupt(number)
 
 
 def _refuse_deleted_folder() -> None:

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+
+from areal_core.errors import RunError
 
 
 def say(text: str = "") -> None:
-    """Write one line (or several) of result."""
-    sys.stdout.write(f"{text}\n")
+    """Write one line (or several) of result.
+
+    Raises:
+        RunError: it cannot be written; a reader that has gone is a `BrokenPipeError`.
+    """
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the end of the program would try it again
+        hint = "send standard output to where there is room"
+        raise RunError(f"the result cannot be written: {error.strerror}", hints=[hint]) from error
+
+
+def open_closed_streams() -> None:
+    """A stream that the caller has closed (`>&-`) is no file of ours that happens to get its number.
+
+    What is written to standard output fails as it did; what is written to standard error is gone.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY), True)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def complain(text: str) -> None:
     """Write an error or a warning, under the name of the program; a terminal that is gone hears nothing."""
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
     with contextlib.suppress(OSError):
         sys.stderr.write(f"areal: {text}\n")

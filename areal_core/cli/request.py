@@ -1,13 +1,15 @@
-"""The words that say which config is meant; the same for every command that reads one."""
+"""The words that several commands share: which config is meant, and a folder that is to be made."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 
 class Request(NamedTuple):
@@ -33,11 +35,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         help="set one value: a YAML scalar or flow list; rewards.0.weight=2 reaches into a list, key=null clears",
     )
     parser.add_argument(
-        "--plugins",
-        action="append",
-        default=[],
-        metavar="A,B",
-        help="load these plugins as well; no:A takes one away",
+        "--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well; no:A takes one away"
     )
 
 
@@ -53,3 +51,19 @@ def read_request(arguments: argparse.Namespace) -> Request:
         )
     plugins = [name for group in arguments.plugins for name in group.replace(",", " ").split()]
     return Request(others[0] if others else None, overrides, plugins)
+
+
+def require_place(what: str, folder: Path, hint: str) -> None:
+    """Raise `UsageError` where a folder cannot be made; nothing is left of the attempt."""
+    made: list[Path] = []
+    try:
+        for path in reversed([folder, *folder.parents]):
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+    except OSError as error:
+        raise UsageError(f"{what} {folder} cannot be made: {error.strerror}", hints=[hint]) from None
+    finally:
+        with suppress(OSError):  # another program has put something into one of them meanwhile
+            for path in reversed(made):
+                path.rmdir()

@@ -13,7 +13,7 @@ A plugin's settings are a model derived from `Settings`; a field in which the re
         advantage: Selection = component("advantages", default="group_normalised")
 
 A bare name in such a default means the plugin's own component of that name, whatever other plugins are loaded. A path
-is annotated `LocalPath`: it is relative to the config that names it.
+is annotated `LocalPath`: it is relative to the config that names it. A span of time is annotated `Seconds`.
 """
 
 from areal_core.config.context import LocalPath
@@ -22,7 +22,7 @@ from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
 from areal_core.config.sections import EvaluationSection, RewardTerm
 from areal_core.config.selection import Selection, selections
-from areal_core.config.settings import Secret, Settings
+from areal_core.config.settings import Seconds, Secret, Settings
 
 __all__ = [
     "CONFIG_FILE",
@@ -31,6 +31,7 @@ __all__ = [
     "Resolved",
     "RewardTerm",
     "RunConfig",
+    "Seconds",
     "Secret",
     "Selection",
     "Settings",

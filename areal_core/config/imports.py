@@ -94,9 +94,7 @@ def import_reference(reference: str, folder: Path) -> Imported:
     """Import what a reference names; `RejectedError` says what is wrong with it and how to write it."""
     location, _, attribute = reference.rpartition(":")
     if not location or not attribute.isidentifier():
-        raise rejected(
-            f"'{reference}' is not a reference", "write package.module:attribute or path/to/file.py:attribute"
-        )
+        raise rejected(f"'{reference}' is no reference", "write package.module:attribute or path/to/file.py:attribute")
     if location.endswith(".py") or "/" in location:
         # Path.expanduser raises for a user who does not exist.
         path = (getattr(reference, "folder", folder) / os.path.expanduser(location)).resolve()  # noqa: PTH111

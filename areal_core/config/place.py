@@ -12,15 +12,7 @@ from pydantic_core import core_schema
 
 from areal_core.config.context import ResolutionContext
 from areal_core.config.imports import check_keywords, import_reference, is_import
-from areal_core.config.problems import (
-    MOST_TOLD,
-    Problem,
-    RejectedError,
-    dotted,
-    from_validation,
-    rejected,
-    unknown_key,
-)
+from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, dotted, from_validation, rejected, unknown_key
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.errors import ComponentNotFoundError, PluginError

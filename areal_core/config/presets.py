@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.plugins import PluginManager, Preset
+
+LARGEST = 10_000_000
+"""Characters of a config; what is longer is something else, or has no end."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,10 @@ def read_file(path: str | Path) -> Source:
     """Read a config file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
+        if len(text) > LARGEST:
+            raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} characters")
     except FileNotFoundError:
         here = path.parent if path.parent.is_dir() else Path()
         near = difflib.get_close_matches(path.name, [file.name for file in here.iterdir()], n=1)

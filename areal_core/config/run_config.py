@@ -21,7 +21,7 @@ class RunConfig(Section):
 
     plugins: list[str] = Field(default=[])
     """plugins that are loaded, beside those named below"""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """every random choice follows from this number"""
     shuffle: bool = True
     """permute the data set anew in every epoch"""
@@ -108,9 +108,7 @@ class RunConfig(Section):
         if self.workflow is not None and self.inference_engine is None:
             yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")
         if self.inference_engine is not None and self.workflow is None:
-            yield Problem(
-                ("workflow",), "is required beside an inference_engine: something has to say what to generate"
-            )
+            yield Problem(("workflow",), "is required beside an inference_engine: something must say what to generate")
         if self.rewards and self.workflow is None:
             yield Problem(("rewards",), "have no effect without a workflow")
         lost = self.sampling.irreproducible()

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from areal_core.config.place import component
 from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
-from areal_core.config.settings import Section
+from areal_core.config.settings import Seconds, Section
+
+COLDEST = 0.01
+"""Temperature below which logits that are divided by it leave what engines compute with."""
+
+
+def _greedy_or_warm(temperature: float) -> float:
+    if 0 < temperature < COLDEST:
+        raise ValueError(f"must be at least {COLDEST}, or 0, which is greedy, not {temperature}")
+    return temperature
 
 
 class ModelSection(Section):
@@ -26,9 +35,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> ModelSection:
         if (self.path is None) == (self.source is None):
-            raise ValueError(
-                "give exactly one of path (a folder or a hub name) and source (a component that makes one)"
-            )
+            raise ValueError("give exactly one of path (a folder or hub name) and source (a component that makes one)")
         return self
 
 
@@ -51,7 +58,7 @@ class RewardTerm(Section):
 class SamplingSection(Section):
     """How tokens are sampled; engine and trainer share these values."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=COLDEST)
     """divides the logits, in the engine and in the trainer"""
     max_new_tokens: int = Field(default=256, ge=1)
     """the longest answer; a longer one is cut and known to be cut"""
@@ -102,15 +109,15 @@ class RolloutSection(Section):
     """times an episode is tried again after an exception"""
     max_consecutive_failures: int = Field(default=16, ge=1)
     """failures in a row that end the run"""
-    episode_timeout_s: float = Field(default=600.0, gt=0)
+    episode_timeout_s: Seconds = Field(default=600.0, gt=0)
     """seconds that one episode may take, those in which it waits for a place in the engine left out"""
-    stall_timeout_s: float = Field(default=1800.0, gt=0)
+    stall_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
-    blocked_timeout_s: float = Field(default=60.0, gt=0)
+    blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
     """seconds for which a workflow may block the event loop of all others before the run ends"""
     reward_processes: int = Field(default=1, ge=1)
     """processes that compute rewards"""
-    reward_timeout_s: float = Field(default=15.0, gt=0)
+    reward_timeout_s: Seconds = Field(default=15.0, gt=0)
     """seconds that one reward may take"""
 
     @property
@@ -128,9 +135,9 @@ class TrainingSection(Section):
     """times that a batch is gone through"""
     max_skipped_updates: int = Field(default=3, ge=1)
     """updates with a non-finite gradient, in a row, that end the run"""
-    collective_timeout_s: float = Field(default=1800.0, gt=0)
+    collective_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds that the ranks may compute apart before a collective between them counts as lost"""
-    phase_timeout_s: float = Field(default=7200.0, gt=0)
+    phase_timeout_s: Seconds = Field(default=7200.0, gt=0)
     """seconds that a process may be in one phase, such as a checkpoint, before it counts as hanging"""
 
 
@@ -141,7 +148,7 @@ class PublicationSection(Section):
     """a folder in this machine's memory, one in the run folder that all machines see, or a broadcast (NCCL or gloo)"""
     address: str = "127.0.0.1"
     """of the trainer's machine, as servers reach it, in broadcasts"""
-    timeout_s: float = Field(default=300.0, gt=0)
+    timeout_s: Seconds = Field(default=300.0, gt=0)
     """seconds that a broadcast may take before a folder is used"""
     verify_every: int = Field(default=0, ge=0)
     """publications between comparisons of engine and trainer; 0 compares the first only"""
@@ -182,7 +189,7 @@ class EvaluationSection(Section):
     """answers to each prompt"""
     limit: int | None = Field(default=None, ge=1)
     """prompts that are used; null is all"""
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)] | None = None
     """null is the temperature of training; 0 is greedy"""
     at_start: bool = True
     """evaluate before the first step as well"""
@@ -195,7 +202,7 @@ class CheckpointSection(Section):
 
     every: int = Field(default=0, ge=0)
     """training steps between checkpoints, beside those by time; 0 is none"""
-    every_s: float = Field(default=600.0, ge=0)
+    every_s: Seconds = Field(default=600.0, ge=0)
     """seconds between checkpoints; 0 leaves those by time out"""
     largest_share: float = Field(default=0.05, gt=0, le=1)
     """share of the run's time that checkpoints by time may take; they come less often where they are slow"""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import core_schema
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config.run_config import RunConfig
+
+Seconds = Annotated[float, Field(le=366 * 86_400)]
+"""A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
+
+_NUMBERS: Final = (int, float, int | None, float | None)
 
 _SECRET: Final = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 
@@ -49,6 +56,14 @@ class Settings(BaseModel):
 
     needs_group: ClassVar[bool] = False
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _count(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true where a number is asked for: that it counts as 1 is Python's affair."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in _NUMBERS:
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
 
     @model_validator(mode="wrap")
     @classmethod

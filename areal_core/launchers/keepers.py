@@ -138,12 +138,7 @@ class Keepers:
         return tuple(name for name, process in self.processes.items() if process.is_stopped)
 
     async def launch(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        gpus: Sequence[int] | None,
-        log: Path,
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], gpus: Sequence[int] | None, log: Path
     ) -> KeptProcess:
         """Start a command under a keeper."""
         variables = {**self._environment, **environment}

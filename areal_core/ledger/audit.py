@@ -51,7 +51,10 @@ def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = No
         copy = Path(temporary) / "ledger"
         copy_database(ledger, copy)
         with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(ledger):
-            return audit(database, run_dir, sampler)
+            try:
+                return audit(database, run_dir, sampler)
+            except sqlite3.OperationalError as error:
+                return Audit(0, {}, problems=[f"{ledger / DATABASE} is damaged or of another version: {error}"])
 
 
 def audit(
@@ -81,7 +84,11 @@ def audit(
     _check_numbers(rows, result)
     _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)
-    _check_witness(run_dir, facts, rows, result)
+    try:
+        _check_witness(run_dir, facts, rows, result)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        path = run_dir / facts["checkpoint"] / "trainer.json"
+        result.problems.append(f"{path} is damaged or of another version: {type(error).__name__}: {error}")
     for (name,) in segments:
         if not (run_dir / name).is_file():
             result.problems.append(f"the trajectories of finished groups are missing: {name}")
@@ -116,11 +123,8 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
     if sampler is None:
         return
     for number, row, epoch, *_ in rows:
-        if sampler[number] != (row, epoch):
-            expected = sampler[number]
-            audit.problems.append(
-                f"group {number} asked row {row} of epoch {epoch}, not {expected[0]} of {expected[1]}"
-            )
+        if (right := sampler[number]) != (row, epoch):
+            audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {right[0]} of {right[1]}")
 
 
 def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit) -> None:

@@ -19,16 +19,7 @@ from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.launchers.wardens import NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.credentials import Failed
-from areal_core.messages.processes import (
-    Alive,
-    Announce,
-    Ask,
-    Dying,
-    EndProcess,
-    Finished,
-    ProcessEnded,
-    RunProcess,
-)
+from areal_core.messages.processes import Alive, Announce, Ask, Dying, EndProcess, Finished, ProcessEnded, RunProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

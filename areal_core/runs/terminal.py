@@ -32,9 +32,7 @@ def say(line: str) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.stderr.write(
-                "areal: nobody reads the output any more; the run goes on, its metrics are in its folder\n"
-            )
+            sys.stderr.write("areal: nobody reads the output any more; the run goes on and writes to its folder\n")
 
 
 class Terminal:

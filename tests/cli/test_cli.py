@@ -100,6 +100,14 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
             ["run", "run.yaml", "run_dir=there"],
             "the run folder there exists already, and is no run\n  choose another: run_dir=PATH",
         ),
+        (
+            ["run", "run.yaml", f"run_dir={'x' * 300}"],
+            "xxx cannot be made: File name too long\n  choose another: run_dir=",
+        ),
+        (["run", "run.yaml", f"run_dir=a/{'x' * 300}"], "xxx cannot be made: File name too long"),
+        (["run", "run.yaml", f"run_dir={'x/' * 2100}"], "x cannot be made: File name too long"),
+        (["run", "run.yaml", "run_dir=/proc/x"], "the run folder /proc/x cannot be made: No such file or directory"),
+        (["run", "run.yaml", "--dry-run", "run_dir=run.yaml/x"], "run.yaml/x cannot be made: Not a directory"),
         (["run", "--resume", "there"], "there is no run folder: it has no config.yaml"),
         (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
         (["run", "run.yaml", "--allow-changed-plugins"], "has a meaning only with --resume"),
@@ -110,6 +118,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", "--dryrun"], "unrecognized arguments: --dryrun"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
         (["config", "show", "nix.yaml"], "there is no config file nix.yaml"),
+        (["run", "/dev/zero"], "cannot read the config file /dev/zero: it has more than 10,000,000 characters"),
         (["config", "check", "nix.yaml"], "there is no config file nix.yaml"),
         (["config", "schema", "run.yaml"], "areal config schema describes every config"),
         (["config", "init", "run.yaml"], "run.yaml exists already"),
@@ -130,6 +139,16 @@ def test_wrong_requests_end_with_2_and_leave_nothing_behind(kit, words, told):
     assert told in outcome.err
     assert "Traceback" not in outcome.err
     assert sorted(kit.work.rglob("*")) == before
+
+
+def test_no_run_lies_in_another(kit):
+    saved(kit)
+    assert run(kit, "run.yaml", "run_dir=old/x").code == 7, "a folder with a config may hold runs"
+    (kit.work / "old" / "epochs" / "000001").mkdir(parents=True)
+    outcome = run(kit, "run.yaml", "--dry-run", "run_dir=old/epochs/x")
+    assert outcome.code == 2
+    assert f"the run folder old/epochs/x would lie in that of another run, {kit.work / 'old'}\n" in outcome.err
+    assert not (kit.work / "old/epochs/x").exists()
 
 
 def test_debug_shows_the_traceback(kit):
@@ -275,3 +294,31 @@ def test_a_deleted_current_folder_is_told(box):
         2,
         "areal: error: the current folder has been deleted\n  go to one that exists: cd PATH\n",
     )
+
+
+@pytest.mark.parametrize(("sent", "why"), [(">&-", "Bad file descriptor"), ("> /dev/full", "No space left on device")])
+def test_a_result_that_cannot_be_written_is_told(box, sent, why):
+    for words in ("plugins --json", "config init"):
+        shell = f"' -S -m areal_core {words} {sent}', shell=True"
+        outcome = box.python(f"import subprocess, sys; sys.exit(subprocess.call(sys.executable + {shell}))")
+        assert (outcome.code, outcome.out) == (1, "")
+        assert outcome.err == (
+            f"areal: error: the result cannot be written: {why}\n  send standard output to where there is room\n"
+        )
+
+
+def test_what_is_terminated_leaves_nothing_temporary_and_says_so(box):
+    code = f"""
+        import os, signal, sys, tempfile, time
+        from areal_core.cli import main
+        from areal_core.cli.commands import doctor
+        def execute(arguments):
+            with tempfile.TemporaryDirectory(dir={str(box.work)!r}):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(50)
+        doctor.execute = execute
+        sys.exit(main(["doctor"]))
+        """
+    outcome = box.python(code)
+    assert (outcome.code, outcome.err) == (143, "areal: interrupted\n")
+    assert list(box.work.iterdir()) == []

@@ -29,7 +29,7 @@ def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashe
     [
         ("nix.py:f", "cannot read {work}/nix.py: No such file or directory"),
         ("mine.py:rewrd", "{work}/mine.py has no 'rewrd'\n  did you mean 'reward'?"),
-        ("mine.py:", "'mine.py:' is not a reference\n  write package.module:attribute or path/to/file.py:attribute"),
+        ("mine.py:", "'mine.py:' is no reference\n  write package.module:attribute or path/to/file.py:attribute"),
         ("no.such:f", "there is no module named 'no.such' in this environment"),
         ("bad.py:f", "importing {work}/bad.py raises ZeroDivisionError: division by zero"),
         ("{{type: mine.py:reward, scael: 1}}", "rewards.0.scael: unknown key\n  did you mean 'scale'?"),

@@ -88,7 +88,7 @@ def test_changing_the_type_starts_the_section_afresh_whatever_the_order_of_words
         ("workflow.depth=3", "workflow.depth: unknown key\n  'kit/single' takes no settings"),
         ("rewards.0.wieght=3", "rewards.0.wieght: unknown key"),
         ("model.source=kit/rows", "supplies no model named 'rows'\n  'kit/rows' is a data set, not a model"),
-        ("model.path=null", "model: give exactly one of path (a folder or a hub name) and source"),
+        ("model.path=null", "model: give exactly one of path (a folder or hub name) and source"),
     ],
 )
 def test_wrong_overrides(kit, override, told):
@@ -279,3 +279,47 @@ def test_choices_are_walked_with_their_paths(kit):
         "algorithm.advantage",
         "launcher",
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("seed=99999999999999999999999999999999999999", "seed: must be less than 9223372036854775808, not 9999"),
+        (
+            "training.phase_timeout_s=1e300",
+            "training.phase_timeout_s: must be less than or equal to 31622400, not 1e+300",
+        ),
+        ("checkpoint.every_s=1e9", "checkpoint.every_s: must be less than or equal to 31622400, not 1000000000.0"),
+    ],
+)
+def test_numbers_that_no_clock_or_generator_takes_are_refused(kit, override, told):
+    assert told in kit.resolve(override)
+
+
+def test_every_span_of_time_is_bounded():
+    from areal_core.config import sections
+    from areal_core.config.settings import Section
+
+    models = [each for each in vars(sections).values() if isinstance(each, type) and issubclass(each, Section)]
+    spans = {name: field for model in models for name, field in model.model_fields.items() if name.endswith("_s")}
+    assert len(spans) == 8
+    assert [name for name, field in spans.items() if "Le(le=" not in str(field.metadata)] == []
+
+
+def test_a_temperature_is_one_that_logits_can_be_divided_by(kit):
+    assert "sampling.temperature: must be greater than or equal to 0.01, not 1e-320" in kit.resolve(
+        "sampling.temperature=1e-320"
+    )
+    evaluation = "evaluation={{dataset: kit/rows, temperature: {}}}"
+    told = kit.resolve(evaluation.format("1e-320"))
+    assert "evaluation.temperature: must be at least 0.01, or 0, which is greedy, not 1e-320" in told
+    assert kit.shown("config.evaluation.temperature", evaluation.format(0)) == "0.0"
+
+
+def test_true_is_no_number(kit):
+    assert "steps: must be a number, not true" in kit.resolve("steps=true")
+    assert "rollout.episode_timeout_s: must be a number, not true" in kit.resolve("rollout.episode_timeout_s=true")
+    assert "train_engine.learning_rate: must be a number, not true" in kit.resolve("train_engine.learning_rate=true")
+    told = kit.resolve("evaluation={dataset: kit/rows, limit: false}")
+    assert "evaluation.limit: must be a number, not false" in told
+    assert kit.shown("config.shuffle", "shuffle=false") == "False"

@@ -77,3 +77,27 @@ def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
     path.write_text(json.dumps(state))
     problems = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
     assert "group 2 was trained on 2 times" in problems
+
+
+@pytest.mark.parametrize("damaged", ["{}", "[]", "", "not JSON", '{"step": 4, "before": "", "first": 0, "steps": 5}'])
+def test_a_damaged_witness_is_a_finding(run_dir: Path, damaged: str) -> None:
+    path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
+    path.write_text(damaged)
+    (problem,) = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
+    assert problem.startswith(f"{path} is damaged or of another version: ")
+
+
+def test_one_of_an_older_version_too(run_dir: Path) -> None:
+    path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
+    path.write_text(json.dumps({"step": 4, "witness": []}))
+    (problem,) = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
+    assert problem == f"{path} is damaged or of another version: KeyError: 'first'"
+
+
+def test_an_empty_ledger_is_a_finding(run_dir: Path) -> None:
+    ledger = run_dir / "epochs/000001/ledger" / DATABASE
+    for path in ledger.parent.glob(f"{DATABASE}*"):
+        path.unlink()
+    ledger.touch()
+    (problem,) = audit_folder(ledger.parent, run_dir).problems
+    assert problem == f"{ledger} is damaged or of another version: no such table: facts"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
+
+import pytest
 
 HANG_S = 120
 
@@ -31,6 +34,18 @@ terminal.say("again")
 terminal.close()
 print("neither this")
 open(sys.argv[1], "w").write("went on")
+"""
+
+
+CLOSED = """
+import os, sys
+from areal_core.cli.output import open_closed_streams
+from areal_core.runs.terminal import say
+open_closed_streams()
+first = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+say("to nobody")
+say("again")
+os.write(first, b"went on")
 """
 
 
@@ -77,3 +92,12 @@ def test_a_terminal_that_is_gone_ends_nothing(tmp_path) -> None:
     process.communicate(b"\n", timeout=HANG_S)
     assert process.returncode == 0
     assert (tmp_path / "mark").read_text() == "went on"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_terminal_that_was_never_there_ends_nothing(tmp_path, closed) -> None:
+    words = shlex.join([sys.executable, "-c", CLOSED, str(tmp_path / "mark")])
+    done = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mark").read_text() == "went on"
+    assert (b"the run goes on" in done.stderr) == ("2>&-" not in closed)

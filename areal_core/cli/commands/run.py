@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.output import say
-from areal_core.cli.request import Request, add_request_arguments, read_request
+from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -86,17 +86,21 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _new_folder(resolved: Resolved) -> Path:
-    """The folder of a new run; one that exists belongs to another run."""
+    """The folder of a new run, which can be made; one that exists belongs to another run."""
     from areal_core.config import CONFIG_FILE
 
-    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{time}"
+    folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    other = "choose another: run_dir=PATH"
+    require_place("the run folder", folder, other)
+    for above in folder.resolve().parents:
+        if (above / CONFIG_FILE).is_file() and (above / "epochs").is_dir():
+            raise UsageError(f"the run folder {folder} would lie in that of another run, {above}", hints=(other,))
     if folder.exists():
         is_run = (folder / CONFIG_FILE).is_file()
         hints = (f"go on with it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
             f"the run folder {folder} exists already" + ("" if is_run else ", and is no run"),
-            hints=(*hints, "choose another: run_dir=PATH"),
+            hints=(*hints, other),
         )
     return folder
 

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -124,6 +125,22 @@ def test_values_that_are_no_json_stay_behind(tmp_path):
     )
     frame.to_parquet(path)
     assert rows_of(files([path])) == [{"prompt": "a", "tags": ["t"]}]
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    loop, pipe = tmp_path / "loop.jsonl", tmp_path / "pipe.jsonl"
+    loop.symlink_to(loop)
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=r"loop\.jsonl is a symbolic link that leads to no file"):
+        lines([loop])
+    with pytest.raises(ConfigError, match=r"pipe\.jsonl is a pipe or a device; write its rows to a file"):
+        lines([pipe])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n', encoding="utf-8-sig")
+    assert rows_of(lines([path])) == [{"prompt": "a"}]
 
 
 @pytest.mark.parametrize("read", [lines, files])

@@ -8,11 +8,12 @@ measured so far.
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.cli.output import complain, say
-from areal_core.cli.request import add_request_arguments, read_request
+from areal_core.cli.request import add_request_arguments, read_request, require_place
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=int, help="use the first N prompts")
     parser.add_argument("--temperature", metavar="T", type=float, help="of sampling; 0 is greedy")
     parser.add_argument(
-        "--threshold", metavar="R", type=float, default=1.0, help="reward from which an answer passes; by default 1"
+        "--threshold", metavar="R", type=reward, default=1.0, help="reward from which an answer passes; by default 1"
     )
     parser.add_argument("--json", action="store_true", help="write the figures as one JSON object")
     parser.add_argument(
@@ -53,8 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Check what is asked, have it measured, and report."""
-    if arguments.output is not None and arguments.output.exists():
-        raise UsageError(f"{arguments.output} exists already", hints=("name a new folder: --output FOLDER",))
+    if arguments.output is not None:
+        other = "name a new folder: --output FOLDER"
+        require_place("the folder", arguments.output, other)
+        if arguments.output.exists():
+            raise UsageError(f"{arguments.output} exists already", hints=(other,))
     if arguments.model is not None and not (arguments.model / "config.json").is_file():
         raise UsageError(
             f"{arguments.model} is no model folder: it has no config.json",
@@ -140,3 +144,10 @@ def _interval(estimate: dict[str, float] | None) -> str:
 def numbers(text: str) -> list[int]:
     """Whole numbers between commas, ascending."""
     return sorted({int(word) for word in text.split(",")})
+
+
+def reward(text: str) -> float:
+    """A number that rewards can be compared with."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number

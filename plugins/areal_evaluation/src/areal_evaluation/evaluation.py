@@ -65,7 +65,8 @@ def for_evaluation(
     try:
         section = EvaluationSection(**base | {key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
-        raise UsageError("; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())) from None
+        told = [f"{fault['loc'][0]}: {fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
+        raise UsageError("; ".join(told)) from None
     changes: dict[str, Any] = {"evaluation": section}
     if model is not None:
         changes["model"] = config.model.model_copy(update={"path": str(model.resolve()), "source": None})

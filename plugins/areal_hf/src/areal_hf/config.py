@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from areal_core.config import Settings
+from areal_core.config import Seconds, Settings
 
 
 class HFConfig(Settings):
@@ -35,5 +35,5 @@ class HFConfig(Settings):
     deterministic: bool = Field(
         False, description="One request at a time, in order of arrival: bit for bit the same whatever else is asked."
     )
-    start_timeout_s: float = Field(300.0, gt=0, description="Seconds that loading the model may take.")
-    update_timeout_s: float = Field(300.0, gt=0, description="Seconds that taking over new weights may take.")
+    start_timeout_s: Seconds = Field(300.0, gt=0, description="Seconds that loading the model may take.")
+    update_timeout_s: Seconds = Field(300.0, gt=0, description="Seconds that taking over new weights may take.")

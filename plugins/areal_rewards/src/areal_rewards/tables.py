@@ -133,11 +133,19 @@ def _loaded(library: Any, title: str, *arguments: Any, **options: Any) -> Any:
 def _refuse_missing(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.is_file():
-            what = "is a folder; name the files in it" if path.is_dir() else "does not exist"
             raise ConfigError(
-                f"{path} {what}",
+                f"{path} {_what_it_is(path)}",
                 hints=["a path is relative to the config file that names it, one in a preset to the current folder"],
             )
+
+
+def _what_it_is(path: Path) -> str:
+    """What stands where a file should, in words."""
+    if path.is_dir():
+        return "is a folder; name the files in it"
+    if path.is_symlink() and not path.exists():
+        return "is a symbolic link that leads to no file"
+    return "is a pipe or a device; write its rows to a file and name that" if path.exists() else "does not exist"
 
 
 def _format(paths: Sequence[Path]) -> str:
@@ -159,7 +167,7 @@ def _title(paths: Sequence[Path]) -> str:
 def _json_lines(path: Path) -> list[dict[str, Any]]:
     rows, number = [], 0
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from areal_core.config import Secret, Settings
+from areal_core.config import Seconds, Secret, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,23 +50,23 @@ class FleetSettings(Settings):
     """requests that one server is given at once; by default as many as it works on"""
     stream_interval: int = Field(32, ge=1)
     """tokens that a server sends at a time: so many are lost at most when it dies"""
-    start_timeout_s: float = Field(900.0, gt=0)
+    start_timeout_s: Seconds = Field(900.0, gt=0)
     """seconds until a server must be healthy"""
-    silence_timeout_s: float = Field(300.0, gt=0)
+    silence_timeout_s: Seconds = Field(300.0, gt=0)
     """seconds without a token that end a request to a server"""
-    update_timeout_s: float = Field(300.0, gt=0)
+    update_timeout_s: Seconds = Field(300.0, gt=0)
     """seconds that taking over new weights may take"""
-    group_timeout_s: float = Field(120.0, gt=0)
+    group_timeout_s: Seconds = Field(120.0, gt=0)
     """seconds in which servers must meet for broadcasts; who does not gets the weights through a folder"""
-    health_interval_s: float = Field(2.0, gt=0)
+    health_interval_s: Seconds = Field(2.0, gt=0)
     """seconds between looks at a server's health"""
-    health_timeout_s: float = Field(15.0, gt=0)
+    health_timeout_s: Seconds = Field(15.0, gt=0)
     """seconds that such a look may take; twice means lost"""
-    drain_timeout_s: float = Field(60.0, ge=0)
+    drain_timeout_s: Seconds = Field(60.0, ge=0)
     """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
     restarts: int = Field(3, ge=0)
     """times that a server of the run is started again within `restart_window_s`"""
-    restart_window_s: float = Field(300.0, gt=0)
+    restart_window_s: Seconds = Field(300.0, gt=0)
     """seconds after which a start of a server no longer counts"""
 
     @field_validator("addresses")

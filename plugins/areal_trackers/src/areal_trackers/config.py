@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from areal_core.config import Settings
+from areal_core.config import Seconds, Settings
 from areal_trackers.libraries import missing_library
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class TensorBoardSettings(Settings):
     """Settings of `tensorboard.TensorBoardTracker`."""
 
     folder: str = Field(default="tensorboard", min_length=1, description="where event files go, below the run folder")
-    flush_every_s: float = Field(default=30.0, gt=0, description="seconds after which what was logged is on disk")
+    flush_every_s: Seconds = Field(default=30.0, gt=0, description="seconds after which what was logged is on disk")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""

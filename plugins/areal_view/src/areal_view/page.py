@@ -57,7 +57,7 @@ CHARTS = (
 PHASES = ("wait", "train", "publish", "evaluate", "checkpoint")
 
 
-def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str) -> str:
+def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str, note: str = "") -> str:
     """A self-contained page.
 
     Args:
@@ -66,13 +66,14 @@ def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str
         lines: of `metrics.jsonl`.
         samples: of `samples.jsonl`.
         config: the complete config as YAML.
+        note: stands behind the number of steps.
     """
     cards = [card for title, text, keys in CHARTS if (card := _curves(title, text, keys, lines))]
     cards += [card for card in (_staleness_shares(lines), _time_split(lines)) if card]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(name)} · areal</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style><main>'
-        f"<h1>{escape(name)}</h1><p>{len([x for x in lines if x['step']])} of {steps} steps</p>"
+        f"<h1>{escape(name)}</h1><p>{len([x for x in lines if x['step']])} of {steps} steps{note}</p>"
         f'<div class="tiles">{"".join(_tiles(lines))}</div><div class="charts">{"".join(cards)}</div>'
         f"{_samples(samples)}<details class='card'><summary>Config</summary><pre>{escape(config)}</pre></details>"
         "</main></html>"
@@ -91,8 +92,7 @@ def _tiles(lines: Lines) -> list[str]:
     if staleness := _points(lines, "staleness/mean"):
         tiles.append((f"{sum(y for _, y in staleness) / len(staleness):.2f}", "mean staleness, batches"))
     trained = [line for line in lines if "batch/sequences" in line]
-    if trained:
-        seconds = sum(line["time/step_s"] for line in trained)
+    if seconds := sum(line.get("time/step_s", 0.0) for line in trained):
         tiles.append(
             (f"{sum(line['batch/sequences'] for line in trained) / seconds:,.0f}", "samples trained on per second")
         )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_core.cli.output import complain, say
 from areal_core.config import CONFIG_FILE, load_run
 from areal_core.errors import UsageError
 from areal_view.page import render_page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 REPORT_FILE = "report.html"
 
@@ -23,32 +23,61 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="areal view report", description="Write the HTML report of a run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
     run_dir = parser.parse_args(words).run_dir
-    path = write_report(run_dir)
+    path = write_report(run_dir, complain)
     if path is None:
         raise UsageError(f"there is nothing to report: {run_dir} has no metrics yet")
-    sys.stdout.write(f"{path}\n")
+    say(str(path))
     return 0
 
 
-def write_report(run_dir: Path) -> Path | None:
+def write_report(run_dir: Path, tell: Callable[[str], None] = lambda _: None) -> Path | None:
     """Write `report.html` into a run folder; its path, or None where the run has no metrics yet.
+
+    Args:
+        run_dir: the folder.
+        tell: takes a sentence on the lines that cannot be read; it stands on the page as well.
 
     Raises:
         UsageError: it is no run folder.
     """
     resolved = load_run(run_dir)
-    lines = read_lines(run_dir / "metrics.jsonl")
+    lines, odd_lines = read_lines(run_dir / "metrics.jsonl", is_metrics)
+    samples, odd_samples = read_lines(run_dir / "samples.jsonl", is_group)
+    note = ""
+    if odd_lines or odd_samples:
+        note = f"{odd_lines} lines of metrics.jsonl and {odd_samples} of samples.jsonl cannot be read and are left out"
+        tell(note)
     if not lines:
         return None
-    samples = read_lines(run_dir / "samples.jsonl")
     config = (run_dir / CONFIG_FILE).read_text(encoding="utf-8")
     path = run_dir / REPORT_FILE
-    path.write_text(render_page(resolved.name, resolved.config.steps, lines, samples, config), encoding="utf-8")
+    page = render_page(resolved.name, resolved.config.steps, lines, samples, config, note and f"; {note}")
+    path.write_text(page, encoding="utf-8")
     return path
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file, empty where there is none; a last line that was cut off is left out."""
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+def read_lines(path: Path, is_whole: Callable[[Any], bool]) -> tuple[list[dict[str, Any]], int]:
+    """The JSON lines of a file, and how many of them cannot be read; nothing where there is no file."""
+    written = path.read_bytes().splitlines() if path.is_file() else []
+    read = [line for line in map(_parsed, written) if is_whole(line)]
+    return read, len(written) - len(read)
+
+
+def is_metrics(line: Any) -> bool:
+    """Whether a line holds a step and numbers, as those of `metrics.jsonl` do."""
+    return isinstance(line, dict) and "step" in line and all(isinstance(value, int | float) for value in line.values())
+
+
+def is_group(line: Any) -> bool:
+    """Whether a line holds a version and its episodes, as those of `samples.jsonl` do."""
+    try:
+        return bool(line["version"] >= 0 and all(f"{one['text'] + ''}{one['reward']:.2f}" for one in line["episodes"]))
+    except (LookupError, TypeError, ValueError):
+        return False
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
