@@ -13,17 +13,57 @@ PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 EXPLAINED = set(re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE))
 GROUPS = ("batch", "episodes", "evaluation", "groups", "publish", "reward", "servers", "staleness", "time", "verify")
 MADE = re.compile(rf'"((?:{"|".join(GROUPS)})/\w+)"')
-RECORDED = """
-step time version batch/response_length batch/sampled_tokens batch/sequences batch/tokens batch/truncated
-evaluation/episodes evaluation/failed evaluation/response_length evaluation/reward evaluation/reward/right_result
-evaluation/reward/shows_working groups/failed reward/all_episodes reward/groups_all_equal reward/mean
-reward/right_result reward/shows_working reward/std staleness/max staleness/mean staleness/share_0 staleness/share_1
-staleness/tokens_over_bound time/checkpoint_s time/evaluate_s time/publish_s time/step_s time/train_s time/verify_s
-time/wait_for_rollouts_s time/wait_s train/behaviour_difference train/behaviour_kl train/behaviour_weight
-train/clip_fraction train/entropy train/gradient_norm train/learning_rate train/logprob train/loss train/ratio
-train/skipped train/truncated_fraction verify/logprob_difference_max verify/logprob_difference_mean
-verify/logprob_difference_p99
-""".split()
+RECORDED = [
+    "step",
+    "time",
+    "version",
+    "batch/response_length",
+    "batch/sampled_tokens",
+    "batch/sequences",
+    "batch/tokens",
+    "batch/truncated",
+    "evaluation/episodes",
+    "evaluation/failed",
+    "evaluation/response_length",
+    "evaluation/reward",
+    "evaluation/reward/right_result",
+    "evaluation/reward/shows_working",
+    "groups/failed",
+    "reward/all_episodes",
+    "reward/groups_all_equal",
+    "reward/mean",
+    "reward/right_result",
+    "reward/shows_working",
+    "reward/std",
+    "staleness/max",
+    "staleness/mean",
+    "staleness/share_0",
+    "staleness/share_1",
+    "staleness/tokens_over_bound",
+    "time/checkpoint_s",
+    "time/evaluate_s",
+    "time/publish_s",
+    "time/step_s",
+    "time/train_s",
+    "time/verify_s",
+    "time/wait_for_rollouts_s",
+    "time/wait_s",
+    "train/behaviour_difference",
+    "train/behaviour_kl",
+    "train/behaviour_weight",
+    "train/clip_fraction",
+    "train/entropy",
+    "train/gradient_norm",
+    "train/learning_rate",
+    "train/logprob",
+    "train/loss",
+    "train/ratio",
+    "train/skipped",
+    "train/truncated_fraction",
+    "verify/logprob_difference_max",
+    "verify/logprob_difference_mean",
+    "verify/logprob_difference_p99",
+]
 """Of a run of the preset `grpo/addition`, all its lines together."""
 
 
