@@ -1,0 +1,110 @@
+"""docs/metrics.md explains every metric: those that the code makes, and those of a recorded run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+EXPLAINED = set(re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE))
+GROUPS = ("batch", "episodes", "evaluation", "groups", "publish", "reward", "servers", "staleness", "time", "verify")
+MADE = re.compile(rf'"((?:{"|".join(GROUPS)})/\w+)"')
+RECORDED = [
+    "step",
+    "time",
+    "version",
+    "batch/response_length",
+    "batch/sampled_tokens",
+    "batch/sequences",
+    "batch/tokens",
+    "batch/truncated",
+    "evaluation/episodes",
+    "evaluation/failed",
+    "evaluation/response_length",
+    "evaluation/reward",
+    "evaluation/reward/right_result",
+    "evaluation/reward/shows_working",
+    "groups/failed",
+    "reward/all_episodes",
+    "reward/groups_all_equal",
+    "reward/mean",
+    "reward/right_result",
+    "reward/shows_working",
+    "reward/std",
+    "staleness/max",
+    "staleness/mean",
+    "staleness/share_0",
+    "staleness/share_1",
+    "staleness/tokens_over_bound",
+    "time/checkpoint_s",
+    "time/evaluate_s",
+    "time/publish_s",
+    "time/step_s",
+    "time/train_s",
+    "time/verify_s",
+    "time/wait_for_rollouts_s",
+    "time/wait_s",
+    "train/behaviour_difference",
+    "train/behaviour_kl",
+    "train/behaviour_weight",
+    "train/clip_fraction",
+    "train/entropy",
+    "train/gradient_norm",
+    "train/learning_rate",
+    "train/logprob",
+    "train/loss",
+    "train/ratio",
+    "train/skipped",
+    "train/truncated_fraction",
+    "verify/logprob_difference_max",
+    "verify/logprob_difference_mean",
+    "verify/logprob_difference_p99",
+]
+"""Of a run of the preset `grpo/addition`, all its lines together."""
+
+
+def sources(*folders: str) -> list[str]:
+    """The text of every Python file below these folders."""
+    return [path.read_text(encoding="utf-8") for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def words_of_dictionaries(text: str) -> set[str]:
+    """Keys of the dictionaries that a file writes out, and those that it sets in one by name."""
+    nodes = list(ast.walk(ast.parse(text)))
+    keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
+    keys += [node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def made() -> set[str]:
+    """The metrics that the code makes, but for those whose names it composes when it runs."""
+    texts = sources("areal_core/rollout", "areal_core/training", "plugins/areal_servers/src")
+    keys = {key for text in texts for key in MADE.findall(text)}
+    keys |= {f"time/{name}_s" for text in texts for name in re.findall(r'self\._phase\("(\w+)"\)', text)}
+    keys |= {f"groups/{reason}" for text in texts for reason in re.findall(r'_leave\([^,]+, "(\w+)"\)', text)}
+    parts = sources("areal_core/algorithms")
+    parts += [(ROOT / f"plugins/areal_grpo/src/areal_grpo/{name}.py").read_text() for name in ("losses", "corrections")]
+    keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text)}
+    engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
+    keys |= {f"train/{name}" for call in re.findall(r"_means\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)}
+    return keys
+
+
+def is_explained(key: str) -> bool:
+    """Whether the page has a row for a metric, be it one for all metrics of a kind."""
+    return re.sub(r"share_\d+$", "share_N", re.sub("right_result|shows_working", "NAME", key)) in EXPLAINED
+
+
+@pytest.mark.parametrize("key", RECORDED)
+def test_a_metric_of_a_recorded_run_is_explained(key: str) -> None:
+    assert is_explained(key), f"docs/metrics.md has no row for {key}"
+
+
+def test_the_metrics_that_the_code_makes_are_explained() -> None:
+    keys = made()
+    assert {"groups/stale", "time/release_s", "train/dual_clip_fraction", "train/loss", "servers/ready"} <= keys
+    assert sorted(key for key in keys if not is_explained(key)) == []
