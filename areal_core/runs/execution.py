@@ -56,6 +56,11 @@ def execute(
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
+    epoch = next_epoch(run, say)
+    steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
+    if run.last_epoch is not None and run.last_epoch.has_done(steps) and is_exported:
+        say(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.path} steps={2 * steps}")
+        return 0
     with closing(CodeCheck(resolved)) as check:
         plan = make_plan(resolved, check.problems)
     if dry_run:
@@ -64,7 +69,6 @@ def execute(
     resolved.plugins.events.configure(resolved.config)
     if resume is not None:
         _check_plugins(resolved, run, allowed=allow_changed_plugins)
-    epoch = next_epoch(run, say)
     began = time.monotonic()
     with closing(Terminal()) as terminal:
         code = asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
@@ -112,7 +116,7 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
     finally:
         await supervisor.close()
         if is_owner:
-            release(epoch)
+            release(epoch, f"{outcome} {resolved.config.steps}")
             if run.last_epoch == epoch:
                 resolved.plugins.events.run_finished(run.path, outcome)
     if not code:

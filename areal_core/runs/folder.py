@@ -45,8 +45,12 @@ class EpochFolder:
 
     @property
     def released(self) -> Path:
-        """There when the owner has ended in order."""
+        """There when the owner has ended in order; says what came of it, and of how many steps."""
         return self.path / "released"
+
+    def has_done(self, steps: int) -> bool:
+        """Whether the owner has ended with so many steps done."""
+        return self.released.is_file() and self.released.read_text(errors="replace") == f"done {steps}"
 
     @property
     def ledger(self) -> Path:

@@ -82,10 +82,10 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
             epoch.run.rmdir()
 
 
-def release(epoch: EpochFolder) -> None:
+def release(epoch: EpochFolder, outcome: str = "") -> None:
     """The owner ends in order: whoever comes next need not ask; where the disk refuses this, they ask."""
     with suppress(OSError):
-        epoch.released.touch()
+        epoch.released.write_text(outcome)
 
 
 def next_epoch(run: RunFolder, say: Callable[[str], None]) -> EpochFolder:

@@ -9,8 +9,10 @@ import pytest
 
 from areal_core.config.imports import KeptSources
 from areal_core.disk import DiskError
+from areal_core.errors import UsageError
 from areal_core.messages import Credentials
-from areal_core.runs import execution
+from areal_core.messages.processes import Owner
+from areal_core.runs import execution, ownership
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import release
 
@@ -57,3 +59,39 @@ def test_a_resume_that_a_full_disk_refuses_leaves_the_run_as_it_was(small_disk: 
     assert "--resume" in str(raised.value)
     assert run.config.read_text() == "steps: 1\n"
     begin(run)
+
+
+def resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True) -> int:
+    """What `execute` says of a resume, whose code is not to be imported."""
+    config = SimpleNamespace(steps=steps, checkpoint=SimpleNamespace(export=export))
+    resolved: Any = SimpleNamespace(config=config, provenance=list)
+    monkeypatch.setattr(execution, "CodeCheck", lambda _: (_ for _ in ()).throw(ImportError("imports")))
+    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=False, allow_changed_plugins=False)
+
+
+def test_a_run_that_is_done_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    release(run.epoch(1), "done 3")
+    assert resume(run, monkeypatch, export=False) == 0
+    assert capsys.readouterr().out == (
+        f"the run is done, with all its 3 steps; for more: areal run --resume {run.path} steps=6\n"
+    )
+    with pytest.raises(ImportError):
+        resume(run, monkeypatch, steps=4, export=False)
+    with pytest.raises(ImportError):
+        resume(run, monkeypatch)
+    run.model.mkdir()
+    assert resume(run, monkeypatch) == 0
+
+
+def test_a_run_in_progress_is_refused_before_anything_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    monkeypatch.setattr(ownership, "ask_owner", lambda *_: Owner("here", 7, 1, {}))
+    with pytest.raises(UsageError, match=r"another process is running in .*: process 7 on here"):
+        resume(run, monkeypatch)

@@ -89,8 +89,7 @@ def _new_folder(resolved: Resolved) -> Path:
     """The folder of a new run, which can be made; one that exists belongs to another run."""
     from areal_core.config import CONFIG_FILE
 
-    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{time}"
+    folder = resolved.run_dir or Path("runs") / f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     other = "choose another: run_dir=PATH"
     require_place("the run folder", folder, other)
     for above in folder.resolve().parents:
