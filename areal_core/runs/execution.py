@@ -56,8 +56,6 @@ def execute(
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
-    if resume is not None:
-        _check_plugins(resolved, run, allowed=allow_changed_plugins)
     epoch = next_epoch(run, say)
     steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
     if run.last_epoch is not None and run.last_epoch.has_done(steps) and is_exported:
@@ -69,6 +67,8 @@ def execute(
         say(plan)
         return 0
     resolved.plugins.events.configure(resolved.config)
+    if resume is not None:
+        _check_plugins(resolved, run, allowed=allow_changed_plugins)
     began = time.monotonic()
     with closing(Terminal()) as terminal:
         code = asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
@@ -84,7 +84,7 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
     if changes and not allowed:
         raise UsageError(
             f"plugins have changed since the run in {run.path} was started: {'; '.join(changes)}",
-            hints=["to go on with the code as it is now, add --allow-changed-plugins"],
+            hints=["install the former versions, or add --allow-changed-plugins"],
         )
 
 
@@ -111,10 +111,7 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
                 "could not be reached; it has ended its own processes"
             ) from error
         if is_owner:
-            error.hints = (
-                *error.hints,
-                f"go on with: areal run --resume {run.path} (with code that you have changed: --allow-changed-plugins)",
-            )
+            error.hints = (*error.hints, f"go on with: areal run --resume {run.path}")
         raise
     finally:
         await supervisor.close()
