@@ -45,6 +45,9 @@ def test_a_command_has_a_valid_config(command: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "--resume" in line])
 def test_a_resume_is_understood(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["model.path=null", "model.source=grpo/addition_model"]  # a model that need not be there
+    resolved = resolve("my_rl.yaml", (), words)
     (folder / "first").mkdir()
-    (folder / "first" / "config.yaml").write_text(resolve("my_rl.yaml", (), words).to_yaml())
+    (folder / "first" / "config.yaml").write_text(resolved.to_yaml())
+    plugins = [record.as_dict() for record in resolved.provenance()]
+    (folder / "first" / "plugins.json").write_text(json.dumps(plugins))
     assert main([*shlex.split(command)[1:], "--dry-run"]) == 0, capsys.readouterr().err
