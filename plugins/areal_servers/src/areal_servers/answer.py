@@ -100,11 +100,8 @@ class Answer:
         self.pieces += 1
         done, sampling = len(self.output_ids), self.request.sampling
         if done:
-            sampling = replace(
-                sampling,
-                max_new_tokens=sampling.max_new_tokens - done,
-                min_new_tokens=max(0, sampling.min_new_tokens - done),
-            )
+            most, least = sampling.max_new_tokens - done, max(0, sampling.min_new_tokens - done)
+            sampling = replace(sampling, max_new_tokens=most, min_new_tokens=least)
         name = f"{self.request.request_id}.{self.pieces}"
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
