@@ -31,12 +31,12 @@ from kill_and_resume import AREAL, audit, descendants, find, leftovers, phase, s
 from areal_core.launchers.identity import is_stopped
 
 NAMES = {
+    "keeper.py": "keeper",  # whose command line ends with that of the process that it keeps
     "areal_core.runs controller": "controller",
     "areal_core.runs trainer": "trainer",
     "areal_core.launchers.warden": "warden",
     "areal_hf.server": "engine",
     "areal_core.rewards.worker": "reward",
-    "keeper.py": "keeper",
 }
 ROLES = ("supervisor", "warden", "controller", "trainer", "engine", "reward")
 MILD = ("stopped for seconds", "reward killed", "other work", "disk full for seconds")
@@ -249,6 +249,9 @@ def main() -> int:
     arguments, overrides = parser.parse_known_args()
     words = [*([arguments.config] if arguments.config else []), "--plugins", arguments.plugins, "steps=1000000"]
     folder = Path(tempfile.mkdtemp(prefix="soak-", dir=arguments.folder))
+    # A program that was started in the background, or by nohup, would have its runs ignore what shall end them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     soak = Soak([*words, *overrides], folder / "run", random.Random(arguments.seed))
     is_small = shutil.disk_usage(folder).total < SMALL_DISK
     soak.start()
