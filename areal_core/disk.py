@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
 
@@ -121,6 +122,18 @@ def append_line(what: str, path: Path, line: str) -> None:
         except OSError:
             file.truncate(end)
             raise
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects with a step in a file, a line each, and nothing else: a crash may have cut a line off, and a
+    damaged disk may hold anything."""
+    steps = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError, RecursionError):
+            found = json.loads(line)
+            if isinstance(found, dict) and type(found.get("step")) is int:
+                steps.append(found)
+    return steps
 
 
 def tree_size(folder: Path) -> int:

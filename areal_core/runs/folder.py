@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from areal_core.config import CONFIG_FILE
+from areal_core.disk import read_steps
 
 
 def cache_folder() -> Path:
@@ -142,9 +142,8 @@ class RunFolder:
         return sorted(self.path.glob("epochs/*/checkpoints/step-*"))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics so far; one that was cut off by a crash is left out."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.is_file() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        """The lines of metrics so far; see `read_steps` for what is left out."""
+        return read_steps(self.metrics)
 
     @property
     def last_epoch(self) -> EpochFolder | None:

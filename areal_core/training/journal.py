@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from areal_core.disk import append_line, patiently, replace_durably, writing
+from areal_core.disk import append_line, patiently, read_steps, replace_durably, writing
 from areal_core.training.aside import Aside
 
 if TYPE_CHECKING:
@@ -132,7 +132,6 @@ class Journal:
     def _keep_until(self, step: int) -> None:
         if not self._metrics_path.is_file():
             return
-        lines = self._metrics_path.read_text().splitlines()
-        kept = [line for line in lines if step and line.endswith("}") and json.loads(line)["step"] <= step]
+        kept = [line for line in read_steps(self._metrics_path) if step and line["step"] <= step]
         with writing("the metrics", self._metrics_path):
-            replace_durably(self._metrics_path, "".join(f"{line}\n" for line in kept).encode())
+            replace_durably(self._metrics_path, "".join(f"{json.dumps(line)}\n" for line in kept).encode())

@@ -38,10 +38,14 @@ def test_a_resume_goes_on_with_the_curve_up_to_where_it_begins(tmp_path: Path) -
     assert state.series("reward/mean") == [0.1, 0.2, 0.9]
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_or_spoiled_is_left_out(tmp_path: Path) -> None:
+    """Also for a resume, which keeps the lines up to its step."""
     run = RunFolder(tmp_path)
-    run.metrics.write_text('{"step": 1}\n{"st')
-    assert run.read_metrics() == [{"step": 1}]
+    spoiled = b'\xff\xfe\n[1]\n{"reward": 1}\n{"step": "2"}\n' + b"[" * 100_000 + b"\n"
+    run.metrics.write_bytes(b'{"step": 1}\n' + spoiled + b'{"step": 2}\n{"step": 3}\n{"st')
+    assert run.read_metrics() == [{"step": 1}, {"step": 2}, {"step": 3}]
+    journal(run, step=2).close()
+    assert run.read_metrics() == [{"step": 1}, {"step": 2}]
 
 
 def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
