@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 
 PATIENCE_S = 60.0
@@ -136,9 +136,24 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return steps
 
 
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Bytes of each file below a folder, by its path in it."""
+    return {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+
+
+def changed_files(folder: Path, sizes: Mapping[str, int]) -> list[str]:
+    """Of the files that a folder had, those that are not there any more or have another size, in words."""
+    now = file_sizes(folder)
+    return [
+        f"{folder / name} had {size} bytes and {f'has {now[name]}' if name in now else 'is missing'}"
+        for name, size in sizes.items()
+        if now.get(name) != size
+    ]
+
+
 def tree_size(folder: Path) -> int:
     """Bytes of all files below a folder."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return sum(file_sizes(folder).values())
 
 
 def write_durably(path: Path, data: bytes) -> None:

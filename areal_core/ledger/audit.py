@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.data.digest import chain_digests
+from areal_core.disk import changed_files
 from areal_core.ledger.store import DATABASE, copy_database, sqlite_errors
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
     state = json.loads(path.read_text())
     if state["step"] != audit.committed_step:
         audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
+    audit.problems += changed_files(path.parent, state.get("files", {}))
     ledger: dict[int, dict[int, str]] = {}
     for number, _, _, group_state, _, digest, step, _ in rows:
         if group_state == "consumed" and step is not None and digest is not None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from areal_core.data.digest import chain_digests, group_digests
-from areal_core.disk import replacing_folder, sync_names
+from areal_core.disk import changed_files, file_sizes, replacing_folder, sync_names
+from areal_core.errors import RunError
 from areal_core.training.distribution import wait_for_all
 
 if TYPE_CHECKING:
@@ -61,10 +62,16 @@ class Witness:
 
 
 def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witness:
-    """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective."""
+    """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective.
+
+    Raises:
+        RunError: a file of it is missing or was cut off.
+    """
+    state = json.loads((folder / STATE_FILE).read_text())
+    if changed := changed_files(folder, state.get("files", {})):
+        raise RunError(f"the checkpoint is damaged: {'; '.join(changed)}")
     for role, engine in engines.items():
         engine.load(folder / role)
-    state = json.loads((folder / STATE_FILE).read_text())
     best = -math.inf if state["best"] is None else state["best"]
     steps = [[(number, digest) for number, digest in step] for step in state["steps"]]
     return Witness(state["before"], state["first"], steps, best, state["unevaluated"])
@@ -94,9 +101,11 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
         wait_for_all()
         for role, engine in engines.items():
             engine.save(folder / role)
+        wait_for_all()
         if is_first:
             best = witness.best if math.isfinite(witness.best) else None
-            (folder / STATE_FILE).write_text(json.dumps({**asdict(witness), "step": step, "best": best}))
+            state = {**asdict(witness), "step": step, "best": best, "files": file_sizes(folder)}
+            (folder / STATE_FILE).write_text(json.dumps(state))
             sync_names(checkpoints, checkpoints.parent)
     wait_for_all()
     return target

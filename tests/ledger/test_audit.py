@@ -31,7 +31,10 @@ def run_dir(tmp_path: Path, batch_of: Any) -> Path:
             witness.fold()
     checkpoint = tmp_path / "epochs/000001/checkpoints/step-000004"
     checkpoint.mkdir(parents=True)
+    (checkpoint / "actor").mkdir()
+    (checkpoint / "actor" / "parameters").write_bytes(bytes(100))
     state = {"step": 4, "before": witness.before, "first": witness.first, "steps": witness.steps, "best": None}
+    state["files"] = {"actor/parameters": 100}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     ledger.commit(4, checkpoint, 4)
     ledger.close()
@@ -79,12 +82,22 @@ def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
     assert "group 2 was trained on 2 times" in problems
 
 
-@pytest.mark.parametrize("damaged", ["{}", "[]", "", "not JSON", '{"step": 4, "before": "", "first": 0, "steps": 5}'])
+@pytest.mark.parametrize(
+    "damaged", ["{}", "[]", "", "not JSON", '{"step": 4, "before": "", "first": 0, "steps": 5, "files": {}}']
+)
 def test_a_damaged_witness_is_a_finding(run_dir: Path, damaged: str) -> None:
     path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
     path.write_text(damaged)
     (problem,) = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
     assert problem.startswith(f"{path} is damaged or of another version: ")
+
+
+def test_a_checkpoint_that_was_cut_off_is_a_finding(run_dir: Path) -> None:
+    path = run_dir / "epochs/000001/checkpoints/step-000004/actor/parameters"
+    path.write_bytes(bytes(99))
+    assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == [f"{path} had 100 bytes and has 99"]
+    path.unlink()
+    assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == [f"{path} had 100 bytes and is missing"]
 
 
 def test_one_of_an_older_version_too(run_dir: Path) -> None:

@@ -222,8 +222,13 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert train(tmp_path, again, config(3), 2, witness)
     assert again.trained == [[8, 9, 10, 11]]
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
-    state = json.loads((tmp_path / "epochs/1/checkpoints/step-000003/trainer.json").read_text())
+    checkpoint = tmp_path / "epochs/1/checkpoints/step-000003"
+    state = json.loads((checkpoint / "trainer.json").read_text())
     assert len(state["steps"]) == 3
+    (part,) = (checkpoint / "actor").iterdir()
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"the checkpoint is damaged: .* bytes and has "):
+        restore_checkpoint(checkpoint, engines)
 
 
 def test_what_the_trainer_saw_does_not_grow_with_the_run(tmp_path: Path) -> None:
