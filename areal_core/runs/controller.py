@@ -47,16 +47,19 @@ def play(run: RunFolder, link: Link) -> int:
     """Serve until the trainer has said goodbye or died."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # it ends with the trainer, after the last commit
-    run_event_loop(_serve(run, link))
+    run_through_exits(_serve(run, link))
     return 0
 
 
 def run_event_loop(work: Any) -> None:
     """Run a coroutine in the fastest event loop that is installed."""
-    with suppress(ImportError):
-        import uvloop
+    _choose_loop()
+    asyncio.run(work)
 
-        uvloop.install()
+
+def run_through_exits(work: Any) -> None:
+    """The same for a process that nobody interrupts: what a task of a user's code raises does not end the loop."""
+    _choose_loop()
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         task = asyncio.ensure_future(work, loop=loop)
@@ -68,6 +71,13 @@ def run_event_loop(work: Any) -> None:
                 # task meets them too.
                 if task.done():
                     raise
+
+
+def _choose_loop() -> None:
+    with suppress(ImportError):
+        import uvloop
+
+        uvloop.install()
 
 
 @dataclass(frozen=True)

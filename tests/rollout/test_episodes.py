@@ -13,7 +13,7 @@ from areal_core.data import Episode, Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
-from areal_core.runs.controller import run_event_loop
+from areal_core.runs.controller import run_through_exits
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def test_a_task_of_a_workflow_cannot_end_the_process(tmp_path: Path, build: Buil
         assert any("SystemExit: 0" in error for (error,) in ledger.database.execute("SELECT error FROM failures"))
         await controller.close()
 
-    run_event_loop(asyncio.wait_for(run(), 60))
+    run_through_exits(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == []
 
 
