@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import os
+import signal
 import sys
 import threading
 import time
@@ -110,6 +112,9 @@ def _task_ended(task: asyncio.Task[Any], name: str) -> None:
 def _interrupt(name: str, error: BaseException) -> None:
     """In a program that is no process of a run: tell, and interrupt its main thread."""
     sys.stderr.write(f"areal: background work failed: {name}\n{''.join(traceback.format_exception(error))}")
+    if not callable(signal.getsignal(signal.SIGINT)):  # ignored, as a shell's background jobs do: nothing to interrupt
+        sys.stderr.flush()
+        os._exit(1)
     _thread.interrupt_main()
 
 

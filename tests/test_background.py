@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 BLOCKED = """
 import asyncio, time
 from areal_core.background import watch_event_loop
@@ -23,9 +25,11 @@ print("ENDED WELL")
 """
 
 
-def run(seconds: float, limit: float) -> subprocess.CompletedProcess[str]:
-    """A program whose event loop is blocked for so long."""
-    program = BLOCKED.format(seconds=seconds, limit=limit)
+def run(seconds: float, limit: float, interrupts: str = "default_int_handler") -> subprocess.CompletedProcess[str]:
+    """A program whose event loop is blocked for so long; its tests may have inherited that interrupts are ignored."""
+    program = f"import signal; signal.signal(signal.SIGINT, signal.{interrupts})" + BLOCKED.format(
+        seconds=seconds, limit=limit
+    )
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -36,8 +40,10 @@ def test_who_blocks_the_event_loop_is_told_with_the_line() -> None:
     assert ended.stdout.endswith("ENDED WELL\n")
 
 
-def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack() -> None:
-    ended = run(seconds=15, limit=6)
+@pytest.mark.parametrize("interrupts", ["default_int_handler", "SIG_IGN"])
+def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack(interrupts: str) -> None:
+    """Also where a shell has put the program into the background, which ignores interrupts there."""
+    ended = run(seconds=15, limit=6, interrupts=interrupts)
     assert "ENDED WELL" not in ended.stdout
     assert "a call blocks everything else since 6 s" in ended.stderr
     assert "users_function" in ended.stderr
