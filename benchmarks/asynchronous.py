@@ -11,11 +11,12 @@ the same GPUs with a bound on staleness of so many batches and one batch more th
 `async-2-keep-cache` and `-4-`, where live requests keep their keys and values over an update instead of having them
 rebuilt; `async-2-stay`, the same with requests that stay in the server, as they do from SGLang 0.5.23 on, while older
 ones end them and go on with them afterwards (on an older one the labels, and so the staleness, of this row are made
-up); `async-2-drop`, where a group with a token over the bound is dropped (elsewhere such tokens are masked, so that no
-row trains on shorter answers than another); `turns-async-2`; and `verified`, a few steps at a bound of 1 whose learning
-rate changes the policy from step to step, with every server's log-probabilities compared with the trainer's after every
-update: its seconds are no measurement. Requests always go on over an update in one of these ways: areal has no mode
-that lets them end first.
+up); `async-1-drained`, `-2-` and `-4-`, where no request is interrupted: an update waits until those under way have
+ended, and new ones wait for the update; `async-2-drop`, where a group with a token over the bound is dropped (elsewhere
+such tokens are masked, so that no row trains on shorter answers than another); `turns-async-2`; and `verified`, a few
+steps at a bound of 1 whose learning rate changes the policy from step to step, with every server's log-probabilities
+compared with the trainer's after every update: its seconds are no measurement. Draining is this benchmark's own: in
+areal requests always go on over an update.
 
 What asynchronous training can gain at most, from what was measured without it:
 
@@ -85,7 +86,7 @@ class Row:
     in_turns: bool = False
     mode: str = "recompute"
     stale: str = "mask"
-    stays: bool = False
+    engine: str = "sglang"
     verified: bool = False
 
     @property
@@ -102,7 +103,10 @@ ROWS = {
     "async-4": Row("asynchronous, at most 4", 4),
     "async-2-keep-cache": Row("at most 2, `keep_cache`", 2, mode="keep_cache"),
     "async-4-keep-cache": Row("at most 4, `keep_cache`", 4, mode="keep_cache"),
-    "async-2-stay": Row("at most 2, `keep_cache`, requests stay", 2, mode="keep_cache", stays=True),
+    "async-2-stay": Row("at most 2, `keep_cache`, requests stay", 2, mode="keep_cache", engine="StayingEngine"),
+    "async-1-drained": Row("at most 1, drained before an update", 1, engine="DrainingEngine"),
+    "async-2-drained": Row("at most 2, drained before an update", 2, engine="DrainingEngine"),
+    "async-4-drained": Row("at most 4, drained before an update", 4, engine="DrainingEngine"),
     "async-2-drop": Row("at most 2, stale groups dropped", 2, stale="drop"),
     "turns-async-2": Row("asynchronous in turns, at most 2", 2, in_turns=True),
     "verified": Row("at most 1, verified after every update", 1, verified=True),
@@ -150,7 +154,7 @@ def make_config(
             "stale": row.stale,
         },
         "inference_engine": {
-            "type": f"{parts}:StayingEngine" if row.stays else "sglang",
+            "type": "sglang" if row.engine == "sglang" else f"{parts}:{row.engine}",
             "program": shlex.split(arguments.program),
             "memory_saver": row.in_turns,
             "update_mode": row.mode,

@@ -1,4 +1,4 @@
-"""Parts of `asynchronous.py`'s runs: answers whose lengths are drawn beforehand, and an engine whose requests stay.
+"""Parts of `asynchronous.py`'s runs: answers whose lengths are drawn beforehand, and engines of other ways to update.
 
 Whatever weights do, an answer has the length that its row says, so that every row of the table generates the same.
 """
@@ -128,3 +128,32 @@ class StayingEngine(ServerFleet):
         gpus: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, _StayingAdapter(settings), log_dir, processes, gpus)
+
+
+class _DrainingAdapter(SGLangAdapter):
+    """Has a weight update wait for the requests under way, where it would end them and go on with them afterwards.
+
+    The fleet holds new requests back during an update, and asks again and again to abort those that are left.
+    """
+
+    async def identify(self, connection):
+        """As the adapter's own; a server that labels tokens itself would be updated with requests in it."""
+        return replace(await super().identify(connection), reports_spans=False)
+
+    async def abort(self, connection):
+        """Leave them alone."""
+
+
+class DrainingEngine(ServerFleet):
+    """SGLang servers whose requests end before an update; see `_DrainingAdapter`."""
+
+    Config = SGLangConfig
+
+    def __init__(
+        self,
+        settings: SGLangConfig,
+        log_dir: Path,
+        processes: Processes | None = None,
+        gpus: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(settings, _DrainingAdapter(settings), log_dir, processes, gpus)
