@@ -30,7 +30,7 @@ import torch.distributed as dist
 from gpu_train_step import Setting, ShardedEngine, loss_of, make_batch, make_setting, matrix_rate, profile
 from transformers import AutoModelForCausalLM
 
-from areal_core.interfaces import ModelReference, OptimizerSettings, Role
+from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings, Work
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -120,13 +120,14 @@ class Rank:
         )  # fmt: skip
         folder = self._model(setting, "tiny" if self._arguments.tiny else case.size)
         began = time.perf_counter()
-        engine.setup(ModelReference(str(folder), "bfloat16"), Role.ACTOR, OptimizerSettings(1000, 1.0))
+        engine.setup(ModelReference(str(folder), "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
         loaded = time.perf_counter() - began
         copies = self._ranks * case.microbatches
         batch, loss = make_batch(setting, copies), loss_of(copies * setting.tokens, 0.0)
-        setting.measure(f"rank {self._rank}", lambda: engine.train(batch, loss, OUTPUTS), case.microbatches)
+        works = [Work("actor", batch, OUTPUTS, loss)]
+        setting.measure(f"rank {self._rank}", lambda: engine.train(works), case.microbatches)
         if self._arguments.profile:
-            profile(setting, f"rank {self._rank}", lambda: engine.train(batch, loss, OUTPUTS))
+            profile(setting, f"rank {self._rank}", lambda: engine.train(works))
         engine.close()
         setting.free()
         if not setting.rows:
@@ -148,7 +149,7 @@ class Rank:
         setting = replace(make_setting("small", repeat=1), lengths=lengths)
         engine = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=1024))
         folder = self._model(setting, "small")
-        engine.setup(ModelReference(str(folder)), Role.ACTOR, OptimizerSettings(1000, 1.0))
+        engine.setup(ModelReference(str(folder)), ACTOR, OptimizerSettings(1000, 1.0))
         found: dict[str, torch.Tensor] = {}
 
         def keep(rate: float) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class Rank:
             return {}
 
         engine._update = keep  # type: ignore[method-assign]
-        engine.train(make_batch(setting), loss_of(setting.tokens, 0.01), OUTPUTS)
+        engine.train([Work("actor", make_batch(setting), OUTPUTS, loss_of(setting.tokens, 0.01))])
         engine.close()
         path = self._folder / "gradient.pt"
         if self._ranks == 1 and not path.exists():

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from areal_attention.kernels import _MAKERS, Reach
 from areal_core.data import Metric, PackedBatch, Ragged
-from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
 from areal_fsdp.attention import Layout
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -287,28 +287,32 @@ def engine_rows(
         )
     )  # fmt: skip
     start = time.perf_counter()
-    engine.setup(ModelReference(folder, "bfloat16"), Role.ACTOR, OptimizerSettings(1000, 1.0))
+    engine.setup(ModelReference(folder, "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
     setting.say(f"setup {time.perf_counter() - start:.1f} s")
     label = f"engine{', sharded' if shard else ''}, {kernel} attention" + (", checkpointing" if recompute else "")
     batch, total = make_batch(setting), setting.tokens
     metric, both = loss_of(total, 0.0), ["logprobs", "entropy"]
+
+    def learn(batch, loss, outputs):
+        engine.train([Work("actor", batch, outputs, loss)])
+
     if not recompute and not shard:
-        setting.measure(f"{label}: log-probabilities", lambda: engine.train(batch, metric, ["logprobs"]))
-    setting.measure(f"{label}: and entropy", lambda: engine.train(batch, metric, both))
+        setting.measure(f"{label}: log-probabilities", lambda: learn(batch, metric, ["logprobs"]))
+    setting.measure(f"{label}: and entropy", lambda: learn(batch, metric, both))
     if shard:
         engine.close()
         return
     if options.profile:
-        profile(setting, label, lambda: engine.train(batch, metric, both))
+        profile(setting, label, lambda: learn(batch, metric, both))
         if setting.device.type == "cuda":
-            say_when_the_host_was_where(setting, engine, lambda: engine.train(batch, metric, both))
+            say_when_the_host_was_where(setting, engine, lambda: learn(batch, metric, both))
     if not recompute:
         bonus = loss_of(total, 0.01)
-        setting.measure(f"{label}: entropy in the gradient", lambda: engine.train(batch, bonus, both))
+        setting.measure(f"{label}: entropy in the gradient", lambda: learn(batch, bonus, both))
         setting.measure(f"{label}: forward alone", lambda: engine.forward(batch, both), share=1 / 3)
     for count in options.microbatches:
         many = make_batch(setting, count)
-        setting.measure(f"{label}: {count} micro-batches", lambda b=many: engine.train(b, metric, both), count)
+        setting.measure(f"{label}: {count} micro-batches", lambda b=many: learn(b, metric, both), count)
     engine.close()
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROTOCOLS: Final = {
-    "train_engines": (interfaces.TrainEngine, interfaces.Role, interfaces.OptimizerSettings),
+    "train_engines": (
+        interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work, interfaces.OptimizerSettings,
+    ),
     "inference_engines": (
         interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
         interfaces.SamplingParameters, interfaces.WeightUpdate, interfaces.BroadcastReceiver, interfaces.MemorySharer,
@@ -27,12 +29,16 @@ PROTOCOLS: Final = {
     "environments": (interfaces.Environment,),
     "reward_functions": (interfaces.Reward,),
     "datasets": (interfaces.Dataset,),
-    "algorithms": (interfaces.Algorithm, interfaces.LossResult),
+    "algorithms": (interfaces.Algorithm, interfaces.Context, interfaces.Pass, interfaces.LossResult),
+    "group_stages": (interfaces.GroupStage,),
+    "stages": (interfaces.Stage,),
     "advantages": (interfaces.Advantage,),
     "policy_losses": (interfaces.PolicyLoss, interfaces.PolicyTerms),
     "corrections": (interfaces.Correction,),
     "aggregations": (interfaces.Aggregation,),
-    "filters": (interfaces.Filter,),
+    "regularisers": (interfaces.Regulariser,),
+    "objectives": (interfaces.Objective,),
+    "encoders": (interfaces.Encoder,),
     "models": (interfaces.ModelSource, interfaces.ModelReference),
     "launchers": (interfaces.Launcher, interfaces.ProcessSpecification, interfaces.Needs),
     "trackers": (interfaces.Tracker,),
@@ -45,8 +51,8 @@ INTRODUCTION: Final = """<!-- Made by `python docs/interfaces_page.py > docs/int
 What the target of each kind of component must do. A target is a class or a function. A class with a settings model is
 called with the settings, one that is named by import with the keys beside `type:` as keyword arguments; an inference
 engine is given more, as is said there, and no other kind is given anything. A function is the component itself, with
-its settings bound by name; reward functions, advantages, filters, corrections, policy losses and aggregations are
-mostly functions. Everything here is exported by `areal_core.interfaces`, what a batch is made of by `areal_core.data`.
+its settings bound by name; reward functions and the parts of algorithms are mostly functions. Everything here is
+exported by `areal_core.interfaces`, what a batch is made of by `areal_core.data`.
 """
 
 

@@ -239,6 +239,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from pydantic import Field
 from areal_core.config import Secret, Selection, Settings, component
+from areal_core.interfaces import ACTOR, REFERENCE
 
 class EngineSettings(Settings):
     learning_rate: float = Field(default=1e-5, gt=0, description="the step size")
@@ -259,8 +260,11 @@ class PolicySettings(Settings):
     other: Selection | None = component("advantages")
 
     def check(self, config):
-        if self.kl and config.reference_model is None:
-            yield "kl is set, and there is no reference_model"
+        if self.kl and config.evaluation is None:
+            yield "kl is set, and there is no evaluation"
+
+    def needs(self, updates):
+        return [ACTOR, REFERENCE] if self.kl else [ACTOR]
 
 class ExactSettings(Settings):
     ignore_case: bool = False

@@ -1,4 +1,4 @@
-"""Algorithms as compositions: what a plugin that publishes an algorithm, or a part of one, builds on.
+"""Policy gradients as compositions: what a plugin that publishes an algorithm, or a part of one, builds on.
 
-`settings` holds the config models (no torch), `composition` policy gradients, `supervised` fine-tuning.
+`settings` holds the config models (no torch), `composition` the algorithm, `passes` what models compute before it.
 """

@@ -11,45 +11,53 @@ import torch
 
 if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
-    from areal_core.interfaces.algorithm import Aggregation
 
 
-def token_mean(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int) -> torch.Tensor:
+def token_mean(minibatch: PackedBatch) -> torch.Tensor:
     """Every token counts the same: 1 / N for N tokens in the loss (DAPO, arXiv 2503.14476, equation 8).
 
+    An episode counts by its tokens, whatever number of trajectories it has.
+
     Args:
-        loss_mask: [T] bool.
-        row_index: [T] int64, the sequence of each token.
-        rows: sequences in the update.
+        minibatch: all sequences of an update, with `loss_mask` [T] bool.
 
     Returns:
         [T] float32, 0 outside `loss_mask`.
     """
-    mask = loss_mask.float()
+    mask = minibatch["loss_mask"].float()
     return mask / mask.sum().clamp(min=1)
 
 
-def sequence_mean(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int) -> torch.Tensor:
+def sequence_mean(minibatch: PackedBatch) -> torch.Tensor:
     """Every sequence counts the same: 1 / (B T_i) in a sequence of T_i tokens (GRPO, arXiv 2402.03300, equation 3).
 
-    Sequences without a token in the loss count in B, as a loss of 0. Arguments and result as in `token_mean`.
+    Sequences without a token in the loss count in B, as a loss of 0; an episode of several trajectories counts several
+    times. Arguments and result as in `token_mean`.
     """
-    mask = loss_mask.float()
-    count = torch.zeros(rows, device=mask.device).index_add(0, row_index, mask)
-    return mask / (count[row_index].clamp(min=1) * rows)
+    return _shares(minibatch, minibatch.tokens.row_index, len(minibatch))
 
 
-def constant_length(loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int, *, length: int) -> torch.Tensor:
+def episode_mean(minibatch: PackedBatch) -> torch.Tensor:
+    """Every episode counts the same: 1 / (E T_e) in one of T_e tokens in all of its trajectories.
+
+    The `sequence_mean` of workflows whose episodes leave different numbers of trajectories; it reads `episode_id` [B].
+    """
+    episodes, episode = torch.unique(minibatch["episode_id"], return_inverse=True)
+    return _shares(minibatch, episode[minibatch.tokens.row_index], len(episodes))
+
+
+def constant_length(minibatch: PackedBatch, *, length: int) -> torch.Tensor:
     """Every token counts 1 / (B L) with a constant L (Dr. GRPO, arXiv 2503.20783).
 
     Args:
-        loss_mask, row_index, rows: as in `token_mean`.
+        minibatch: as in `token_mean`.
         length: L, usually the longest response allowed.
     """
-    return loss_mask.float() / (rows * length)
+    return minibatch["loss_mask"].float() / (len(minibatch) * length)
 
 
-def with_weights(minibatch: PackedBatch, aggregation: Aggregation) -> PackedBatch:
-    """Fix every token's weight on all sequences of an update; see `Algorithm.weigh`."""
-    weights = aggregation(minibatch["loss_mask"], minibatch.tokens.row_index, len(minibatch))
-    return minibatch.with_tokens(loss_weights=weights)
+def _shares(minibatch: PackedBatch, owner: torch.Tensor, owners: int) -> torch.Tensor:
+    """1 / owners for each owner, spread over its tokens in the loss; `owner` [T] says whose a token is."""
+    mask = minibatch["loss_mask"].float()
+    count = torch.zeros(owners, device=mask.device).index_add(0, owner, mask)
+    return mask / (count[owner].clamp(min=1) * owners)

@@ -1,117 +1,139 @@
-"""Policy gradients composed of an advantage, a filter, a correction, a loss and an aggregation.
+"""Policy gradients composed of stages, an advantage, corrections, a loss, regularisers and an aggregation.
 
-The order of things for one batch: `prepare` computes advantages on the whole batch and, when several updates follow,
-freezes the proximal policy; `weigh` fixes every token's weight in the update's loss; `loss` is called for each
-micro-batch and only adds up.
+The order of things for one batch: `prepare` runs the passes and stages and computes advantages on the whole batch;
+`updates` cuts it into minibatches, fixes every token's weight in the update's loss, and hands out the work; `loss` is
+called for each micro-batch and only adds up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.algorithms.aggregation import with_weights
+from areal_core.algorithms.passes import run_passes
+from areal_core.config.needs import needs_of
 from areal_core.data.metrics import Metric
-from areal_core.interfaces.algorithm import LossResult, PolicyTerms
+from areal_core.interfaces.algorithm import LossResult, PolicyTerms, Work
+from areal_core.interfaces.training import ACTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
 
     from areal_core.algorithms.settings import PolicyGradientSettings
     from areal_core.data.batch import PackedBatch
-    from areal_core.interfaces.algorithm import Forward
+    from areal_core.interfaces.algorithm import Context
+
+OUTPUTS = ("logprobs", "entropy")
+LARGEST_LOG_RATIO = 20.0
+"""Beyond it the exponential of a log-ratio says nothing but that the two policies have nothing in common."""
 
 
 class PolicyGradient:
-    """An `Algorithm` from five components; see `PolicyGradientSettings` for what each is."""
+    """An `Algorithm` from components; see `PolicyGradientSettings` for what each is."""
 
-    needs_rollouts = True
-    outputs = ("logprobs", "entropy")
+    encode = None
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
+        self._settings = settings
+        self.group_stages = [stage.build() for stage in settings.group_stages]
+        self._stages = [stage.build() for stage in settings.stages]
         self._advantage = settings.advantage.build()
-        self._correction = settings.correction.build() if settings.correction else None
+        self._update_stages = [stage.build() for stage in settings.update_stages]
+        self._corrections = [correction.build() for correction in settings.corrections]
         self._policy_loss = settings.policy_loss.build()
+        self._regularisers = [regulariser.build() for regulariser in settings.regularisers]
+        self._objectives = [objective.build() for objective in settings.objectives]
         self._aggregation = settings.aggregation.build()
-        self._kl = settings.reference_kl
-        self._entropy_coefficient = settings.entropy_coefficient
-        self.filter = settings.filter.build() if settings.filter else None
-        self.needs_reference = settings.reference_kl.coefficient > 0
 
-    def prepare(self, batch: PackedBatch, forward: Mapping[str, Forward], updates: int) -> PackedBatch:
-        """See `Algorithm.prepare`. With a single update the proximal policy is the current one: no extra pass."""
-        advantages = self._advantage(batch)
-        if len(advantages) == len(batch):
-            advantages = advantages[batch.tokens.row_index]
-        batch = batch.with_tokens(advantages=advantages.float())
-        if updates > 1:
-            batch = batch.with_tokens(proximal_logprobs=forward["actor"](batch, ["logprobs"])["logprobs"])
-        if self.needs_reference:
-            batch = batch.with_tokens(reference_logprobs=forward["reference"](batch, ["logprobs"])["logprobs"])
-        return batch
+    def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
+        """See `Algorithm.prepare`."""
+        batch = run_passes(batch, needs_of(self._settings, context.updates), context)
+        for stage in self._stages:
+            batch = batch.with_columns(stage(batch, context))
+        found = self._advantage(batch)
+        columns = dict(found) if isinstance(found, Mapping) else {"advantages": found}
+        if len(columns["advantages"]) == len(batch):
+            columns["advantages"] = columns["advantages"][batch.tokens.row_index]
+        if self._settings.proximal != "recomputed":
+            columns["proximal_share"] = self._proximal_share(batch, context)
+        return batch.with_columns(columns)
 
-    def weigh(self, minibatch: PackedBatch) -> PackedBatch:
-        """See `Algorithm.weigh`."""
-        return with_weights(minibatch, self._aggregation)
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+        """See `Algorithm.updates`."""
+        for cut in context.minibatches(batch):
+            minibatch = cut
+            for stage in self._update_stages:
+                minibatch = minibatch.with_columns(stage(minibatch, context))
+            minibatch = minibatch.with_tokens(loss_weights=self._aggregation(minibatch))
+            works = [objective(minibatch, context) for objective in self._objectives]
+            if context.step >= self._settings.warmup_steps:
+                works.insert(0, Work(ACTOR.name, minibatch, OUTPUTS, self.loss))
+            yield works
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """See `Algorithm.loss`: Σ w_t (c_t L_t + β KL_t - η H_t), with w from `weigh` and c from the correction."""
+        """Σ w_t c_t (L_t + R_t), with w from the aggregation, c the product of the corrections, R the regularisers."""
         terms = self._terms(batch, outputs)
         losses, logged = self._policy_loss(terms)
-        if self._correction is not None:
-            weights, corrected = self._correction(terms)
-            losses, logged = losses * weights, logged | corrected
-        if terms.reference_logprobs is not None:
-            difference = torch.where(terms.mask, terms.logprobs - terms.reference_logprobs, 0.0)
-            divergence = reference_kl(difference, self._kl.estimator)
-            losses = losses + self._kl.coefficient * divergence
-            logged["reference_kl"] = divergence
-        if self._entropy_coefficient and terms.entropy is not None:
-            losses = losses - self._entropy_coefficient * terms.entropy
+        for regulariser in self._regularisers:
+            added, also = regulariser(terms)
+            losses, logged = losses + added, logged | also
+        for correction in self._corrections:
+            weights, also = correction(terms)
+            losses, logged = losses * weights, logged | also
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
-        losses = torch.where(terms.mask, losses, 0.0)
-        logged |= _mismatch(terms)
-        metrics = {name: Metric.mean(value, terms.mask) for name, value in logged.items()}
+        counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
+        losses = torch.where(counts, losses, 0.0)
+        metrics = {name: Metric.mean(value, terms.mask) for name, value in (logged | _mismatch(terms)).items()}
+        metrics |= {"effective_sample_share": Metric.effective_share(_behaviour_weight(terms), terms.mask)}
         return LossResult((losses * batch["loss_weights"]).sum(), metrics)
+
+    def _proximal_share(self, batch: PackedBatch, context: Context) -> torch.Tensor:
+        """[T]: how far the proximal policy is on the way from the behaviour policy to the current one."""
+        if self._settings.proximal == "behaviour":
+            return torch.zeros(batch.token_count)
+        gap = (context.version - batch["versions"]).clamp(min=0).float()
+        return torch.where(batch["versions"] >= 0, gap / (gap + 1), 0.0)
 
     @staticmethod
     def _terms(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> PolicyTerms:
-        logprobs = outputs["logprobs"]
+        logprobs, behaviour = outputs["logprobs"], batch["logprobs"]
+        if "proximal_logprobs" in batch:
+            proximal = batch["proximal_logprobs"]
+        elif "proximal_share" in batch:
+            proximal = behaviour + batch["proximal_share"] * (logprobs.detach() - behaviour)
+        else:
+            proximal = logprobs.detach()
         return PolicyTerms(
             logprobs=logprobs,
-            proximal_logprobs=batch["proximal_logprobs"] if "proximal_logprobs" in batch else logprobs.detach(),
-            behaviour_logprobs=batch["logprobs"],
+            proximal_logprobs=proximal,
+            behaviour_logprobs=behaviour,
             advantages=batch["advantages"],
             mask=batch["loss_mask"],
             row_index=batch.tokens.row_index,
             rows=len(batch),
             entropy=outputs.get("entropy"),
-            reference_logprobs=batch.get("reference_logprobs"),
+            columns=batch.tokens.values,
         )
 
 
-LARGEST_LOG_RATIO = 20.0
-"""Beyond it the exponential of a log-ratio says nothing but that the two policies have nothing in common."""
-
-
-def reference_kl(difference: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Estimates of KL(policy ‖ reference) from one sample (Schulman, "Approximating KL divergence", 2020), [T].
-
-    With d = log policy - log reference: k2 = d² / 2, k3 = exp(-d) - 1 + d; d is cut at ±20 in the exponential. As
-    values both estimate KL(policy ‖ reference); the expected gradient of k2 is that of the same divergence, the one of
-    k3 that of KL(reference ‖ policy).
-    """
-    if estimator == "k2":
-        return difference.square() / 2
-    return torch.exp(-difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)) - 1 + difference
+def _behaviour_weight(terms: PolicyTerms) -> torch.Tensor:
+    """[T]: proximal over behaviour probability, 1 outside of the mask."""
+    difference = torch.where(terms.mask, terms.proximal_logprobs - terms.behaviour_logprobs, 0.0)
+    return difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 def _mismatch(terms: PolicyTerms) -> dict[str, torch.Tensor]:
-    """How far the sampling policy is from the one that learns, and from what the trainer computes for it."""
-    difference = terms.behaviour_logprobs - terms.proximal_logprobs
+    """How far the sampling policy is from the one that learns; logged whatever corrects for it, and where nothing does.
+
+    Of KL(behaviour ‖ proximal), from tokens that the former has sampled: k1 is the mean log-ratio, k3 a lower-variance
+    estimate that is never negative (Schulman, "Approximating KL divergence", 2020).
+    """
+    difference = torch.where(terms.mask, terms.behaviour_logprobs - terms.proximal_logprobs, 0.0)
     logged = {
-        "behaviour_kl": reference_kl(difference, "k3"),  # of KL(behaviour ‖ proximal)
+        "behaviour_kl_k1": difference,
+        "behaviour_kl": _behaviour_weight(terms) - 1 + difference,
         "behaviour_difference": difference.abs(),
         "logprob": terms.logprobs,
     }

@@ -2,78 +2,102 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from areal_core.config import Selection, Settings, component
+from areal_core.interfaces.algorithm import Pass
+from areal_core.interfaces.training import ACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces.training import Role
 
 
-class ReferenceKLSettings(Settings):
-    """A penalty on the distance from a reference model, added to the loss of each token.
+class PolicyLossSettings(Settings):
+    """The base of a policy loss's settings.
 
-    What counts in a loss is the gradient. For tokens that the policy itself has sampled, the expected gradient of k2 is
-    that of KL(policy ‖ reference), which seeks a mode of the reference; that of k3 is the gradient of
-    KL(reference ‖ policy), which covers it. That of k1 is 0 in expectation, so that it would add noise and no pull.
+    Attributes:
+        anchor: the policy in the denominator of the loss's ratio. A loss that is anchored at the behaviour policy has
+            the whole importance weight in it already: corrections may mask its tokens, and not weigh them again.
     """
 
-    coefficient: float = Field(
-        default=0.0, ge=0, description="its factor; 0 switches it off and loads no reference model"
-    )
-    estimator: Literal["k2", "k3"] = Field(
-        default="k3",
-        description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
-        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy)",
-    )
+    anchor: ClassVar[Literal["proximal", "behaviour"]] = "proximal"
 
-    @field_validator("estimator", mode="before")
-    @classmethod
-    def _has_a_gradient(cls, value: object) -> object:
-        if value == "k1":
-            raise ValueError(
-                "k1 (d itself) has a gradient of 0 in expectation, so in a loss it pulls nowhere and only adds noise; "
-                "choose k2 for the gradient of KL(policy ‖ reference), or k3 for that of KL(reference ‖ policy)"
-            )
-        return value
+
+class CorrectionSettings(Settings):
+    """The base of a correction's settings.
+
+    Attributes:
+        only_masks: whether its weights are 0 and 1.
+    """
+
+    only_masks: ClassVar[bool] = False
 
 
 class PolicyGradientSettings(Settings):
-    """`advantage ∘ filter ∘ correction ∘ loss ∘ aggregation`; a subclass sets the defaults of its algorithm."""
+    """`group stages ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; subclasses set algorithms' defaults."""
 
+    group_stages: list[Selection] = component(
+        "group_stages", default=[], description="filter and shape finished groups, in order, where they are generated"
+    )
+    stages: list[Selection] = component(
+        "stages", default=[], description="compute columns of a whole batch before the advantages, in order"
+    )
     advantage: Selection = component("advantages", description="turns rewards into advantages")
-    filter: Selection | None = component("filters", description="decides which finished groups are trained on")
-    correction: Selection | None = component(
-        "corrections", description="corrects for the distance between the sampling policy and the learning one"
+    proximal: Literal["recomputed", "behaviour", "interpolated"] = Field(
+        "recomputed",
+        description="the policy that ratios and corrections start from: recomputed by a pass over the batch (with one "
+        "update it is the current one, and no pass is needed); the one that sampled, which leaves nothing to correct; "
+        "or interpolated between it and the current one by their versions, log-linearly (A-3PO, arXiv 2512.06547)",
+    )
+    update_stages: list[Selection] = component(
+        "stages", default=[], description="compute columns of each update's minibatch, in order, just before it"
+    )
+    corrections: list[Selection] = component(
+        "corrections",
+        default=[],
+        description="correct for the distance between the sampling policy and the learning one; their weights multiply",
     )
     policy_loss: Selection = component("policy_losses", description="the loss of a token")
+    regularisers: list[Selection] = component(
+        "regularisers", default=[], description="terms added to the loss of each token, such as a penalty"
+    )
+    objectives: list[Selection] = component(
+        "objectives", default=[], description="what an update learns beside the policy, such as a critic"
+    )
     aggregation: Selection = component(
         "aggregations", default="core/token_mean", description="how the tokens' losses are added up"
     )
-    reference_kl: ReferenceKLSettings = Field(ReferenceKLSettings(), description="penalty towards a reference model")
-    entropy_coefficient: float = Field(0.0, description="rewards entropy when positive")
+    warmup_steps: int = Field(
+        0, ge=0, description="batches of which only the objectives learn; the policy stays, and nothing is published"
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """The policy, and what it was at the start of the batch where several updates follow."""
+        yield ACTOR
+        if updates > 1 and self.proximal == "recomputed" and self._anchor == "proximal":
+            yield Pass(ACTOR, "logprobs", "proximal_logprobs")
+
+    @property
+    def _anchor(self) -> str:
+        return getattr(self.policy_loss.settings, "anchor", "proximal")
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Mistakes that show only beside the rest of the run's config."""
         if config.workflow is None:
             yield "it learns from what the policy writes, and nothing generates: set workflow and inference_engine"
-        if self.reference_kl.coefficient and config.reference_model is None:
+        weighing = [c.target for c in self.corrections if not getattr(c.settings, "only_masks", False)]
+        if self._anchor == "behaviour" and weighing:
             yield (
-                "reference_kl.coefficient is above 0 and there is no reference_model; add "
-                "reference_model.path=PATH or set the coefficient to 0"
+                f"'{self.policy_loss.target}' has the ratio to the policy that sampled in it already, and "
+                f"{', '.join(weighing)} would weigh by it twice; leave it out, or choose one that only masks"
             )
-
-
-class SupervisedSettings(Settings):
-    """Supervised fine-tuning: the mean negative log-likelihood of the completions."""
-
-    aggregation: Selection = component(
-        "aggregations", default="core/token_mean", description="how the tokens' losses are added up"
-    )
+        if self.warmup_steps and not self.objectives:
+            yield "warmup_steps is set, and nothing learns in them: there are no objectives"
 
 
 class ConstantLengthSettings(Settings):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from areal_core.config import sections
-from areal_core.config.place import component
+from areal_core.config.needs import roles_of
+from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Section, Settings
@@ -53,8 +55,8 @@ class RunConfig(Section):
     """holds the parameters and takes the steps"""
     algorithm: Selection = component("algorithms")
     """how a batch becomes a loss"""
-    reference_model: sections.ReferenceModelSection | None = None
-    """the frozen model of a KL term"""
+    roles: dict[str, Annotated[Selection, Place("train_engines", common=sections.RoleTerm)]] = Field(default={})
+    """by role of the algorithm, such as critic: `path` of its model, and what differs from train_engine"""
     evaluation: sections.EvaluationSection | None = None
     """evaluation on held-out data"""
     checkpoint: sections.CheckpointSection = sections.CheckpointSection()
@@ -63,6 +65,24 @@ class RunConfig(Section):
     """where metrics go beside the run folder"""
     launcher: Selection = component("launchers", default="core/local")
     """starts the processes of the run"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _roles_like_the_engine(cls, written: Any) -> Any:
+        """Lay each entry of `roles` over `train_engine`, whose settings it shares."""
+        if not isinstance(written, Mapping) or not isinstance(written.get("roles"), Mapping):
+            return written
+        shared = written.get("train_engine")
+        shared = {"type": shared} if isinstance(shared, str) else shared
+        if not isinstance(shared, Mapping):
+            return written
+        roles = {
+            name: {**shared, **role}
+            if isinstance(role, Mapping) and role.get("type") in {None, shared.get("type")}
+            else role
+            for name, role in written["roles"].items()
+        }
+        return {**written, "roles": roles}
 
     @property
     def longest_sequence(self) -> int:
@@ -75,6 +95,7 @@ class RunConfig(Section):
         """Mistakes that show only when several values are seen together, those that plugins find included."""
         yield from self._arithmetic()
         yield from self._generation()
+        yield from self._unneeded_roles()
         for path, chosen in selections(self):
             if chosen.kind == "advantages" and self.rollout.group_size == 1 and _needs_group(chosen):
                 message = f"'{chosen.target}' compares the answers to one prompt, and rollout.group_size is 1"
@@ -118,6 +139,14 @@ class RunConfig(Section):
                 f"the trainer cannot reproduce the probabilities of {', '.join(lost)}",
                 ("remove it, or accept the error with sampling.allow_mismatched_sampling=true",),
             )
+
+    def _unneeded_roles(self) -> Iterator[Problem]:
+        if not self.roles:
+            return
+        needed = roles_of(self.algorithm, self.training.updates)
+        for name in self.roles.keys() - needed.keys():
+            hint = f"roles of this algorithm: {', '.join(needed)}"
+            yield Problem(("roles", name), f"'{self.algorithm.target}' and its components know no such role", (hint,))
 
 
 def _needs_group(advantage: Selection) -> bool:

@@ -39,11 +39,11 @@ class ModelSection(Section):
         return self
 
 
-class ReferenceModelSection(Section):
-    """The frozen model that a KL term compares with."""
+class RoleTerm(Section):
+    """What stands beside the settings of the training engine in an entry of `roles`."""
 
-    path: str
-    """a Hugging Face model: a folder, or a name on the hub"""
+    path: str | None = None
+    """a Hugging Face model, a folder or a name on the hub; null is the run's own model, as it was before the run"""
 
 
 class RewardTerm(Section):
@@ -139,6 +139,11 @@ class TrainingSection(Section):
     """seconds that the ranks may compute apart before a collective between them counts as lost"""
     phase_timeout_s: Seconds = Field(default=7200.0, gt=0)
     """seconds that a process may be in one phase, such as a checkpoint, before it counts as hanging"""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates on each batch."""
+        return self.updates_per_batch * self.epochs_per_batch
 
 
 class PublicationSection(Section):

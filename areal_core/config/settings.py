@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config.run_config import RunConfig
+    from areal_core.interfaces.algorithm import Pass
+    from areal_core.interfaces.training import Role
 
 Seconds = Annotated[float, Field(le=366 * 86_400)]
 """A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
@@ -53,6 +55,15 @@ class Settings(BaseModel):
         hide_input_in_errors=True,
         protected_namespaces=(),
     )
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """The roles that the component trains or asks, and the columns that models must have computed for it.
+
+        Args:
+            updates: optimizer updates that follow on a batch.
+        """
+        del updates
+        return ()
 
     needs_group: ClassVar[bool] = False
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""

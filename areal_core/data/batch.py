@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from areal_core.data.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(slots=True)
@@ -195,6 +195,25 @@ class PackedBatch:
     def with_sequences(self, **values: torch.Tensor) -> PackedBatch:
         """A batch with these per-sequence values added or replaced; the other tensors are shared."""
         return replace(self, sequences={**self.sequences, **values})
+
+    def with_columns(self, columns: Mapping[str, torch.Tensor]) -> PackedBatch:
+        """A batch with these columns added or replaced, each at the level whose length it has: [T], [B] or [U].
+
+        Raises:
+            ValueError: a column is as long as none of them.
+        """
+        batch = self
+        for name, values in columns.items():
+            if len(values) == self.token_count:
+                batch = batch.with_tokens(**{name: values})
+            elif len(values) == len(self):
+                batch = batch.with_sequences(**{name: values})
+            elif len(values) == self.unit_count:
+                batch = batch.with_units(batch.unit_index, **{**batch.units, name: values})
+            else:
+                counts = f"{self.token_count} tokens, {len(self)} sequences and {self.unit_count} units"
+                raise ValueError(f"column '{name}' has {len(values)} values for {counts}")
+        return batch
 
     def with_units(self, unit_index: torch.Tensor | None, **values: torch.Tensor) -> PackedBatch:
         """A batch whose sequences belong to these units, None where each is its own, with these per-unit values."""

@@ -20,13 +20,13 @@ class Metric:
 
     Attributes:
         kind: how parts are put together.
-        values: [n] float64 on the CPU or the device where it was made: the weighted sum of a mean, a sum, a maximum, or
-            the counts of a histogram.
-        weights: [n] float64: of a mean, the sum of weights; 0 elsewhere.
+        values: [n] float64 on the CPU or the device where it was made: the weighted sum of a mean, a sum, a maximum,
+            the counts of a histogram, or of an effective share the sum of weights and that of their squares.
+        weights: [n] float64: of a mean, the sum of weights; of an effective share, how many there are; 0 elsewhere.
         bounds: of a histogram: count i is of values below `bounds[i]`, the last one of those above all.
     """
 
-    kind: Literal["mean", "sum", "max", "histogram"]
+    kind: Literal["mean", "sum", "max", "histogram", "effective_share"]
     values: torch.Tensor
     weights: torch.Tensor
     bounds: tuple[float, ...] = ()
@@ -59,6 +59,16 @@ class Metric:
         counts = torch.bincount(places, minlength=len(bounds) + 1).double()
         return cls("histogram", counts, torch.zeros_like(counts), tuple(bounds))
 
+    @classmethod
+    def effective_share(cls, weights: torch.Tensor, mask: torch.Tensor) -> Metric:
+        """Of weights [T] inside a mask: (Σ w)² / (n Σ w²), the share of samples that the weighted ones are worth.
+
+        Kish's effective sample size over n: 1 where all weigh the same.
+        """
+        inside = torch.where(mask, weights.detach().double(), 0.0)
+        values = torch.stack([inside.sum(), inside.square().sum()])
+        return cls("effective_share", values, mask.sum().double().expand(2).clone())
+
     def __add__(self, other: Metric) -> Metric:
         """Two parts together.
 
@@ -74,6 +84,9 @@ class Metric:
         """As it stands in a journal: one number, or a share for each place of a histogram."""
         if self.kind == "mean":
             return {name: float(self.values / self.weights) if float(self.weights) else 0.0}
+        if self.kind == "effective_share":
+            total, squares = self.values.tolist()
+            return {name: total**2 / (squares * float(self.weights[0])) if squares else 0.0}
         if self.kind != "histogram":
             return {name: float(self.values)}
         shares = (self.values / self.values.sum().clamp(min=1)).tolist()

@@ -1,4 +1,4 @@
-"""An algorithm is `advantage ∘ filter ∘ correction ∘ loss ∘ aggregation`, each of them a component.
+"""An algorithm is `group stages ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`, each of them a component.
 
 All of them are pure functions of packed tensors. Flat tensors have the shape [T], where T is the sum of the sequence
 lengths of a (micro-)batch whose per-token keys are shifted: position t is about `targets[t]`.
@@ -6,18 +6,19 @@ lengths of a (micro-)batch whose per-token keys are shifted: position t is about
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
 
     import torch
 
     from areal_core.data.batch import PackedBatch
     from areal_core.data.metrics import Metric
-
-    Forward = Callable[[PackedBatch, Sequence[str]], dict[str, torch.Tensor]]
+    from areal_core.data.trajectory import Episode, Trajectory
+    from areal_core.interfaces.training import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class PolicyTerms:
         row_index: int64, the sequence of each token.
         rows: how many sequences.
         entropy: float32 with gradients, where the algorithm asked for it.
-        reference_logprobs: float32, where there is a reference model.
+        columns: everything else that the batch has for each token, such as `reference_logprobs`.
     """
 
     logprobs: torch.Tensor
@@ -44,7 +45,7 @@ class PolicyTerms:
     row_index: torch.Tensor
     rows: int
     entropy: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def row_mean(self, values: torch.Tensor) -> torch.Tensor:
         """Mean of a flat tensor over the masked tokens of each sequence, [rows]; 0 where a sequence has none."""
@@ -73,20 +74,14 @@ class LossResult:
 class Advantage(Protocol):
     """Turns rewards into advantages. A function `(batch, **settings)`."""
 
-    def __call__(self, batch: PackedBatch) -> torch.Tensor:
-        """Args: batch, the whole batch, with `reward` [B], `group_id`, `episode_id`, `loss_mask`, and `values` [T]
-        where the algorithm has a critic.
+    def __call__(self, batch: PackedBatch) -> torch.Tensor | Mapping[str, torch.Tensor]:
+        """Args: batch, the whole batch, with `reward` [B], `group_id`, `episode_id`, `loss_mask`, and the columns of
+        the passes that its settings need.
 
         Returns:
-            [B] float32, one advantage for each sequence, or [T] float32, one for each token.
+            [B] float32, one advantage for each sequence, or [T] float32, one for each token; or several columns by
+            name, `advantages` among them.
         """
-
-
-class Filter(Protocol):
-    """Decides whether a finished group is worth training on. A function `(rewards, **settings)`."""
-
-    def __call__(self, rewards: Sequence[float]) -> bool:
-        """Args: rewards of the group's episodes. Returns: True to keep the group; False drops and replaces it."""
 
 
 class Correction(Protocol):
@@ -105,10 +100,17 @@ class PolicyLoss(Protocol):
         logged, such as `clip_fraction`."""
 
 
-class Aggregation(Protocol):
-    """How the tokens' losses are added up. A function `(loss_mask, row_index, rows, **settings)`."""
+class Regulariser(Protocol):
+    """A term that is added to the loss of each token. A function `(terms, **settings)`; as `PolicyLoss`."""
 
-    def __call__(self, loss_mask: torch.Tensor, row_index: torch.Tensor, rows: int) -> torch.Tensor:
+    def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Returns: loss [T] float32 with gradients, and named flat [T] tensors whose masked mean is logged."""
+
+
+class Aggregation(Protocol):
+    """How the tokens' losses are added up. A function `(minibatch, **settings)`."""
+
+    def __call__(self, minibatch: PackedBatch) -> torch.Tensor:
         """Computed once on all sequences of an optimizer update, so denominators are global.
 
         Returns:
@@ -116,39 +118,124 @@ class Aggregation(Protocol):
         """
 
 
-class Algorithm(Protocol):
-    """What the trainer does with a batch. The trainer knows algorithms only by this interface.
+class GroupStage(Protocol):
+    """Filters or shapes a finished group, on the rollout side. A function `(episodes, **settings)`, or a coroutine."""
+
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[Episode] | Awaitable[Sequence[Episode] | None] | None:
+        """Args: episodes of one prompt that ended well; they are not to be changed in place.
+
+        Returns:
+            As many episodes in the same order, with other rewards or loss masks where the stage shapes; None drops the
+            group, and another prompt takes its place.
+        """
+
+
+class Encoder(Protocol):
+    """Turns a row of a data set into what is learnt from it. A function `(row, tokenizer, **settings)`."""
+
+    def __call__(self, row: Mapping[str, Any], tokenizer: Any) -> Sequence[Trajectory]:
+        """Returns: the sequences of one row, which form one unit: one of a conversation, two of a preference.
+
+        Raises:
+            KeyError, ValueError, TypeError: the row has another form; the message says which one is needed.
+        """
+
+
+class Stage(Protocol):
+    """Computes columns from a batch, in the trainer. A function `(batch, context, **settings)`."""
+
+    def __call__(self, batch: PackedBatch, context: Context) -> Mapping[str, torch.Tensor]:
+        """Returns: columns to add or replace, [T], [B] or [U]."""
+
+
+class Objective(Protocol):
+    """What an update learns beside the policy, such as a critic. A function `(minibatch, context, **settings)`."""
+
+    def __call__(self, minibatch: PackedBatch, context: Context) -> Work:
+        """Args: minibatch, with all columns and `loss_weights` [T]. Returns: a role's part of the update."""
+
+
+Loss = Callable[["PackedBatch", Mapping[str, "torch.Tensor"]], LossResult]
+"""The loss of a micro-batch, from its columns and from what the engine has computed for it, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one role learns in one optimizer update.
 
     Attributes:
-        needs_rollouts: whether batches come from the rollout controller; otherwise from the data set as they are.
-        needs_reference: whether `prepare` reads a reference model.
-        outputs: what the training engine must compute for `loss`.
-        filter: for finished groups, or None.
+        role: its name.
+        batch: shifted.
+        outputs: what the engine must compute for `loss`.
+        loss: called for each micro-batch; all that depends on the whole update, such as a denominator, is in `batch`.
     """
 
-    needs_rollouts: bool
-    needs_reference: bool
+    role: str
+    batch: PackedBatch
     outputs: Sequence[str]
-    filter: Filter | None
+    loss: Loss
 
-    def prepare(self, batch: PackedBatch, forward: Mapping[str, Forward], updates: int) -> PackedBatch:
-        """Once for each whole batch, before it is cut into minibatches.
 
-        Args:
-            batch: shifted.
-            forward: by role (`actor`, `reference`), a pass without gradients over the batch.
-            updates: optimizer updates that follow on this batch.
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A column that a component reads and a model has to compute, without gradients, before advantages are.
 
-        Returns:
-            The batch with `advantages` [T] and, where there are several updates, `proximal_logprobs` [T].
-        """
+    Attributes:
+        role: the model.
+        output: `logprobs`, `entropy` or `values`.
+        column: what the batch shall call it, [T] float32.
+    """
 
-    def weigh(self, minibatch: PackedBatch) -> PackedBatch:
-        """Add what depends on all sequences of an update, so that denominators are global.
+    role: Role
+    output: str
+    column: str
 
-        Returns:
-            The minibatch with `loss_weights` [T], each token's weight in the summed loss.
-        """
 
-    def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """The loss of a micro-batch, from what the engine computed for it."""
+class Context(Protocol):
+    """What the trainer offers an algorithm for one batch."""
+
+    @property
+    def step(self) -> int:
+        """Batches that were trained on before."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that the policy had at the start of the batch, as the column `versions` counts them."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates that follow on this batch."""
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Tensors that are the algorithm's own, saved with each checkpoint; by names such as `kl/coefficient`."""
+
+    def forward(self, role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """A role's outputs on a batch, without gradients, float32 [T] on the CPU; see `TrainEngine.forward`."""
+
+    def minibatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
+        """The batch cut into `updates` parts by whole groups, anew in each epoch over it, as `training` says."""
+
+    def log(self, name: str, metric: Metric) -> None:
+        """Add to the step's metrics."""
+
+
+class Algorithm(Protocol):
+    """What the trainer does with a batch. It knows algorithms only by this interface, and roles only by their names.
+
+    The roles come from what the settings of the algorithm and of its components need (`Settings.needs`).
+
+    Attributes:
+        encode: turns rows of the data set into batches; None where batches come from rollouts.
+        group_stages: for finished groups, in order.
+    """
+
+    encode: Encoder | None
+    group_stages: Sequence[GroupStage]
+
+    def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
+        """Once for each whole batch: passes and advantages. The batch is shifted."""
+
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+        """The work of each optimizer update, one after another: each role's parts are learnt before the next update is
+        asked for, so that `context.forward` then answers with what was learnt."""

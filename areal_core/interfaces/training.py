@@ -3,38 +3,63 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import torch
 
     from areal_core.data.batch import PackedBatch
     from areal_core.data.metrics import Metric
-    from areal_core.interfaces.algorithm import LossResult
+    from areal_core.interfaces.algorithm import Work
     from areal_core.interfaces.model import ModelReference
 
 
-class Role(StrEnum):
-    """What a training engine is for. A frozen role has no optimizer; a scalar role has a head of one output."""
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """A frozen role that is a moving average of a learning one.
 
-    ACTOR = "actor"
-    CRITIC = "critic"
-    REFERENCE = "reference"
-    REWARD = "reward"
+    Attributes:
+        role: whom it follows.
+        every: training steps between two steps of the average.
+        decay: what is kept of itself each time: own = decay x own + (1 - decay) x followed. 0 is a copy.
+    """
+
+    role: str
+    every: int = 1
+    decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A model that an algorithm trains or asks.
+
+    Attributes:
+        name: its key below `roles` in a config, and its folder in a checkpoint.
+        head: `vocabulary` gives log-probabilities and entropy, `scalar` one value for each token.
+        trains: whether it learns; a frozen role has no optimizer.
+        follows: of a frozen role, whose average it is; None where it never changes.
+    """
+
+    name: str
+    head: Literal["vocabulary", "scalar"] = "vocabulary"
+    trains: bool = False
+    follows: Follows | None = None
 
     @property
-    def is_frozen(self) -> bool:
-        """Whether its parameters never change."""
-        return self in (Role.REFERENCE, Role.REWARD)
+    def changes(self) -> bool:
+        """Whether its parameters do, so that checkpoints hold them."""
+        return self.trains or self.follows is not None
 
-    @property
-    def is_scalar(self) -> bool:
-        """Whether it gives one value for each token instead of log-probabilities."""
-        return self in (Role.CRITIC, Role.REWARD)
+
+ACTOR = Role("actor", trains=True)
+"""The policy that is trained."""
+CRITIC = Role("critic", head="scalar", trains=True)
+"""Says of each token what reward is to be expected."""
+REFERENCE = Role("reference")
+"""The model that the policy began as, or another one that it shall stay near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +76,7 @@ class OptimizerSettings:
 
 
 class TrainEngine(Protocol):
-    """A model in one of the four roles, on every rank of the trainer (SPMD).
+    """A model in a role, on every rank of the trainer (SPMD).
 
     All ranks call the same methods with the same whole batch; the engine takes its rank's share, and results are
     those of the whole batch on every rank. Batches are already shifted (`areal_core.data.shift_to_predictions`).
@@ -69,31 +94,33 @@ class TrainEngine(Protocol):
 
         Args:
             batch: with `input_ids` and `targets`.
-            outputs: of `logprobs`, `entropy` (roles with a vocabulary) and `values` (scalar roles).
+            outputs: of `logprobs`, `entropy` (a head of the vocabulary) and `values` (a scalar head).
 
         Returns:
             By name, float32 [sum(T)] on the CPU: at position t what is predicted of `targets[t]`.
         """
 
-    def train(
-        self,
-        batch: PackedBatch,
-        loss: Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult],
-        outputs: Sequence[str],
-    ) -> dict[str, Metric]:
-        """One optimizer update. Where the gradient is 0, as when no token has a weight, momentum moves nothing either.
+    def train(self, works: Sequence[Work]) -> dict[str, Metric]:
+        """One optimizer update on the sum of all losses. Where the gradient is 0, as when no token has a weight,
+        momentum moves nothing either.
 
-        The batch is split over ranks and micro-batches, units whole; `loss` is called for each micro-batch with the
-        outputs on its tokens (with gradients, on the engine's device) and returns a *sum*, so that any split adds up
-        to the same gradient; metrics are put together over micro-batches and ranks by their kind.
+        Each batch is split over ranks and micro-batches, units whole; its `loss` is called for each micro-batch with
+        the outputs on its tokens (with gradients, on the engine's device) and returns a *sum*, so that any split adds
+        up to the same gradient; metrics are put together over works, micro-batches and ranks by their kind.
+
+        Args:
+            works: all of this role.
 
         Returns:
-            The metrics of the whole batch on every rank, with the means `loss`, `gradient_norm` (before clipping) and
+            The metrics of the whole update on every rank, with the means `loss`, `gradient_norm` (before clipping) and
             `learning_rate`, and the sum `skipped`, 1 where a non-finite gradient left the parameters as they were.
 
         Raises:
             RunError: the role is frozen.
         """
+
+    def follow(self, leader: TrainEngine, decay: float) -> None:
+        """Move a role that follows towards another engine of the same kind and layout; see `Follows`. Collective."""
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, as in the model's safetensors, tied ones once.

@@ -86,6 +86,17 @@ class Published:
 
 
 @message
+class KeepWeights:
+    """The published weights stay those of the policy: a batch taught others alone. Answered with `Done`.
+
+    Attributes:
+        trained: batches so far, this one included.
+    """
+
+    trained: int
+
+
+@message
 class FormGroup:
     """Agree on a group for the next broadcast. Answered with `GroupFormed`.
 

@@ -50,6 +50,7 @@ def areal_aggregations() -> Iterable[Component]:
     return [
         Component("token_mean", "every token counts the same", target=f"{module}:token_mean"),
         Component("sequence_mean", "every sequence counts the same", target=f"{module}:sequence_mean"),
+        Component("episode_mean", "every episode counts the same", target=f"{module}:episode_mean"),
         Component(
             "constant_length",
             "every token counts one over a constant length",
@@ -61,19 +62,13 @@ def areal_aggregations() -> Iterable[Component]:
 
 @hookimpl
 def areal_algorithms() -> Iterable[Component]:
-    """The bare compositions, for those who choose every part themselves."""
+    """The bare composition, for those who choose every part themselves."""
     return [
         Component(
             "policy_gradient",
-            "a policy gradient of the advantage, correction, loss and aggregation that are chosen in the config",
+            "a policy gradient of the stages, advantage, corrections, loss and aggregation that the config chooses",
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_core.algorithms.settings:PolicyGradientSettings",
-        ),
-        Component(
-            "supervised",
-            "negative log-likelihood of a data set's completions",
-            target="areal_core.algorithms.supervised:Supervised",
-            config="areal_core.algorithms.settings:SupervisedSettings",
         ),
     ]
 

@@ -98,7 +98,7 @@ def areal_datasets() -> Iterable[Component]:
 
 @hookspec
 def areal_algorithms() -> Iterable[Component]:
-    """Algorithms: named compositions of advantage, filter, correction, loss and aggregation.
+    """Algorithms: named compositions of stages, advantage, corrections, loss and aggregation.
 
     Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.Algorithm`.
     When: while plugins are loaded, before the config is validated.
@@ -157,10 +157,58 @@ def areal_aggregations() -> Iterable[Component]:
 
 
 @hookspec
-def areal_filters() -> Iterable[Component]:
-    """Filters: which finished prompt groups are worth training on.
+def areal_regularisers() -> Iterable[Component]:
+    """Regularisers: terms that are added to the loss of each token.
 
-    Supplies: `Component` records; each leads to what `areal_core.interfaces.Filter` describes.
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Regulariser` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
+def areal_objectives() -> Iterable[Component]:
+    """Objectives: what an update learns beside the policy, such as a critic.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Objective` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
+def areal_group_stages() -> Iterable[Component]:
+    """Group stages: they filter and shape finished prompt groups before they are trained on.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.GroupStage` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
+def areal_stages() -> Iterable[Component]:
+    """Stages: they compute columns of a batch in the trainer, before the advantages or before an update.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Stage` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
+def areal_encoders() -> Iterable[Component]:
+    """Encoders: from a row of a data set to the sequences that are learnt from.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Encoder` describes.
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.
     How often: once for every loaded plugin.

@@ -1,7 +1,8 @@
 """The rollout controller: admits prompt groups under the staleness bound and hands finished ones out as batches.
 
 The way of a group: `_admit` gives it a number and starts its episodes; each episode that ends calls `_episode_ended`;
-the last one calls `_group_ended`, which fails, filters or finishes the group; the buffer makes finished groups durable;
+the last one shapes the group and calls `_group_ended`, which fails, filters or finishes it; the buffer makes finished
+groups durable;
 `next_batch` hands out the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
 that another prompt takes its place. What is kept in memory changes only after the ledger has it; while its disk refuses
 to be written, everything waits, for a bounded time.
@@ -22,16 +23,17 @@ from areal_core.errors import RunError
 from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.episodes import EpisodeError
+from areal_core.rollout.shaping import shape
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from areal_core.config.sections import RolloutSection
     from areal_core.data.batch import PackedBatch
     from areal_core.data.sampler import PromptSampler
-    from areal_core.interfaces.algorithm import Filter
+    from areal_core.interfaces.algorithm import GroupStage
     from areal_core.interfaces.dataset import Dataset
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
     from areal_core.ledger.store import Ledger
@@ -56,7 +58,7 @@ class RolloutController:
         sampler: which row comes when.
         sampling: settings of every generation in training.
         ledger: records what becomes of each group.
-        keep_group: the algorithm's filter, given the rewards of a complete group.
+        group_stages: of the algorithm; they filter and shape groups that have ended.
         samples: keeps a few episodes for the report.
 
     Attributes:
@@ -72,7 +74,7 @@ class RolloutController:
         sampler: PromptSampler,
         sampling: SamplingParameters,
         ledger: Ledger,
-        keep_group: Filter | None = None,
+        group_stages: Sequence[GroupStage] = (),
         samples: SampleLog | None = None,
     ) -> None:
         self.section = section
@@ -82,7 +84,7 @@ class RolloutController:
         self._sampler = sampler
         self.sampling = sampling
         self._ledger = ledger
-        self._keep_group = keep_group
+        self._group_stages = group_stages
         self._samples = samples
         self.counts = AdmissionCounts()
         self._published = {0: 0}
@@ -204,6 +206,13 @@ class RolloutController:
         self.counts.trained = trained
         self._admit()
 
+    async def keep_weights(self, trained: int) -> None:
+        """The engine's weights are still those of the trainer after `trained` batches: nothing grows stale by them."""
+        await self._buffer.durably(lambda: self._ledger.published(self.version, trained))
+        self._published[self.version] = trained
+        self.counts.trained = trained
+        self._admit()
+
     async def commit(self, step: int, checkpoint: Path) -> None:
         """A checkpoint of `step` trained batches is complete in a folder."""
         await self._buffer.durably(self._buffer.flush)
@@ -261,11 +270,11 @@ class RolloutController:
         """A group whose row cannot be read fails as one whose episode failed."""
         group.failure = f"row {group.occurrence[0]} of the data set cannot be read: {told}"
         self._ledger.failed(group.number, 0, 0, group.failure)
-        self._group_ended(group)
+        self._group_ended(group, is_kept=True)
 
     async def _run_episode(self, group: PromptGroup, row: object, index: int) -> None:
         try:
-            group.episodes[index] = await self._runner.run(
+            group.episodes[index] = episode = await self._runner.run(
                 row,  # type: ignore[arg-type]
                 group.occurrence,
                 group=group.number,
@@ -273,26 +282,26 @@ class RolloutController:
                 sampling=self.sampling,
                 timeout_s=self.section.episode_timeout_s,
             )
+            self._tally.rewards.append(episode.reward)
         except EpisodeError as error:
             group.failure = str(error)
         except RunError as error:
             self._fail(error)
             return
         group.missing -= 1
-        if not group.missing:
-            self._group_ended(group)
-
-    def _group_ended(self, group: PromptGroup) -> None:
+        if group.missing:
+            return
         try:
-            is_kept = bool(group.failure) or self._passes(group)
-        except BaseException as error:  # noqa: BLE001 - a filter may raise anything
-            told = "".join(traceback.format_exception(error))
-            self._fail(RunError(f"the algorithm's filter failed on prompt group {group.number}:\n{told}"))
+            is_kept = await shape(group, self._group_stages, self._runner.checks, self.section)
+        except RunError as error:
+            self._fail(error)
             return  # its fate is open: a resume issues it again
+        self._group_ended(group, is_kept=is_kept)
+
+    def _group_ended(self, group: PromptGroup, *, is_kept: bool) -> None:
         self.counts.running -= 1
         self._open.discard(group.number)
         episodes = group.finished_episodes
-        self._tally.rewards += [episode.reward for episode in episodes]
         self._tally.failed_episodes += len(group.episodes) - len(episodes)
         if group.failure:
             self._count_failure(group)
@@ -315,10 +324,6 @@ class RolloutController:
         if self.counts.ready >= self.section.batch_size or self._fatal:
             self._changed.set()
         self._admit()
-
-    def _passes(self, group: PromptGroup) -> bool:
-        rewards = [episode.reward for episode in group.finished_episodes]
-        return self._keep_group is None or bool(self._keep_group(rewards))
 
     def _count_failure(self, group: PromptGroup) -> None:
         self._consecutive_failures += 1

@@ -53,6 +53,7 @@ class RolloutService:
             messages.Begin: self._begin,
             messages.NextBatch: self._next_batch,
             messages.PublishWeights: self._publish,
+            messages.KeepWeights: self._keep_weights,
             messages.FormGroup: self._form_group,
             messages.OfferFolder: self._offer_folder,
             messages.ReleaseMemory: self._release_memory,
@@ -118,6 +119,11 @@ class RolloutService:
             await self._controller.publish(update, request.trained)
         receives = self._engine.capabilities.broadcast
         return messages.Published(receives and cast("BroadcastReceiver", self._engine).needs_folder())
+
+    async def _keep_weights(self, request: messages.KeepWeights) -> Done:
+        async with self._publishing:
+            await self._controller.keep_weights(request.trained)
+        return Done()
 
     async def _form_group(self, request: messages.FormGroup) -> messages.GroupFormed:
         receiver = cast("BroadcastReceiver", self._engine)

@@ -36,11 +36,15 @@ TOLD_S: Final = 15.0
 LAST_WORDS: Final = 800
 
 CALLED: Final = {
+    "group_stages": interfaces.GroupStage,
+    "stages": interfaces.Stage,
     "advantages": interfaces.Advantage,
-    "filters": interfaces.Filter,
     "corrections": interfaces.Correction,
     "policy_losses": interfaces.PolicyLoss,
+    "regularisers": interfaces.Regulariser,
+    "objectives": interfaces.Objective,
     "aggregations": interfaces.Aggregation,
+    "encoders": interfaces.Encoder,
 }
 """The kinds of functions that areal calls by position, each with the Protocol that says how."""
 

@@ -230,7 +230,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
             sampler,
             sampling_parameters(config, half.ends),
             ledger,
-            config.algorithm.build().filter,
+            config.algorithm.build().group_stages,
             SampleLog(run.samples),
         )
         controller.restore(discard=config.deterministic)

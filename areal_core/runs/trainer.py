@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_core.config import load_run
+from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
-from areal_core.interfaces import OptimizerSettings, Role
+from areal_core.interfaces import OptimizerSettings
 from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Credentials
@@ -26,18 +28,18 @@ from areal_core.runs.models import load_tokenizer, model_reference
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
+from areal_core.training.examples import ExampleSource
 from areal_core.training.journal import Journal
 from areal_core.training.loop import Trainer
 from areal_core.training.publication import KEPT, Publication, roomy_folder
 from areal_core.training.rollouts import RolloutClient
-from areal_core.training.supervised import SupervisedSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import TrainingSection
-    from areal_core.interfaces import ModelReference, TrainEngine
+    from areal_core.interfaces import ModelReference, Role, TrainEngine
     from areal_core.runs.folder import EpochFolder, RunFolder
     from areal_core.runs.link import Link
     from areal_core.training.source import BatchSource
@@ -101,32 +103,37 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     epoch = run.epoch(Credentials.from_environment().epoch)
     model = model_reference(resolved, run)
     algorithm = config.algorithm.build()
-    if algorithm.needs_rollouts and config.workflow is None:
+    needs_rollouts = algorithm.encode is None
+    if needs_rollouts and config.workflow is None:
         raise RunError("the algorithm learns from rollouts, and the config has no workflow and no inference_engine")
+    roles = roles_of(config.algorithm, config.training.updates)
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
     with link.phase("loading the model", limit):
-        engines = _engines(config, model, needs_reference=algorithm.needs_reference)
+        engines = _engines(config, model, roles)
     rollouts = None
-    if is_first and algorithm.needs_rollouts:
+    if is_first and needs_rollouts:
         address = link.ask("controller", limit)
         rollouts = RolloutClient(address, is_interrupted=interruption, log=_log)
     source: BatchSource | None = rollouts
     if is_first and rollouts is None:
         former = [one.ledger for one in run.epochs() if one.number < epoch.number]
         ledger = Ledger.take_over(epoch.ledger, former, run.path)
-        source = SupervisedSource(config.dataset.build(), load_tokenizer(model), config, ledger, interruption)
+        encode = partial(algorithm.encode, tokenizer=load_tokenizer(model))
+        source = ExampleSource(config.dataset.build(), encode, config, ledger, interruption)
     beginning = share_beginning(source.where_to_begin() if source is not None else None)
     witness = Witness()
     if beginning.checkpoint is not None:
-        witness = restore_checkpoint(beginning.checkpoint, {"actor": engines["actor"]})
+        changing = {name: engine for name, engine in engines.items() if roles[name].changes}
+        witness = restore_checkpoint(beginning.checkpoint, changing)
     publication = None
-    if algorithm.needs_rollouts:
+    if needs_rollouts:
         folders = _weights_folders(config, epoch, model)
-        publication = Publication(config.publication, engines["actor"], rollouts, folders, getattr(torch, model.dtype))
+        first = next(iter(engines.values()))
+        publication = Publication(config.publication, first, rollouts, folders, getattr(torch, model.dtype))
     # Of a step whose evaluation is still owed the metrics are written again.
     written = beginning.step - (witness.unevaluated is not None)
     journal = _journal(resolved, run, link, written) if is_first else None
-    trainer = Trainer(config, algorithm, engines, publication, run.path, epoch.checkpoints, source, journal)
+    trainer = Trainer(config, algorithm, roles, engines, publication, run.path, epoch.checkpoints, source, journal)
     link.enter("training", limit)
     interruption.listen()
     try:
@@ -140,15 +147,15 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
             engine.close()
 
 
-def _engines(config: RunConfig, model: ModelReference, *, needs_reference: bool) -> dict[str, TrainEngine]:
-    updates = config.steps * config.training.updates_per_batch * config.training.epochs_per_batch
-    settings = OptimizerSettings(updates, config.sampling.temperature)
-    engines = {"actor": config.train_engine.build()}
-    engines["actor"].setup(model, Role.ACTOR, settings)
-    if needs_reference:
-        assert config.reference_model is not None
-        engines["reference"] = config.train_engine.build()
-        engines["reference"].setup(replace(model, path=config.reference_model.path), Role.REFERENCE, settings)
+def _engines(config: RunConfig, model: ModelReference, roles: Mapping[str, Role]) -> dict[str, TrainEngine]:
+    """An engine for each role, with the settings and the model of its section where it has one."""
+    settings = OptimizerSettings(config.steps * config.training.updates, config.sampling.temperature)
+    engines: dict[str, TrainEngine] = {}
+    for name, role in roles.items():
+        chosen = config.roles.get(name, config.train_engine)
+        path = getattr(chosen.common, "path", None)
+        engines[name] = chosen.build()
+        engines[name].setup(model if path is None else replace(model, path=path), role, settings)
     return engines
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
 from areal_core.data.digest import chain_digests, group_digests
 from areal_core.disk import changed_files, file_sizes, replacing_folder, sync_names
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from areal_core.interfaces.training import TrainEngine
 
 STATE_FILE = "trainer.json"
+ALGORITHM_FILE = "algorithm.safetensors"
+"""Beside it: the algorithm's own tensors."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,7 @@ class Witness:
         steps: for each trained batch since a list of (group number, digest of its token ids).
         best: the best score of an evaluation.
         unevaluated: metrics of the last step, where its evaluation was interrupted and is still to be made.
+        state: tensors of the algorithm's own, see `Context.state`.
     """
 
     before: str = ""
@@ -42,6 +47,7 @@ class Witness:
     steps: list[list[tuple[int, str]]] = field(default_factory=list)
     best: float = -math.inf
     unevaluated: dict[str, float] | None = None
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def see(self, batch: PackedBatch | None) -> None:
         """A batch is about to be trained on."""
@@ -74,7 +80,8 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
         engine.load(folder / role)
     best = -math.inf if state["best"] is None else state["best"]
     steps = [[(number, digest) for number, digest in step] for step in state["steps"]]
-    return Witness(state["before"], state["first"], steps, best, state["unevaluated"])
+    own = load_file(folder / ALGORITHM_FILE)
+    return Witness(state["before"], state["first"], steps, best, state["unevaluated"], own)
 
 
 def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
@@ -83,7 +90,7 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
     Args:
         checkpoints: the folder of all of them.
         step: batches that were trained on.
-        engines: those that learn, by role.
+        engines: those that learn or follow, by role.
         witness: of the trainer.
 
     Returns:
@@ -104,7 +111,9 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
         wait_for_all()
         if is_first:
             best = witness.best if math.isfinite(witness.best) else None
-            state = {**asdict(witness), "step": step, "best": best, "files": file_sizes(folder)}
+            save_file(witness.state, folder / ALGORITHM_FILE)
+            seen = asdict(replace(witness, state={}))
+            state = {**seen, "step": step, "best": best, "files": file_sizes(folder)}
             (folder / STATE_FILE).write_text(json.dumps(state))
             sync_names(checkpoints, checkpoints.parent)
     wait_for_all()

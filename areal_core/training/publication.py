@@ -13,7 +13,15 @@ from areal_core.data.batch import PackedBatch
 from areal_core.data.prediction import shift_to_predictions
 from areal_core.disk import writing
 from areal_core.errors import RunError
-from areal_core.messages.rollouts import Begin, OfferFolder, ProbeWeights, Published, PublishWeights, ReleaseMemory
+from areal_core.messages.rollouts import (
+    Begin,
+    KeepWeights,
+    OfferFolder,
+    ProbeWeights,
+    Published,
+    PublishWeights,
+    ReleaseMemory,
+)
 from areal_core.training.broadcast import Broadcast, BroadcastFailedError
 from areal_core.training.distribution import distribute, wait_for_all
 
@@ -118,6 +126,12 @@ class Publication:
         else:
             self._publish_folder(self.version, trained)
         return self.version
+
+    def keep(self, trained: int) -> None:
+        """The parameters, after so many batches, are still those that were published last."""
+        self.finish()
+        if self._rollouts is not None:
+            self._rollouts.call(KeepWeights(trained), "the rollouts to go on with the same weights")
 
     def finish(self) -> None:
         """Wait until the engines generate with what was published last."""

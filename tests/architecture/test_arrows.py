@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "background": {"errors"},
     "disk": {"errors"},
     "plugins": {"errors", "config"},
-    "config": {"errors", "plugins"},
+    "config": {"errors", "plugins", "interfaces"},
     "cli": {"errors", "plugins", "config", "runs"},
     "data": {"errors"},
     "interfaces": {"data", "errors"},
@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
              "ledger", "rewards", "rollout", "training"},
     "library": {"errors", "config", "runs"},
     "testing": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "rewards",
-                "rollout", "runs"},
+                "rollout", "runs", "training"},
 }  # fmt: skip
 """For each room of the core the rooms that it knows. Only `plugins` and `config` know each other: a config names
 plugins, and events hand one on; their files form no circle either."""
@@ -54,7 +54,7 @@ PUBLIC = {
     "areal_core.runs.controller", "areal_core.testing",
 }  # fmt: skip
 """What plugins may import: these names and, of the rooms in `OPEN` all modules."""
-OPEN = {f"areal_core.{room}" for room in ("algorithms", "data", "interfaces", "messages", "testing")}
+OPEN = {f"areal_core.{room}" for room in ("algorithms", "data", "interfaces", "messages", "testing", "workflows")}
 
 
 def executed_imports(tree: ast.AST, modules: Collection[str]) -> set[str]:

@@ -136,7 +136,7 @@ def test_all_problems_are_told_at_once_with_their_places(kit):
             "training.updates_per_batch: 3 does not divide rollout.batch_size, which is 16",
         ),
         (["rollout.group_size=1"], "algorithm.advantage: 'kit/grouped' compares the answers to one prompt"),
-        (["algorithm.kl=0.1"], "algorithm: kl is set, and there is no reference_model"),
+        (["algorithm.kl=0.1"], "algorithm: kl is set, and there is no evaluation"),
         (
             ["sampling.top_p=0.9", "sampling.top_k=5"],
             "the trainer cannot reproduce the probabilities of top_p=0.9, top_k=5",
@@ -155,7 +155,19 @@ def test_cross_checks_are_told_together_and_can_be_answered(kit):
     assert out.startswith("ConfigError 2\n3 problems in run\n")
     assert kit.resolve("sampling.top_p=0.9", "sampling.allow_mismatched_sampling=true") == "valid\n"
     assert kit.resolve("rollout.group_size=1", "algorithm.advantage=kit/plain") == "valid\n"
-    assert kit.resolve("algorithm.kl=0.1", "reference_model.path=tiny") == "valid\n"
+    assert kit.resolve("algorithm.kl=0.1", "evaluation={dataset: kit/rows}") == "valid\n"
+
+
+def test_a_role_is_the_training_engine_but_for_what_is_said_of_it(kit):
+    """By the keys of that engine, in the file and on the command line; a role that nobody needs is a mistake."""
+    needed = ["algorithm.kl=0.1", "evaluation={dataset: kit/rows}"]
+    changed = ["roles.reference.path=other", "roles.reference.betas=[0.5, 0.5]"]
+    shown = kit.shown("resolved.to_tree()['roles']['reference']", *needed, *changed)
+    assert shown == "{'type': 'kit/engine', 'path': 'other', 'learning_rate': 0.0003, 'betas': [0.5, 0.5]}"
+    assert "roles.reference.bets: unknown key" in kit.resolve(*needed, "roles.reference.bets=1")
+    told = kit.resolve("roles.reference.path=other")
+    assert "roles.reference: 'kit/policy' and its components know no such role" in told
+    assert "roles of this algorithm: actor" in told
 
 
 def test_a_secret_is_named_never_written_and_never_told(kit):

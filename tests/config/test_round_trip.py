@@ -12,6 +12,7 @@ from areal_core.config import load_run, resolve
 
 PARTS = """
 from areal_core.config import Settings, Selection, component, Secret
+from areal_core.interfaces import ACTOR, REFERENCE
 
 class Part:
     class Config(Settings):
@@ -19,8 +20,11 @@ class Part:
         number: float = 1.0
         numbers: list[int] = []
         secret: Secret | None = None
-        inner: Selection | None = component("filters")
-        many: list[Selection] = component("filters", default=[])
+        inner: Selection | None = component("group_stages")
+        many: list[Selection] = component("group_stages", default=[])
+
+        def needs(self, updates):
+            return [ACTOR, REFERENCE]
 
 def plain(rewards, *, low: float = 0.0, name: str | None = None): ...
 """
@@ -54,10 +58,10 @@ CONFIGS = st.fixed_dictionaries(
     },
     optional={
         "seed": st.integers(0, 2**40),
-        "sampling": section(temperature=st.floats(1e-9, 1e9), stop=st.lists(TEXT, max_size=3)),
+        "sampling": section(temperature=st.floats(0.01, 1e9), stop=st.lists(TEXT, max_size=3)),
         "trackers": st.lists(PART, max_size=2),
         "evaluation": st.fixed_dictionaries({"dataset": PART}, optional={"limit": st.none() | st.integers(1, 99)}),
-        "reference_model": st.none() | st.fixed_dictionaries({"path": TEXT}),
+        "roles": st.dictionaries(st.sampled_from(["actor", "reference"]), PART, max_size=2),
     },
 )
 

@@ -67,6 +67,10 @@ RECORDED = [
 """Of a run of the preset `grpo/addition`, all its lines together."""
 
 
+COLUMNS = {"advantages", "proximal_share"}
+"""What the composition adds to a batch; no metrics."""
+
+
 def sources(*folders: str) -> list[str]:
     """The text of every Python file below these folders."""
     return [path.read_text(encoding="utf-8") for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -87,8 +91,9 @@ def made() -> set[str]:
     keys |= {f"time/{name}_s" for text in texts for name in re.findall(r'self\._phase\("(\w+)"\)', text)}
     keys |= {f"groups/{reason}" for text in texts for reason in re.findall(r'_leave\([^,]+, "(\w+)"\)', text)}
     parts = sources("areal_core/algorithms")
-    parts += [(ROOT / f"plugins/areal_grpo/src/areal_grpo/{name}.py").read_text() for name in ("losses", "corrections")]
-    keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text)}
+    grpo = ROOT / "plugins/areal_grpo/src/areal_grpo"
+    parts += [(grpo / f"{name}.py").read_text() for name in ("losses", "corrections", "regularisers")]
+    keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text) - COLUMNS}
     engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
     keys |= {f"train/{name}" for call in re.findall(r"_means\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)}
     return keys

@@ -89,7 +89,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
         LONG(["model.path=empty_model"], "cannot be read", "config.json"),
         (["dataset=bad_parts.py:Empty"], "is empty", "at least one row"),
         (["rollout.group_size=1"], "group_size is 1", "set rollout.group_size to 2 or more"),
-        (["algorithm.reference_kl.coefficient=0.1"], "no reference_model", "reference_model.path=PATH"),
+        (["roles.reference.path=nowhere"], "know no such role", "roles of this algorithm: actor"),
         LONG(["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
         (["rollout.batch_size=6", "training.updates_per_batch=4"], "does not divide", "choose one of"),

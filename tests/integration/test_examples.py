@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["steps=2", "model.path=model", "model.source=null", "model.dtype=float32", "sampling.max_new_tokens=8"]
-SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.filter=null", "run_dir=run"]
+SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_stages=[]", "run_dir=run"]
 ROWS = [{"question": f"what is {n} plus {n}?", "answer": f"{n} and {n}\n#### {2 * n}"} for n in range(6)]
 
 
@@ -45,6 +45,7 @@ def test_gsm8k_by_yaml_has_at_most_forty_lines_and_runs(workplace: Workplace) ->
     assert "reward/math_verify" in workplace.metrics()[-1]
 
 
+@pytest.mark.long
 def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None:
     """Without servers and GPUs, and with examples that fit into the tiny model's context."""
     pytest.importorskip("reasoning_gym")
@@ -62,6 +63,7 @@ def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None
     assert "<answer>2</answer>" in prompt
 
 
+@pytest.mark.long
 def test_gsm8k_from_python_runs(workplace: Workplace) -> None:
     shutil.copy(EXAMPLES / "gsm8k.py", workplace.folder)
     settings = shlex.join([*SMALL, *with_local_data(workplace, "dataset")])

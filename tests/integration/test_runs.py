@@ -86,7 +86,7 @@ def test_interrupt_then_resume(workplace: Workplace) -> None:
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.parametrize("name", [LONG("warden"), "controller", LONG("trainer-0"), LONG("hf"), "reward-0"])
+@pytest.mark.parametrize("name", [LONG("warden"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0")])
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
     """Of the engine and the warden with the words of how; a reward process is replaced, and the run goes on."""
     steps = 2000 if name != "reward-0" else 12

@@ -69,7 +69,7 @@ def _build(
         PromptSampler(7, seed=3),
         SamplingParameters(max_new_tokens=8),
         ledger,
-        keep,
+        [] if keep is None else [lambda episodes: episodes if keep([e.reward for e in episodes]) else None],
     )
     return controller, ledger
 

@@ -11,12 +11,14 @@ import torch
 
 from areal_core.algorithms.aggregation import token_mean
 from areal_core.algorithms.composition import PolicyGradient
+from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.data import Metric, group_mean
+from areal_core.interfaces import LossResult
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     CorrectionSuite,
-    FilterSuite,
+    GroupStageSuite,
     PolicyLossSuite,
 )
 
@@ -50,18 +52,22 @@ def masked(terms):
     return torch.where(weights > 0.5, weights, 0.0), {}
 
 
-def keeps_spread(rewards):
-    return len(set(rewards)) > 1
+def keeps_spread(episodes):
+    return episodes if len({episode.reward for episode in episodes}) > 1 else None
+
+
+def halved(episodes):
+    return [replace(episode, reward=episode.reward / 2) for episode in episodes]
 
 
 class Composition(PolicyGradient):
     """The core's own composition, of the parts above."""
 
     def __init__(self, advantage=centred, policy_loss=clipped, correction=masked, aggregation=token_mean):
+        parts = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
+        super().__init__(PolicyGradientSettings.model_validate(parts))
         self._advantage, self._policy_loss = advantage, policy_loss
-        self._correction, self._aggregation = correction, aggregation
-        self._entropy_coefficient, self._kl = 0.01, None
-        self.filter, self.needs_reference = keeps_spread, False
+        self._corrections, self._aggregation = [correction], aggregation
 
 
 class TestAdvantage(AdvantageSuite):
@@ -89,11 +95,18 @@ class TestMasking(CorrectionSuite):
         return masked
 
 
-class TestFilter(FilterSuite):
-    examples = (([0, 1], True), ([1, 1], False))
+class TestFilter(GroupStageSuite):
+    examples = (([0, 1], [0, 1]), ([1, 1], None))
 
     def make(self):
         return keeps_spread
+
+
+class TestShaping(GroupStageSuite):
+    examples = (([0, 1], [0, 0.5]),)
+
+    def make(self):
+        return halved
 
 
 class TestComposition(AlgorithmSuite):
@@ -111,10 +124,6 @@ class TestPolicyGradientOfTheConfig(AlgorithmSuite):
 
     component = "core/policy_gradient"
     settings: ClassVar = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
-
-
-class TestSupervised(AlgorithmSuite):
-    component = "core/supervised"
 
 
 # Broken ones.
@@ -212,40 +221,48 @@ def half_on_policy(terms):
     return weights * 0.5, logged
 
 
-def drops_by_first(rewards):
-    return rewards[0] > 0
+def drops_by_first(episodes):
+    return episodes if episodes[0].reward > 0 else None
 
 
-def says_how_much(rewards):
-    return max(rewards) - min(rewards)
+def keeps_the_best(episodes):
+    return [max(episodes, key=lambda episode: episode.reward)]
+
+
+def shapes_in_place(episodes):
+    for episode in episodes:
+        episode.reward -= 1
+    return episodes
+
+
+def divides_by_the_sum(episodes):
+    total = sum(episode.reward for episode in episodes)
+    return [replace(episode, reward=episode.reward / total if total else math.inf) for episode in episodes]
 
 
 class DenominatorOfTheMicrobatch(Composition):
     def loss(self, batch, outputs):
-        return super().loss(self.weigh(batch), outputs)
+        return super().loss(batch.with_tokens(loss_weights=token_mean(batch)), outputs)
 
 
-class DenominatorAfterMasking(Composition):
-    """`weigh` counts only the tokens that the correction is going to keep."""
-
-    def weigh(self, minibatch):
-        far = (minibatch["logprobs"] - minibatch["proximal_logprobs"]).abs() > 1
-        counted = minibatch.with_tokens(loss_mask=minibatch["loss_mask"] & ~far)
-        weights = super().weigh(counted)["loss_weights"]
-        return super().weigh(minibatch).with_tokens(loss_weights=weights)
+def survivors_counted(minibatch):
+    """Counts only the tokens that the correction is going to keep."""
+    far = (minibatch["logprobs"] - minibatch["proximal_logprobs"]).abs() > 1
+    return token_mean(minibatch.with_tokens(loss_mask=minibatch["loss_mask"] & ~far))
 
 
-class GradientOfThePrompt(Composition):
-    def weigh(self, minibatch):
-        whole = minibatch.with_tokens(loss_mask=torch.ones_like(minibatch["loss_mask"]))
-        return super().weigh(whole).with_tokens(loss_mask=minibatch["loss_mask"])
+def prompts_counted(minibatch):
+    return token_mean(minibatch.with_tokens(loss_mask=torch.ones_like(minibatch["loss_mask"])))
 
 
-class ProximalOfTheBehaviour(Composition):
-    """Clipping is centred on the policy that sampled instead of the one at the start of the batch."""
+class LearnsFromThePrompt(Composition):
+    def loss(self, batch, outputs):
+        return LossResult(super().loss(batch, outputs).loss + 0.01 * outputs["logprobs"].sum())
 
-    def prepare(self, batch, forward, updates):
-        return super().prepare(batch, forward, updates).with_tokens(proximal_logprobs=batch["logprobs"])
+
+class LearnsNothing(Composition):
+    def updates(self, batch, context):
+        yield []
 
 
 class MeanOfMetrics(Composition):
@@ -257,7 +274,8 @@ class MeanOfMetrics(Composition):
 
 
 class OutputThatNobodyHas(Composition):
-    outputs = ("logprobs", "entropy", "logits")
+    def updates(self, batch, context):
+        return ([replace(work, outputs=("logits",)) for work in works] for works in super().updates(batch, context))
 
 
 MUTANTS = [
@@ -286,11 +304,15 @@ MUTANTS = [
     (CorrectionSuite, weights_with_gradient, "test_one_weight_for_each_token", "carry gradients"),
     (CorrectionSuite, weights_that_overflow, "test_one_weight_for_each_token", "weights such as"),
     (CorrectionSuite, half_on_policy, "test_nothing_to_correct_on_policy", "are not 1"),
-    (FilterSuite, drops_by_first, "test_the_order_of_siblings_does_not_matter", "judged differently"),
-    (FilterSuite, says_how_much, "test_it_says_yes_or_no", "no bool"),
-    (FilterSuite, lambda rewards: True, "test_examples", "should be dropped"),
+    (GroupStageSuite, drops_by_first, "test_the_order_of_siblings_does_not_matter", "judged differently"),
+    (GroupStageSuite, keeps_the_best, "test_a_group_stays_a_group", "1 episodes for 2"),
+    (GroupStageSuite, shapes_in_place, "test_a_group_stays_a_group", "changed what it was given"),
+    (GroupStageSuite, divides_by_the_sum, "test_a_group_stays_a_group", "a reward of inf"),
+    (GroupStageSuite, lambda episodes: episodes, "test_examples", "dropped is False"),
+    (GroupStageSuite, halved, "test_examples", "become"),
 ]
 SPLIT, POLICY_GRADIENT = "test_any_split_gives_the_same", "test_the_gradient_on_policy_is_the_policy_gradient"
+MASK = "test_tokens_out_of_the_loss_mask_are_not_learnt_from"
 ALGORITHMS = [
     (lambda: Composition(advantage=positional_groups), "test_any_order_of_sequences_gives_the_same", "order of seq"),
     (DenominatorOfTheMicrobatch, SPLIT, "values differ"),
@@ -299,13 +321,18 @@ ALGORITHMS = [
     (lambda: Composition(correction=denominators_after_masking), SPLIT, "values differ"),
     (lambda: Composition(policy_loss=gradient_through_the_advantage), POLICY_GRADIENT, "not REINFORCE"),
     (lambda: Composition(policy_loss=sign_of_the_loss), POLICY_GRADIENT, "not REINFORCE"),
-    (DenominatorAfterMasking, "test_denominators_come_before_masking", "depend on the policies"),
-    (GradientOfThePrompt, "test_tokens_out_of_the_loss_mask_are_not_learnt_from", "a weight out of the mask"),
-    (ProximalOfTheBehaviour, "test_prepare_adds_what_the_loss_needs", "is not the actor"),
+    (
+        lambda: Composition(aggregation=survivors_counted),
+        "test_denominators_come_before_masking",
+        "depend on the policies",
+    ),
+    (lambda: Composition(aggregation=prompts_counted), MASK, "a weight out of the mask"),
+    (LearnsFromThePrompt, MASK, "tokens out of the mask are learnt"),
+    (LearnsNothing, "test_what_it_says_of_itself", "no work"),
     (OutputThatNobodyHas, "test_what_it_says_of_itself", "logits"),
     (
         lambda: Composition(advantage=lambda batch: batch["reward"] / math.inf * math.inf),
-        "test_prepare_adds_what_the_loss_needs",
+        "test_prepare_adds_numbers",
         "not finite",
     ),
 ]
@@ -314,7 +341,7 @@ ALGORITHMS = [
 @pytest.mark.parametrize(("suite", "mutant", "test", "words"), MUTANTS)
 def test_a_broken_part_fails_the_test_that_is_meant_to_catch_it(suite, mutant, test, words):
     class Suite(suite):
-        examples = (([0, 1], True), ([1, 1], False))
+        examples = (([0, 1], [0, 1]), ([1, 1], None))
 
         def make(self):
             return mutant

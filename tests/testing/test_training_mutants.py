@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_core.data import Metric, PackedBatch
-from areal_core.interfaces import LossResult, Role
+from areal_core.data import Metric, PackedBatch, combine
+from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_core.interfaces import REFERENCE as REFERENCE_ROLE
 from areal_core.testing.conformance import TrainEngineSuite
 from areal_fsdp.attention import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
@@ -32,6 +33,17 @@ class TestCorrectEngine(TrainEngineSuite):
 
     def make_engine(self, **settings):
         return self.engine_type(FSDPConfig(**settings))
+
+
+class OneWork(FSDPEngine):
+    """For mutants whose fault is in how they train."""
+
+    def train(self, works):
+        (work,) = works
+        return self.train_one(work.batch, work.loss, work.outputs)
+
+    def train_one(self, batch, loss, outputs):
+        return super().train([Work("any", batch, outputs, loss)])
 
 
 class OffByOneShift(FSDPEngine):
@@ -61,21 +73,21 @@ class TemperatureIgnored(FSDPEngine):
         super().setup(model, role, replace(settings, temperature=1.0))
 
 
-class MeanOverMicrobatches(FSDPEngine):
-    def train(self, batch, loss, outputs):
+class MeanOverMicrobatches(OneWork):
+    def train_one(self, batch, loss, outputs):
         parts = len(self._plan(batch).microbatches)
 
         def mean(part, computed):
             result = loss(part, computed)
             return LossResult(result.loss / parts, result.metrics)
 
-        return super().train(batch, mean, outputs)
+        return super().train_one(batch, mean, outputs)
 
 
-class MeanGradientWithSummedLoss(FSDPEngine):
+class MeanGradientWithSummedLoss(OneWork):
     """The reported loss is right, so only the gradient tells."""
 
-    def train(self, batch, loss, outputs):
+    def train_one(self, batch, loss, outputs):
         parts = len(self._plan(batch).microbatches)
 
         def mean(part, computed):
@@ -83,11 +95,11 @@ class MeanGradientWithSummedLoss(FSDPEngine):
             shown = result.loss.detach()
             return LossResult(shown + (result.loss - shown) / parts, result.metrics)
 
-        return super().train(batch, mean, outputs)
+        return super().train_one(batch, mean, outputs)
 
 
-class MetricsOfTheLastMicrobatch(FSDPEngine):
-    def train(self, batch, loss, outputs):
+class MetricsOfTheLastMicrobatch(OneWork):
+    def train_one(self, batch, loss, outputs):
         last = {}
 
         def watched(part, computed):
@@ -95,14 +107,14 @@ class MetricsOfTheLastMicrobatch(FSDPEngine):
             last.update(result.metrics)
             return result
 
-        metrics = super().train(batch, watched, outputs)
+        metrics = super().train_one(batch, watched, outputs)
         return {**metrics, **last}
 
 
-class MeanOfMeans(FSDPEngine):
+class MeanOfMeans(OneWork):
     """Every micro-batch counts the same, however many tokens it has."""
 
-    def train(self, batch, loss, outputs):
+    def train_one(self, batch, loss, outputs):
         def even(part, computed):
             result = loss(part, computed)
             metrics = {
@@ -111,13 +123,13 @@ class MeanOfMeans(FSDPEngine):
             }
             return LossResult(result.loss, metrics)
 
-        return super().train(batch, even, outputs)
+        return super().train_one(batch, even, outputs)
 
 
-class MetricsOfTheFirstMicrobatchsNames(FSDPEngine):
+class MetricsOfTheFirstMicrobatchsNames(OneWork):
     """A name that only a later micro-batch has is lost."""
 
-    def train(self, batch, loss, outputs):
+    def train_one(self, batch, loss, outputs):
         known = []
 
         def watched(part, computed):
@@ -125,7 +137,24 @@ class MetricsOfTheFirstMicrobatchsNames(FSDPEngine):
             known.append(result.metrics.keys())
             return LossResult(result.loss, {n: m for n, m in result.metrics.items() if n in known[0]})
 
-        return super().train(batch, watched, outputs)
+        return super().train_one(batch, watched, outputs)
+
+
+class FirstWorkAlone(FSDPEngine):
+    def train(self, works):
+        return super().train(works[:1])
+
+
+class UpdateForEachWork(FSDPEngine):
+    """Two optimizer updates where one was asked for."""
+
+    def train(self, works):
+        return combine(super(UpdateForEachWork, self).train([work]) for work in works)
+
+
+class AverageTheWrongWay(FSDPEngine):
+    def follow(self, leader, decay):
+        super().follow(leader, 1 - decay)
 
 
 class UnitsTornApart(FSDPEngine):
@@ -164,10 +193,10 @@ class RandomStateNotRestored(FSDPEngine):
         torch.set_rng_state(state)
 
 
-class ExportWithoutTheLastUpdate(FSDPEngine):
-    def train(self, batch, loss, outputs):
+class ExportWithoutTheLastUpdate(OneWork):
+    def train_one(self, batch, loss, outputs):
         self._stale = [(name, tensor.clone()) for name, tensor in self.named_full_parameters()]
-        return super().train(batch, loss, outputs)
+        return super().train_one(batch, loss, outputs)
 
     def export(self, folder):
         write_model(folder, self._ready().model, self._reference, iter(self._stale))
@@ -175,12 +204,12 @@ class ExportWithoutTheLastUpdate(FSDPEngine):
 
 class ReferenceThatLearns(FSDPEngine):
     def setup(self, model, role, settings):
-        super().setup(model, Role.ACTOR if role is Role.REFERENCE else role, settings)
+        super().setup(model, ACTOR if role == REFERENCE_ROLE else role, settings)
 
 
-class ReferenceThatPretendsToLearn(FSDPEngine):
-    def train(self, batch, loss, outputs):
-        return {"loss": Metric.mean(0.0)} if self._role.is_frozen else super().train(batch, loss, outputs)
+class ReferenceThatPretendsToLearn(OneWork):
+    def train_one(self, batch, loss, outputs):
+        return super().train_one(batch, loss, outputs) if self._role.trains else {"loss": Metric.mean(0.0)}
 
 
 class EntropyOfTheWrongSign(FSDPEngine):
@@ -198,9 +227,9 @@ class EntropyWithoutTemperature(FSDPEngine):
         return {**computed, **{name: plain[name] for name in plain if name == "entropy"}}
 
 
-class ClippedNormReported(FSDPEngine):
-    def train(self, batch, loss, outputs):
-        metrics = super().train(batch, loss, outputs)
+class ClippedNormReported(OneWork):
+    def train_one(self, batch, loss, outputs):
+        metrics = super().train_one(batch, loss, outputs)
         limit = self._config.max_gradient_norm
         if limit is not None:
             (norm,) = metrics["gradient_norm"].as_numbers("norm").values()
@@ -249,12 +278,12 @@ class TiedParametersTwice(FSDPEngine):
         yield "lm_head.weight", self._ready().head.weight.detach()
 
 
-class ParametersOfTheStart(FSDPEngine):
+class ParametersOfTheStart(OneWork):
     """`forward` uses a copy of the model that is refreshed too late."""
 
-    def train(self, batch, loss, outputs):
+    def train_one(self, batch, loss, outputs):
         self._before = {name: p.detach().clone() for name, p in self._parameters.items()}
-        return super().train(batch, loss, outputs)
+        return super().train_one(batch, loss, outputs)
 
     @torch.no_grad()
     def forward(self, batch, outputs):
@@ -267,10 +296,10 @@ class ParametersOfTheStart(FSDPEngine):
         return found
 
 
-class BatchChangedInPlace(FSDPEngine):
-    def train(self, batch, loss, outputs):
+class BatchChangedInPlace(OneWork):
+    def train_one(self, batch, loss, outputs):
         batch["advantages"].mul_(0.5)
-        return super().train(batch, loss, outputs)
+        return super().train_one(batch, loss, outputs)
 
 
 LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
@@ -279,6 +308,7 @@ GRADIENT = "test_the_gradient_is_that_of_the_whole_loss"
 ADD_UP = "test_micro_batches_add_up"
 KINDS = "test_metrics_are_put_together_by_their_kind"
 UNITS = "test_units_stay_whole"
+WORKS = "test_several_works_are_one_update"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
 MUTANTS = [
@@ -287,6 +317,9 @@ MUTANTS = [
         "test_an_update_in_which_no_token_counts_changes_nothing",
         "no token counts moved",
     ),
+    (FirstWorkAlone, WORKS, "loss is"),
+    (UpdateForEachWork, WORKS, "loss is"),
+    (AverageTheWrongWay, "test_an_average_follows", "after a step"),
     (OffByOneShift, LOGPROBS, "logprobs differs from a plain forward pass"),
     (OffByOneShift, "test_single_tokens_have_their_own_gradient", "by automatic differentiation"),
     (PaddingCountedInTheLoss, GRADIENT, "by automatic differentiation"),

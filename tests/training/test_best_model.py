@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.disk import DiskError
+from areal_core.interfaces import ACTOR
 from areal_core.training.journal import Journal
 from areal_core.training.loop import Trainer
 
@@ -36,7 +37,8 @@ def trainer(run_dir: Path, weights: str = "", told: list[str] | None = None) -> 
     journal = Journal(run_dir / "metrics.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)
     nothing: Any = None
     engine: Any = Engine(weights)
-    return Trainer(nothing, nothing, {"actor": engine}, None, run_dir, run_dir / "checkpoints", None, journal)
+    roles, engines = {"actor": ACTOR}, {"actor": engine}
+    return Trainer(nothing, nothing, roles, engines, None, run_dir, run_dir / "checkpoints", None, journal)
 
 
 def files(folder: Path) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +17,19 @@ from areal_core.config.sections import (
     PlacementSection,
     TrainingSection,
 )
-from areal_core.data import Metric, PackedBatch, Trajectory
 from areal_core.data.digest import chain_digests
 from areal_core.disk import DiskError, tree_size
 from areal_core.errors import RunError
-from areal_core.interfaces import LossResult
 from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness, restore_checkpoint
-from areal_core.training.journal import Journal
-from areal_core.training.loop import Trainer
 from areal_core.training.source import Interrupted
+from tests.training.loop_parts import Parts, config, metrics, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from areal_core.data import PackedBatch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,139 +38,6 @@ def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def batch_of(*groups: int, tokens: int = 4) -> PackedBatch:
-    """Two sequences a group."""
-    trajectories = [
-        Trajectory(
-            {
-                "input_ids": torch.arange(tokens) + 10 * group + sample,
-                "loss_mask": torch.ones(tokens, dtype=torch.bool),
-                "logprobs": torch.zeros(tokens),
-                "versions": torch.zeros(tokens, dtype=torch.int32),
-                "turn_ids": torch.zeros(tokens, dtype=torch.int32),
-            },
-            {"group_id": torch.tensor(group), "reward": torch.tensor(float(sample))},
-        )
-        for group in groups
-        for sample in range(2)
-    ]
-    return PackedBatch.from_trajectories(trajectories)
-
-
-class Parts:
-    """Source, engine, algorithm and publication that write down what is asked of them."""
-
-    needs_rollouts, needs_reference, filter, outputs = True, False, None, ("logprobs",)
-
-    def __init__(self, *, interrupt_at: int = -1, skip: bool = False, score: float = 0.5) -> None:
-        self.asked: list[str] = []
-        self.trained: list[list[int]] = []
-        self.committed: list[tuple[int, str]] = []
-        self._interrupt_at = interrupt_at
-        self._skip = skip
-        self.scores = [score]
-
-    # The source.
-
-    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
-        if step == self._interrupt_at:
-            raise Interrupted
-        self.asked.append(f"batch {step}")
-        return batch_of(4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3), {"reward/mean": 0.5}
-
-    def evaluate(self) -> dict[str, float]:
-        self.asked.append("evaluate")
-        return {"evaluation/reward": self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]}
-
-    def commit(self, step: int, checkpoint: Path) -> None:
-        assert (checkpoint / "trainer.json").is_file(), "committed before it was complete"
-        self.committed.append((step, checkpoint.name))
-
-    def close(self) -> None:
-        self.asked.append("close")
-
-    # The engine.
-
-    def forward(self, batch: PackedBatch, outputs: Any) -> dict[str, torch.Tensor]:
-        return {"logprobs": torch.zeros(batch.token_count)}
-
-    def train(self, batch: PackedBatch, loss: Any, outputs: Any) -> dict[str, Metric]:
-        assert "loss_weights" in batch
-        assert "targets" in batch
-        self.trained.append(sorted(set(batch["group_id"].tolist())))
-        result = loss(batch, {})
-        return {**result.metrics, "loss": Metric.mean(float(len(self.trained))), "skipped": Metric.sum(self._skip)}
-
-    def save(self, folder: Path) -> None:
-        (folder / "parameters").write_text(str(len(self.trained)))
-
-    def load(self, folder: Path) -> None:
-        self.asked.append(f"load {(folder / 'parameters').read_text()}")
-
-    def export(self, folder: Path) -> None:
-        self.asked.append(f"export {folder.name.strip('.').removesuffix('.new')}")
-        folder.mkdir()
-        (folder / "weights").write_text(str(len(self.trained)))
-
-    # The algorithm.
-
-    def prepare(self, batch: PackedBatch, forward: Any, updates: int) -> PackedBatch:
-        self.asked.append(f"prepare for {updates}")
-        return batch.with_tokens(advantages=torch.zeros(batch.token_count))
-
-    def weigh(self, minibatch: PackedBatch) -> PackedBatch:
-        return minibatch.with_tokens(loss_weights=torch.ones(minibatch.token_count))
-
-    def loss(self, batch: PackedBatch, outputs: Any) -> LossResult:
-        counted = {"tokens": Metric.sum(float(batch.token_count)), "longest": Metric.maximum(batch.lengths)}
-        return LossResult(torch.zeros(()), counted)
-
-    # The publication.
-
-    def begin(self, version: int, trained: int) -> None:
-        self.asked.append(f"begin {version} after {trained}")
-
-    def publish(self, trained: int) -> int:
-        self.asked.append(f"publish {trained}")
-        return trained + 100
-
-    def verify(self, tolerance: float) -> dict[str, float]:
-        assert tolerance == 1e-3
-        return {}
-
-    def finish(self) -> None:
-        self.asked.append("published")
-
-    def release_memory(self) -> None:
-        self.asked.append("release memory")
-
-
-def config(steps: int = 3, **changes: Any) -> Any:
-    """The parts of a run's config that the loop reads."""
-    sections = {
-        "seed": 0,
-        "steps": steps,
-        "training": TrainingSection(),
-        "checkpoint": CheckpointSection(),
-        "evaluation": None,
-        "placement": PlacementSection(),
-        "model": SimpleNamespace(dtype="float32"),
-    }
-    return SimpleNamespace(**sections | changes)
-
-
-def train(folder: Path, parts: Any, settings: Any, step: int = 0, witness: Witness | None = None) -> bool:
-    folder.mkdir(exist_ok=True)
-    written = step - (witness is not None and witness.unevaluated is not None)
-    journal = Journal(folder / "metrics.jsonl", written, phase=lambda _: nullcontext())
-    trainer = Trainer(settings, parts, {"actor": parts}, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
-    return trainer.run(step, 0, witness or Witness())
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_step_waits_learns_and_publishes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ Components that a config names (rewards, workflows, algorithms and their parts) 
 from a script. pytest is imported here and nowhere else in areal.
 """
 
-from areal_core.testing.conformance.advantages import AdvantageSuite, FilterSuite
+from areal_core.testing.conformance.advantages import AdvantageSuite, GroupStageSuite
 from areal_core.testing.conformance.algorithms import AlgorithmSuite
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.datasets import DatasetSuite
@@ -35,7 +35,7 @@ __all__ = [
     "DatasetSuite",
     "EnvironmentSuite",
     "EventsSuite",
-    "FilterSuite",
+    "GroupStageSuite",
     "InferenceEngineSuite",
     "ModelSourceSuite",
     "PolicyLossSuite",

@@ -1,12 +1,18 @@
-"""What advantages and filters must do."""
+"""What advantages and group stages must do."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import math
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from areal_core.data import Episode, FinishReason, Trajectory
+from areal_core.data.trajectory import Generation
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.components import ComponentSuite
 
@@ -35,15 +41,20 @@ class AdvantageSuite(ComponentSuite):
 
     def of_tokens(self, batch: PackedBatch) -> torch.Tensor:
         """The advantage of each token, [T], in the two forms in which it may be given."""
-        found: torch.Tensor = self.make()(batch)
+        found = self._column(batch)
         if found.shape == (len(batch),):
             found = found[batch.tokens.row_index]
         return found
 
+    def _column(self, batch: PackedBatch) -> torch.Tensor:
+        found = self.make()(batch)
+        column: torch.Tensor = found["advantages"] if isinstance(found, Mapping) else found
+        return column
+
     def test_one_number_for_each_sequence_or_token(self) -> None:
         """[B] or [T], float32, finite, and without gradients: a number, not a function of the policy."""
         batch = self.make_batch()
-        found = self.make()(batch)
+        found = self._column(batch)
         assert found.shape in {(len(batch),), (batch.token_count,)}, f"shape {tuple(found.shape)}"
         assert found.dtype == torch.float32, f"dtype {found.dtype}"
         assert not found.requires_grad, "the advantage carries gradients"
@@ -105,33 +116,78 @@ class AdvantageSuite(ComponentSuite):
         assert batch.to_bytes() == before, "the advantage changed the batch that it was given"
 
 
-class FilterSuite(ComponentSuite):
-    """Set `component` (and `settings`), or override `make`."""
+class GroupStageSuite(ComponentSuite):
+    """Set `component` (and `settings`), or override `make`.
 
-    kind: ClassVar[str] = "filters"
-    examples: ClassVar[Sequence[tuple[Sequence[float], bool]]] = ()
-    """Rewards of a group, and whether the filter keeps it."""
+    Attributes:
+        examples: rewards of a group, and what becomes of it: its rewards after the stage, or None where it is dropped.
+    """
+
+    kind: ClassVar[str] = "group_stages"
+    examples: ClassVar[Sequence[tuple[Sequence[float], Sequence[float] | None]]] = ()
+
+    def run(self, episodes: Sequence[Episode]) -> Sequence[Episode] | None:
+        """What the stage makes of a group."""
+        found = self.make()(episodes)
+        if inspect.isawaitable(found):
+
+            async def wait() -> Sequence[Episode] | None:
+                return await found
+
+            found = asyncio.run(wait())
+        return found
 
     def test_examples(self) -> None:
         """What the author says of it holds."""
-        keep = self.make()
         for rewards, wanted in self.examples:
-            assert keep(list(rewards)) is wanted, f"rewards {list(rewards)} should be {'kept' if wanted else 'dropped'}"
+            found = self.run(make_episodes(rewards))
+            assert (found is None) == (wanted is None), f"rewards {list(rewards)}: dropped is {found is None}"
+            if found is not None and wanted is not None:
+                shaped = [episode.reward for episode in found]
+                assert shaped == list(wanted), f"rewards {list(rewards)} become {shaped}, not {list(wanted)}"
 
-    def test_it_says_yes_or_no(self) -> None:
-        """A bool, for groups of any size and spread."""
-        keep = self.make()
+    def test_a_group_stays_a_group(self) -> None:
+        """As many episodes, each with a finite reward and the tokens that it had; nothing is changed in place."""
         for rewards in ([0.0], [1.0, 1.0], [0.0, 1.0, 0.5], [-1e6, 1e6], [0.1] * 64):
-            assert isinstance(keep(rewards), bool), f"rewards {rewards[:4]} gave {keep(rewards)!r}, which is no bool"
+            episodes = make_episodes(rewards)
+            found = self.run(episodes)
+            assert [episode.reward for episode in episodes] == list(rewards), "the stage changed what it was given"
+            if found is None:
+                continue
+            assert len(found) == len(episodes), f"{len(found)} episodes for {len(episodes)}"
+            for before, after in zip(episodes, found, strict=True):
+                assert math.isfinite(after.reward), f"a reward of {after.reward}"
+                same = torch.equal(
+                    before.trajectories[0].tokens["input_ids"], after.trajectories[0].tokens["input_ids"]
+                )
+                assert same, "the order of the episodes, or their tokens, changed"
 
     def test_the_order_of_siblings_does_not_matter(self) -> None:
-        """And neither does what the filter has seen before."""
-        keep, draw = self.make(), random.Random(1)
+        """And neither does what the stage has seen before."""
+        draw = random.Random(1)
         for _ in range(20):
             rewards = [draw.choice([0.0, 0.5, 1.0]) for _ in range(5)]
-            moved = draw.sample(rewards, 5)
-            assert keep(moved) == keep(rewards), f"{rewards} and {moved} are judged differently"
-            assert keep(tuple(rewards)) == keep(rewards)
+            order = draw.sample(range(5), 5)
+            episodes = make_episodes(rewards)
+            found, moved = self.run(episodes), self.run([episodes[i] for i in order])
+            assert (found is None) == (moved is None), f"{rewards} in another order is judged differently"
+            if found is not None and moved is not None:
+                assert [found[i].reward for i in order] == [episode.reward for episode in moved], f"{rewards}: {order}"
+
+
+def make_episodes(rewards: Sequence[float]) -> list[Episode]:
+    """Episodes of one prompt with answers of 1, 2, 3, ... tokens."""
+    return [
+        Episode(
+            [
+                Trajectory.from_generation(
+                    [1, 2], Generation([3 + i] * (i + 1), [-0.5] * (i + 1), [0] * (i + 1), FinishReason.STOP)
+                )
+            ],
+            reward,
+        )
+        for i, reward in enumerate(rewards)
+    ]
 
 
 def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 GROUP_IDS = (1007, 13, 500_000, 42)
 SIBLINGS = 3
 _PER_TOKEN = {"logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages", "mask", "entropy"}
-_PER_TOKEN |= {"reference_logprobs"}
 
 
 def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
@@ -84,7 +83,7 @@ def make_terms(*, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
         row_index=row_index,
         rows=len(batch),
         entropy=(noise().abs()).requires_grad_(),
-        reference_logprobs=current + distance * noise(),
+        columns={"reference_logprobs": current + distance * noise()},
     )
 
 
@@ -94,7 +93,8 @@ def select_terms(terms: PolicyTerms, rows: Sequence[int]) -> tuple[PolicyTerms, 
     lengths = torch.tensor([int((terms.row_index == row).sum()) for row in rows])
     taken = {item.name: value[places] for item in fields(terms) if (value := _per_token(terms, item.name)) is not None}
     index = torch.repeat_interleave(torch.arange(len(rows)), lengths)
-    return replace(terms, **taken, row_index=index, rows=len(rows)), places
+    columns = {name: value[places] for name, value in terms.columns.items()}
+    return replace(terms, **taken, row_index=index, rows=len(rows), columns=columns), places
 
 
 def _per_token(terms: PolicyTerms, name: str) -> torch.Tensor | None:
@@ -112,4 +112,6 @@ def with_garbage(terms: PolicyTerms) -> PolicyTerms:
         return torch.where(terms.mask, value.detach(), other).requires_grad_(value.requires_grad)
 
     names = sorted(_PER_TOKEN - {"mask"})
-    return replace(terms, **{name: spoiled(_per_token(terms, name)) for name in names})  # type: ignore[arg-type]
+    columns = {name: spoiled(value) for name, value in terms.columns.items()}
+    fresh = {name: spoiled(_per_token(terms, name)) for name in names}
+    return replace(terms, **fresh, columns=columns)  # type: ignore[arg-type]

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import Role
+from areal_core.interfaces import CRITIC, REFERENCE
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
 from areal_core.testing.conformance.training_session import (
     OUTPUTS,
+    REWARD_MODEL,
     TrainingSession,
     likelihood_loss,
     make_training_batch,
@@ -25,7 +26,7 @@ from areal_core.testing.conformance.training_session import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces import TrainEngine
+    from areal_core.interfaces import Loss, Role, TrainEngine
 
 
 class CheckpointsAndRoles(TrainingSession):
@@ -47,13 +48,13 @@ class CheckpointsAndRoles(TrainingSession):
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             for _ in range(3):
-                engine.train(batch, policy_loss, OUTPUTS)
+                train(engine, batch, policy_loss, OUTPUTS)
             engine.save(tmp_path / "checkpoint")
             saved, noise = parameters_of(engine), torch.rand(4)
             first = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
             wanted = parameters_of(engine)
         with self.engine(model) as engine:
-            engine.train(batch, likelihood_loss, ["logprobs"])
+            train(engine, batch, likelihood_loss, ["logprobs"])
             engine.load(tmp_path / "checkpoint")
             assert torch.equal(torch.rand(4), noise), "the random state was not restored"
             same_tensors(parameters_of(engine), saved, "after load")
@@ -74,7 +75,7 @@ class CheckpointsAndRoles(TrainingSession):
             target = tmp_path / f"export_{architecture}"
             with self.engine(model) as engine:
                 for _ in range(2):
-                    engine.train(batch, policy_loss, OUTPUTS)
+                    train(engine, batch, policy_loss, OUTPUTS)
                 engine.export(target)
                 wanted, current = engine.forward(batch, ["logprobs"])["logprobs"], parameters_of(engine)
             with torch.no_grad():
@@ -86,11 +87,11 @@ class CheckpointsAndRoles(TrainingSession):
 
     def test_a_reference_never_learns(self, tmp_path: Path) -> None:
         """It gives what an actor gives, and refuses to be trained."""
-        self._need(Role.REFERENCE)
+        self._need(REFERENCE)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as engine:
             wanted = engine.forward(batch, OUTPUTS)
-        with self.engine(model, role=Role.REFERENCE) as engine:
+        with self.engine(model, role=REFERENCE) as engine:
             found = engine.forward(batch, OUTPUTS)
             for name in OUTPUTS:
                 worst = float((found[name] - wanted[name]).abs().max())
@@ -99,9 +100,9 @@ class CheckpointsAndRoles(TrainingSession):
 
     def test_a_critic_learns_values(self, tmp_path: Path) -> None:
         """One for each token, of the tokens before it in its own sequence and of nothing else."""
-        self._need(Role.CRITIC)
+        self._need(CRITIC)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
-        with self.engine(model, role=Role.CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=60) as engine:
+        with self.engine(model, role=CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=60) as engine:
             losses = [train(engine, batch, value_loss, ["values"])["loss"] for _ in range(20)]
             assert losses[-1] < 0.8 * losses[0], f"the critic's loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
             values = engine.forward(batch, ["values"])["values"]
@@ -116,27 +117,27 @@ class CheckpointsAndRoles(TrainingSession):
 
     def test_a_trained_critic_is_a_reward_model(self, tmp_path: Path) -> None:
         """Its export, loaded in the frozen scalar role, gives the same values."""
-        self._need(Role.CRITIC, Role.REWARD)
+        self._need(CRITIC, REWARD_MODEL)
         model, batch = make_model(tmp_path / "model"), make_training_batch()
-        with self.engine(model, role=Role.CRITIC, learning_rate=3e-3) as engine:
-            engine.train(batch, value_loss, ["values"])
+        with self.engine(model, role=CRITIC, learning_rate=3e-3) as engine:
+            train(engine, batch, value_loss, ["values"])
             wanted = engine.forward(batch, ["values"])["values"]
             engine.export(tmp_path / "export")
-        with self.engine(tmp_path / "export", role=Role.REWARD) as engine:
+        with self.engine(tmp_path / "export", role=REWARD_MODEL) as engine:
             worst = float((engine.forward(batch, ["values"])["values"] - wanted).abs().max())
             assert worst <= self.tolerance, f"the reward model's values differ from the critic's by {worst:.6f}"
             self._stays_frozen(engine, value_loss, "values")
 
     def _need(self, *roles: Role) -> None:
-        if missing := [str(role) for role in roles if role not in self.roles]:
+        if missing := [role.name for role in roles if role not in self.roles]:
             pytest.skip(f"the engine does not play the role {', '.join(missing)}")
 
     @staticmethod
-    def _stays_frozen(engine: TrainEngine, loss: object, output: str) -> None:
+    def _stays_frozen(engine: TrainEngine, loss: Loss, output: str) -> None:
         """`train` is refused; and if it is not, nothing may have changed."""
         before, refused = parameters_of(engine), False
         try:
-            engine.train(make_training_batch(), loss, [output])  # type: ignore[arg-type]
+            train(engine, make_training_batch(), loss, [output])
         except RunError:
             refused = True
         same_tensors(parameters_of(engine), before, "a frozen role has learnt")

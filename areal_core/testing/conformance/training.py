@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import LossResult, Role
+from areal_core.interfaces import ACTOR, Follows, LossResult, Role, Work
 from areal_core.testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
 from areal_core.testing.conformance.training_session import (
@@ -16,6 +16,7 @@ from areal_core.testing.conformance.training_session import (
     STILL,
     likelihood_loss,
     make_training_batch,
+    numbers_of,
     parameters_of,
     policy_loss,
     same_tensors,
@@ -158,7 +159,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
             return policy_loss(part, outputs)
 
         with self.engine(model, max_tokens_per_microbatch=60, **STILL) as engine:
-            engine.train(batch, preference, OUTPUTS)
+            train(engine, batch, preference, OUTPUTS)
         assert sorted(seen) == list(range(len(batch) // 2)), f"the loss saw the units {sorted(seen)}"
 
     def test_the_loss_sees_every_token_once(self, tmp_path: Path) -> None:
@@ -187,6 +188,52 @@ class TrainEngineSuite(CheckpointsAndRoles):
         assert sorted(seen) == list(range(batch.token_count)), (
             f"the loss saw {len(seen)} tokens, {len(set(seen))} of them different, of a batch of {batch.token_count}"
         )
+
+    def test_several_works_are_one_update(self, tmp_path: Path) -> None:
+        """Parts of different batches and losses: the sum of the losses, the gradient of the sum, one optimizer step."""
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        works = [
+            Work("any", batch.select(range(5)), OUTPUTS, policy_loss),
+            Work("any", batch.select(range(3, 12)), ("logprobs",), likelihood_loss),
+        ]
+
+        def both(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
+            first = part.with_tokens(loss_weights=part["loss_weights"] * part["first"])
+            second = part.with_tokens(loss_weights=part["loss_weights"] * part["second"])
+            return LossResult(policy_loss(first, outputs).loss + likelihood_loss(second, outputs).loss)
+
+        index = batch.tokens.row_index
+        whole = batch.with_tokens(first=(index < 5).float(), second=(index >= 3).float())
+        with self.engine(model, max_tokens_per_microbatch=40) as engine:
+            found, parameters = numbers_of(engine.train(works)), parameters_of(engine)
+        with self.engine(model, max_tokens_per_microbatch=40) as engine:
+            wanted, expected = train(engine, whole, both, OUTPUTS), parameters_of(engine)
+        for name in ("loss", "gradient_norm"):
+            assert found[name] == pytest.approx(wanted[name], rel=self.gradient_tolerance, abs=1e-6), (
+                f"{name} is {found[name]:.6f} of two works, {wanted[name]:.6f} of both in one"
+            )
+        worst = max(float((parameters[name] - value).abs().max()) for name, value in expected.items())
+        assert worst <= self.tolerance, f"the update is not that of both: parameters differ by {worst:.6f}"
+
+    def test_an_average_follows(self, tmp_path: Path) -> None:
+        """A frozen role moves towards another one, and a checkpoint keeps the average."""
+        role = Role("average", follows=Follows(ACTOR.name, decay=0.75))
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        with self.engine(model) as actor, self.engine(model, role=role) as average:
+            before = parameters_of(average)
+            for _ in range(3):
+                train(actor, batch, policy_loss, OUTPUTS)
+            average.follow(actor, 0.75)
+            found, leader = parameters_of(average), parameters_of(actor)
+            for name, value in found.items():
+                wanted = 0.75 * before[name] + 0.25 * leader[name]
+                worst = float((value - wanted).abs().max())
+                assert worst <= 1e-6, f"after a step of the average {name} is off by {worst:.8f}"
+            average.save(tmp_path / "checkpoint")
+            average.follow(actor, 0.0)
+            same_tensors(parameters_of(average), leader, "an average that keeps nothing of itself is a copy")
+            average.load(tmp_path / "checkpoint")
+            same_tensors(parameters_of(average), found, "an average after load")
 
     def test_each_update_has_its_own_gradient(self, tmp_path: Path) -> None:
         """Nothing of the last one is left in it."""
@@ -261,7 +308,7 @@ class TrainEngineSuite(CheckpointsAndRoles):
 
     def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
         """Is refused by RunError; closing is safe all the same, and twice."""
-        with pytest.raises(RunError), self.engine(tmp_path / "nothing", role=Role.ACTOR):
+        with pytest.raises(RunError), self.engine(tmp_path / "nothing", role=ACTOR):
             pass
         with self.engine(make_model(tmp_path / "model")) as engine:
             engine.close()

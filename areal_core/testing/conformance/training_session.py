@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelReference, OptimizerSettings, Role, Work
 from areal_core.testing.conformance.batches import make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import TrainEngine
-
-    Loss = Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult]
+    from areal_core.interfaces import Loss, TrainEngine
 
 OUTPUTS = ("logprobs", "entropy")
+REWARD_MODEL = Role("reward", head="scalar")
 STILL: dict[str, Any] = {"learning_rate": 1e-12}
 """So small that no float32 parameter moves: updates of which only the gradient is looked at."""
 
@@ -38,7 +37,7 @@ class TrainingSession:
     tolerance = 1e-4
     gradient_tolerance = 1e-4
     architectures: Sequence[str] = ("qwen3", "llama")
-    roles: Sequence[Role] = tuple(Role)
+    roles: Sequence[Role] = (ACTOR, CRITIC, REFERENCE, REWARD_MODEL)
 
     def make_engine(
         self, *, learning_rate: float, max_tokens_per_microbatch: int, max_gradient_norm: float | None
@@ -51,7 +50,7 @@ class TrainingSession:
         self,
         model: Path,
         *,
-        role: Role = Role.ACTOR,
+        role: Role = ACTOR,
         temperature: float = 1.0,
         learning_rate: float = 1e-3,
         max_tokens_per_microbatch: int = 4096,
@@ -81,7 +80,7 @@ def make_training_batch() -> PackedBatch:
 
 def train(engine: TrainEngine, batch: PackedBatch, loss: Loss, outputs: Sequence[str]) -> dict[str, float]:
     """One update, and its metrics as numbers."""
-    return numbers_of(engine.train(batch, loss, outputs))
+    return numbers_of(engine.train([Work("any", batch, outputs, loss)]))
 
 
 def numbers_of(metrics: Mapping[str, Metric]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
-from areal_core.interfaces import ModelReference, OptimizerSettings, Role
+from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -73,7 +73,7 @@ def make_engine(model_folder):
     """A function that sets up an engine; all of them are closed at the end."""
     engines = []
 
-    def make(kind="qwen3", role=Role.ACTOR, temperature=1.0, dtype="float32", total_updates=100, **settings):
+    def make(kind="qwen3", role=ACTOR, temperature=1.0, dtype="float32", total_updates=100, **settings):
         folder = kind if isinstance(kind, Path) else model_folder(kind)
         engine = FSDPEngine(FSDPConfig(**{"learning_rate": 1e-3, **settings}))
         engine.setup(ModelReference(str(folder), dtype), role, OptimizerSettings(total_updates, temperature))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
-from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelReference, OptimizerSettings, Work
 from areal_core.testing.conformance import numbers_of
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -40,7 +40,7 @@ def policy_loss(batch, outputs):
 
 def train(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     """One update; its metrics as numbers."""
-    return numbers_of(engine.train(batch, loss, outputs))
+    return numbers_of(engine.train([Work("any", batch, outputs, loss)]))
 
 
 def make_pairs():
@@ -112,7 +112,7 @@ def main():
     dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     results = {}
     engine = FSDPEngine(FSDPConfig(learning_rate=1e-3, max_tokens_per_microbatch=31))
-    engine.setup(ModelReference(model), Role.ACTOR, OptimizerSettings(total_updates=100, temperature=0.7))
+    engine.setup(ModelReference(model), ACTOR, OptimizerSettings(total_updates=100, temperature=0.7))
     batch = make_batch()
     results["gradients"], results["metrics"] = gradients_of(engine, batch)
     results["idle"], results["idle_metrics"] = gradients_of(engine, batch.select([1]))
@@ -134,10 +134,10 @@ def main():
     results["uneven"] = train(engine, batch, uneven_loss(rank))
     results["uneven_and_idle"] = train(engine, batch.select([1]), uneven_loss(rank))
     results["pairs"], results["units"] = train_pairs(engine)
-    for role in (Role.REFERENCE, Role.CRITIC):
+    for role in (REFERENCE, CRITIC):
         other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
         other.setup(ModelReference(model), role, OptimizerSettings(total_updates=100, temperature=0.7))
-        results[str(role)] = other.forward(batch, ["values"] if role.is_scalar else OUTPUTS)
+        results[role.name] = other.forward(batch, ["values"] if role is CRITIC else OUTPUTS)
         other.close()
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     engine.close()

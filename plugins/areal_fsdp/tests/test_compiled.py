@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from areal_core.errors import RunError
-from areal_core.interfaces import LossResult, Role
+from areal_core.interfaces import CRITIC, REFERENCE, LossResult
 from areal_fsdp import compiling, logprobs, masters
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.masters import _adamw
@@ -66,10 +66,10 @@ def test_any_microbatches_and_roles(make_engine, program, batch):
     whole, _ = program.gradients_of(make_engine(), batch)
     engine = make_engine(compile=True, max_tokens_per_microbatch=31)
     assert_close(program.gradients_of(engine, batch)[0], whole)
-    reference = make_engine(compile=True, role=Role.REFERENCE).forward(batch, program.OUTPUTS)
-    assert_close(reference, make_engine(role=Role.REFERENCE).forward(batch, program.OUTPUTS))
-    critic = make_engine(compile=True, role=Role.CRITIC).forward(batch, ["values"])
-    assert_close(critic, make_engine(role=Role.CRITIC).forward(batch, ["values"]))
+    reference = make_engine(compile=True, role=REFERENCE).forward(batch, program.OUTPUTS)
+    assert_close(reference, make_engine(role=REFERENCE).forward(batch, program.OUTPUTS))
+    critic = make_engine(compile=True, role=CRITIC).forward(batch, ["values"])
+    assert_close(critic, make_engine(role=CRITIC).forward(batch, ["values"]))
 
 
 @pytest.mark.slow
@@ -93,9 +93,9 @@ def test_updates_of_masters_are_those_of_torch(make_engine, program, batch, budg
         engine._masters.updates_itself = engine is own
         for number in range(4):
             if number == 2:
-                skipped = engine.train(batch, lambda p, o: LossResult(o["logprobs"].sum() * torch.nan), ["logprobs"])
-                assert float(skipped["skipped"].values) == 1
-            engine.train(batch, program.policy_loss, program.OUTPUTS)
+                skipped = program.train(engine, batch, lambda p, o: LossResult(o["logprobs"].sum() * torch.nan))
+                assert skipped["skipped"] == 1
+            program.train(engine, batch)
     assert int(own._updates) == 4
     for (name, mine), theirs in zip(own._parameters.items(), plain._parameters.values(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=4e-4, rtol=0, msg=lambda text, n=name: f"{n}: {text}")

@@ -14,7 +14,8 @@ from transformers import (
 
 from areal_attention.packed import packed_attention
 from areal_core.errors import RunError
-from areal_core.interfaces import LossResult, Role
+from areal_core.interfaces import CRITIC, REFERENCE, LossResult
+from areal_core.testing.conformance.training_session import REWARD_MODEL
 
 KINDS = ["qwen3", "llama", "mistral", "gpt2"]
 
@@ -177,7 +178,7 @@ def test_bfloat16_keeps_float32_masters(make_engine, program, batch, tmp_path):
 
 
 def test_reference_is_frozen(make_engine, program, batch):
-    engine = make_engine(role=Role.REFERENCE)
+    engine = make_engine(role=REFERENCE)
     assert_close(engine.forward(batch, program.OUTPUTS), make_engine().forward(batch, program.OUTPUTS), 0)
     with pytest.raises(RunError, match="frozen"):
         program.train(engine, batch)
@@ -185,7 +186,7 @@ def test_reference_is_frozen(make_engine, program, batch):
 
 
 def test_critic_learns_and_its_export_is_a_reward_model(make_engine, program, batch, tmp_path):
-    critic = make_engine(role=Role.CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=40)
+    critic = make_engine(role=CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=40)
     goal = torch.linspace(-1, 1, batch.token_count)
     batch = batch.with_tokens(returns=goal)
 
@@ -196,7 +197,7 @@ def test_critic_learns_and_its_export_is_a_reward_model(make_engine, program, ba
     assert losses[-1] < 0.5 * losses[0]
     values = critic.forward(batch, ["values"])
     critic.export(tmp_path / "value")
-    reward = make_engine(tmp_path / "value", role=Role.REWARD)
+    reward = make_engine(tmp_path / "value", role=REWARD_MODEL)
     assert_close(reward.forward(batch, ["values"]), values, 1e-5)
     with pytest.raises(RunError, match="computes values"):
         reward.forward(batch, ["logprobs"])
@@ -213,14 +214,14 @@ def test_a_new_critic_is_the_same_every_time(make_engine, batch):
     found = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        found.append(make_engine(role=Role.CRITIC).forward(batch, ["values"]))
+        found.append(make_engine(role=CRITIC).forward(batch, ["values"]))
         assert torch.initial_seed() == seed
     assert_close(found[0], found[1], 0)
 
 
 def test_reward_model_without_a_head_is_refused(make_engine):
     with pytest.raises(RunError, match=r"lacks weights that a scalar head needs: score\.weight"):
-        make_engine(role=Role.REWARD)
+        make_engine(role=REWARD_MODEL)
 
 
 def test_unreadable_models(make_engine, tmp_path, model_folder):
@@ -286,7 +287,7 @@ def test_close_twice(make_engine, batch):
 def test_missing_checkpoint(make_engine, tmp_path):
     with pytest.raises(RunError, match="cannot be loaded"):
         make_engine().load(tmp_path / "nothing")
-    reference = make_engine(role=Role.REFERENCE)
+    reference = make_engine(role=REFERENCE)
     reference.save(tmp_path / "frozen")
     with pytest.raises(RunError, match="cannot be loaded"):
         make_engine().load(tmp_path / "frozen")

@@ -31,7 +31,7 @@ def test_learns(make_engine, batch, settings, dtype, tmp_path, program):
     engine.save(tmp_path / "checkpoint")
     engine.export(tmp_path / "model")
     after = program.parameters_of(engine)
-    engine.train(batch, likelihood, ["logprobs"])
+    program.train(engine, batch, likelihood, ["logprobs"])
     engine.load(tmp_path / "checkpoint")
     for name, tensor in program.parameters_of(engine).items():
         assert torch.equal(tensor, after[name])

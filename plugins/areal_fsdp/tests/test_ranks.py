@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, model_folder, program):
     """What two ranks wrote, after one process left a checkpoint for them."""
-    from areal_core.interfaces import ModelReference, OptimizerSettings, Role
+    from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.engine import FSDPEngine
 
     folder = tmp_path_factory.mktemp("ranks")
     single = FSDPEngine(FSDPConfig(learning_rate=1e-3))
-    single.setup(ModelReference(str(model_folder())), Role.ACTOR, OptimizerSettings(100, 0.7))
+    single.setup(ModelReference(str(model_folder())), ACTOR, OptimizerSettings(100, 0.7))
     for _ in range(2):
         program.train(single, program.make_batch())
     single.save(folder / "single")
@@ -82,10 +82,10 @@ def test_outputs_of_the_whole_batch_on_every_rank(ranks, make_engine, program, b
 
 
 def test_other_roles(ranks, make_engine, program, batch):
-    from areal_core.interfaces import Role
+    from areal_core.interfaces import CRITIC, REFERENCE
 
-    reference = make_engine(role=Role.REFERENCE, temperature=0.7).forward(batch, program.OUTPUTS)
-    critic = make_engine(role=Role.CRITIC).forward(batch, ["values"])
+    reference = make_engine(role=REFERENCE, temperature=0.7).forward(batch, program.OUTPUTS)
+    critic = make_engine(role=CRITIC).forward(batch, ["values"])
     for result in ranks[1]:
         assert_close(result["reference"], reference, 1e-5)
         assert_close(result["critic"], critic, 1e-5)

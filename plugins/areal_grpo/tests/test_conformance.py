@@ -4,7 +4,7 @@ from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     CorrectionSuite,
-    FilterSuite,
+    GroupStageSuite,
     PolicyLossSuite,
     RewardSuite,
 )
@@ -22,9 +22,9 @@ class TestLeaveOneOut(AdvantageSuite):
     component = "grpo/leave_one_out"
 
 
-class TestZeroVariance(FilterSuite):
+class TestZeroVariance(GroupStageSuite):
     component = "grpo/zero_variance"
-    examples = (([0.0, 0.0], False), ([1.0, 0.0], True), ([1.0], False))
+    examples = (([0.0, 0.0], None), ([1.0, 0.0], [1.0, 0.0]), ([1.0], None))
 
 
 class TestPPOClip(PolicyLossSuite):
@@ -61,22 +61,16 @@ class TestRLOO(AlgorithmSuite):
     component = "grpo/rloo"
 
 
-class TestSFT(AlgorithmSuite):
-    component = "grpo/sft"
-    is_policy_gradient = False
-
-
 class TestGRPOWithEverything(AlgorithmSuite):
     """All that can be switched on; the penalty towards the reference has a gradient of its own."""
 
     component = "grpo/grpo"
     is_policy_gradient = False
     settings = {  # noqa: RUF012
-        "correction": {"type": "grpo/token_mask", "low": 0.7, "high": 1.5},
-        "reference_kl": {"coefficient": 0.1},
+        "corrections": [{"type": "grpo/token_mask", "low": 0.7, "high": 1.5}],
+        "regularisers": ["grpo/reference_kl", "grpo/entropy_bonus"],
         "policy_loss": {"type": "grpo/ppo_clip", "clip_high": 0.28, "dual_clip": 3},
         "aggregation": "core/sequence_mean",
-        "entropy_coefficient": 0.01,
     }
 
 

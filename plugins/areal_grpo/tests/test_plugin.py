@@ -9,10 +9,20 @@ import pytest
 
 from areal_core.cli import main
 from areal_core.config import Settings, resolve
+from areal_core.config.needs import roles_of
 from areal_core.errors import ConfigError
 from areal_core.plugins import PluginManager
 
-KINDS = ("algorithms", "advantages", "policy_losses", "corrections", "filters")
+KINDS = (
+    "algorithms",
+    "group_stages",
+    "stages",
+    "advantages",
+    "policy_losses",
+    "corrections",
+    "regularisers",
+    "objectives",
+)
 PARTS = """
 class Rows:
     def __init__(self): ...
@@ -65,7 +75,7 @@ def test_records_and_settings_import_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "grpo/rloo", "sft"])
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo/rloo"])
 def test_an_algorithm_is_chosen_by_its_name_alone(algorithm, read):
     chosen = read(f"algorithm={algorithm}").algorithm
     assert chosen.target == f"grpo/{algorithm.rpartition('/')[2]}"
@@ -86,7 +96,7 @@ def test_a_group_of_one_is_refused(algorithm, read):
 def test_a_filter_that_would_drop_every_group_is_refused(read):
     parts = ("algorithm=policy_gradient", "algorithm.advantage=grpo/group_centred", "algorithm.policy_loss=reinforce")
     with pytest.raises(ConfigError, match="zero_variance drops groups whose rewards are all equal"):
-        read(*parts, "algorithm.filter=zero_variance", "rollout.group_size=1")
+        read(*parts, "algorithm.group_stages=[zero_variance]", "rollout.group_size=1")
 
 
 def test_dr_grpo_asks_for_its_constant(read):
@@ -96,9 +106,13 @@ def test_dr_grpo_asks_for_its_constant(read):
     assert chosen.aggregation.settings.length == 256
 
 
-def test_a_penalty_without_a_reference_model_is_refused(read):
-    with pytest.raises(ConfigError, match="there is no reference_model"):
-        read("algorithm=grpo", "algorithm.reference_kl.coefficient=0.04")
+def test_a_penalty_brings_the_role_that_it_needs(read):
+    """The reference is the run's own model as it began, or the one of `roles.reference.path`; others are unknown."""
+    config = read("algorithm=grpo", "algorithm.regularisers=[reference_kl]", "roles.reference.path=other")
+    assert list(roles_of(config.algorithm, 1)) == ["actor", "reference"]
+    assert list(roles_of(read("algorithm=grpo").algorithm, 1)) == ["actor"]
+    with pytest.raises(ConfigError, match=r"roles\.reference: 'grpo/grpo' and its components know no such role"):
+        read("algorithm=grpo", "roles.reference.path=other")
 
 
 @pytest.mark.parametrize(
@@ -106,8 +120,8 @@ def test_a_penalty_without_a_reference_model_is_refused(read):
     [
         ("algorithm.policy_loss.clip_low=-0.1", "policy_loss.clip_low"),
         ("algorithm.policy_loss.dual_clip=0.5", "policy_loss.dual_clip"),
-        ("algorithm.correction={type: token_mask, low: 2.0}", "low must be at most 1 and high at least 1"),
-        ("algorithm.correction.caps=2", "unknown key"),
+        ("algorithm.corrections=[{type: token_mask, low: 2.0}]", "low must be at most 1 and high at least 1"),
+        ("algorithm.corrections=[{type: token_truncate, caps: 2}]", "unknown key"),
     ],
 )
 def test_settings_out_of_range_are_refused(override, message, read):

@@ -22,13 +22,13 @@ from areal_fsdp.masters import Masters
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
 from areal_fsdp.probe import check_module
-from areal_fsdp.work import Work, join_group_of_one, rank_and_ranks
+from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import LossResult, ModelReference, OptimizerSettings, Role
+    from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
     from areal_fsdp.config import FSDPConfig
 
 
@@ -70,13 +70,13 @@ class FSDPEngine:
         self._longest = getattr(text, "max_position_embeddings", None)
         if self._has_kernels():
             self._choose_kernel(text)
-        recompute = self._config.activation_checkpointing and not role.is_frozen
+        recompute = self._config.activation_checkpointing and role.trains
         prepare_layers(list(decoder_layers(module.model)), compile_them=is_compiled, recompute=recompute)
         self._parameters = self._place(module)
         self._module = module
         check_module(module, self._device, self._dtype)
         self._reshard()
-        if not role.is_frozen:
+        if role.trains:
             self._optimizer = make_optimizer(self._parameters.values(), self._config)
 
     def _has_kernels(self) -> bool:
@@ -94,7 +94,7 @@ class FSDPEngine:
             join_group_of_one(self._device)
             mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
             shard(module, mesh, self._config, self._dtype)
-        elif self._dtype != torch.float32 and not self._role.is_frozen:
+        elif self._dtype != torch.float32 and self._role.changes:
             self._masters = Masters(module.model, self._dtype, self._device, is_compiled=module.compiled)
             return self._masters.parameters
         else:
@@ -131,37 +131,49 @@ class FSDPEngine:
             dist.all_reduce(result)  # each token is on one rank and 0 on the others
         return dict(zip(outputs, result, strict=True))
 
-    def train(
-        self,
-        batch: PackedBatch,
-        loss: Callable[[PackedBatch, Mapping[str, torch.Tensor]], LossResult],
-        outputs: Sequence[str],
-    ) -> dict[str, Metric]:
-        """One optimizer update on the summed loss; an empty batch changes nothing."""
+    def train(self, works: Sequence[Work]) -> dict[str, Metric]:
+        """One optimizer update on the sum of all losses; empty batches change nothing."""
         if self._optimizer is None:
-            raise RunError(f"an engine in the role '{self._role}' is frozen and cannot be trained")
-        self._check_outputs(outputs)
+            raise RunError(f"an engine in the role '{self._role.name}' is frozen and cannot be trained")
+        for work in works:
+            self._check_outputs(work.outputs)
         rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
-        if not len(batch):
+        planned = [(work, self._plan(work.batch)) for work in works if len(work.batch)]
+        left = sum(split.rounds for _, split in planned)
+        if not left:
             return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
-        work = self._plan(batch)
-        parts: list[Mapping[str, Metric]] = []
         if self._masters is not None:
-            self._masters.expect(work.rounds)
-        for number, (part, layout, counts) in enumerate(self._rounds(batch, work), start=1):
-            if isinstance(self._module, FSDPModule):
-                self._module.set_requires_gradient_sync(number == work.rounds)
-            computed = self._compute(part, layout, outputs)
-            if counts:
-                result = loss(part, computed)
-                parts.append({**result.metrics, "loss": Metric.sum(result.loss)})
-                total = result.loss
-            if not counts or not total.requires_grad:  # sharding's collectives wait for every rank's backward pass
-                total = torch.stack([value.sum() for value in computed.values()]).sum() * 0
-            torch.autograd.backward(total)
+            self._masters.expect(left)
+        parts: list[Mapping[str, Metric]] = []
+        for work, split in planned:
+            for part, layout, counts in self._rounds(work.batch, split):
+                left -= 1
+                if isinstance(self._module, FSDPModule):
+                    self._module.set_requires_gradient_sync(left == 0)
+                parts += self._backward(work, part, layout, counts=counts)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
         metrics = reduce_over_ranks(combine(parts))
         return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
+
+    def _backward(self, work: Work, part: PackedBatch, layout: Layout, *, counts: bool) -> list[Mapping[str, Metric]]:
+        """The gradient of one micro-batch, and its metrics; none of one that only keeps other ranks company."""
+        computed = self._compute(part, layout, work.outputs)
+        result = work.loss(part, computed) if counts else None
+        if result is not None and result.loss.requires_grad:
+            torch.autograd.backward(result.loss)
+        else:  # sharding's collectives wait for every rank's backward pass
+            torch.autograd.backward(torch.stack([value.sum() for value in computed.values()]).sum() * 0)
+        return [] if result is None else [{**result.metrics, "loss": Metric.sum(result.loss)}]
+
+    @torch.no_grad()
+    def follow(self, leader: TrainEngine, decay: float) -> None:
+        """Move towards another engine of this kind; see `TrainEngine.follow`."""
+        if not isinstance(leader, FSDPEngine):
+            raise RunError(f"the fsdp engine follows only one of its own kind, not {type(leader).__name__}")
+        for name, parameter in self._parameters.items():
+            parameter.lerp_(leader._parameters[name].detach(), 1 - decay)
+        if self._masters is not None:
+            self._masters.publish()
 
     def _update(self, rate: float) -> dict[str, Metric]:
         """Clip and apply the gradients, unless they are not finite."""
@@ -181,22 +193,22 @@ class FSDPEngine:
             return self._masters.gradients()
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
-    def _plan(self, batch: PackedBatch) -> Work:
+    def _plan(self, batch: PackedBatch) -> Split:
         rank, ranks = rank_and_ranks()
         budget = self._config.max_tokens_per_microbatch
-        return Work.plan(
+        return Split.plan(
             batch.lengths.tolist(), batch.unit_rows, rank=rank, ranks=ranks, max_tokens=budget, longest=self._longest
         )
 
-    def _rounds(self, batch: PackedBatch, work: Work) -> list[tuple[PackedBatch, Layout, bool]]:
+    def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, Layout, bool]]:
         """This rank's micro-batches on the device, and whether each counts; the same number on every rank.
 
         All are there before the first is computed, because a copy to a GPU waits for what the GPU has to do.
         """
         rounds = []
-        for number in range(work.rounds):
-            counts = number < len(work.microbatches)
-            rows = work.microbatches[number] if counts else work.dummy
+        for number in range(split.rounds):
+            counts = number < len(split.microbatches)
+            rows = split.microbatches[number] if counts else split.dummy
             part = batch if len(rows) == len(batch) else batch.select(rows)
             layout = Layout.of(part.lengths, self._device, for_graphs=self._ready().for_graphs)
             rounds.append((part.to(self._device), layout, counts))
@@ -207,9 +219,9 @@ class FSDPEngine:
         return computed
 
     def _check_outputs(self, outputs: Sequence[str]) -> None:
-        known = ["values"] if self._role.is_scalar else ["logprobs", "entropy"]
+        known = ["values"] if self._role.head == "scalar" else ["logprobs", "entropy"]
         if unknown := [name for name in outputs if name not in known]:
-            raise RunError(f"an engine in the role '{self._role}' computes {', '.join(known)}, not {unknown}")
+            raise RunError(f"an engine in the role '{self._role.name}' computes {', '.join(known)}, not {unknown}")
 
     def _ready(self) -> RoleModule:
         if self._module is None:

@@ -68,7 +68,7 @@ class RoleModule(torch.nn.Module):
         self.compiled = compiled
         self.for_graphs = for_graphs
         self.model = model
-        self.head_name = _scalar_head_name(model) if role.is_scalar else ""
+        self.head_name = _scalar_head_name(model) if role.head == "scalar" else ""
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
 
@@ -149,7 +149,7 @@ def load_model(reference: ModelReference, role: Role, *, compiled: bool = False)
         RunError: it cannot be read, or weights that the role needs are missing.
     """
     register_packed_attention()
-    factory: Any = AutoModelForSequenceClassification if role.is_scalar else AutoModelForCausalLM
+    factory: Any = AutoModelForSequenceClassification if role.head == "scalar" else AutoModelForCausalLM
     path = Path(reference.path)
     if (path.is_absolute() or reference.path.startswith(".")) and not (path / "config.json").is_file():
         raise RunError(
@@ -161,11 +161,11 @@ def load_model(reference: ModelReference, role: Role, *, compiled: bool = False)
         try:
             model, report = factory.from_pretrained(
                 reference.path,
-                dtype=getattr(torch, reference.dtype) if role.is_frozen else torch.float32,
+                dtype=torch.float32 if role.changes else getattr(torch, reference.dtype),
                 trust_remote_code=reference.trust_remote_code,
                 attn_implementation="eager",
                 output_loading_info=True,
-                **({"num_labels": 1} if role.is_scalar else {}),
+                **({"num_labels": 1} if role.head == "scalar" else {}),
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise RunError(
@@ -176,21 +176,21 @@ def load_model(reference: ModelReference, role: Role, *, compiled: bool = False)
     speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
     model.set_attn_implementation(PACKED)
     model.eval()
-    model.requires_grad_(not role.is_frozen)
+    model.requires_grad_(role.changes)
     return model
 
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
     """A critic may start with a new head, which was drawn in loading; nothing else may be made up."""
-    if role.is_scalar and not role.is_frozen:
+    if role.head == "scalar" and role.trains:
         head = _scalar_head_name(model)
         missing = [name for name in missing if not name.startswith(f"{head}.")]
     if missing:
-        kind = "scalar head" if role.is_scalar else "causal language model"
+        kind = "scalar head" if role.head == "scalar" else "causal language model"
         raise RunError(
             f"the model '{reference.path}' lacks weights that a {kind} needs: {', '.join(missing[:5])}"
             + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
-            hints=[f"role '{role}' needs the folder of a complete {type(model).__name__}"],
+            hints=[f"role '{role.name}' needs the folder of a complete {type(model).__name__}"],
         )
 
 

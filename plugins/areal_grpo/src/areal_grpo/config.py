@@ -7,17 +7,19 @@ the G episodes of a prompt, t the tokens; r_t = π / π_prox and w_t = min(π_pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from areal_core.algorithms.settings import PolicyGradientSettings
+from areal_core.algorithms.settings import CorrectionSettings, PolicyGradientSettings, PolicyLossSettings
 from areal_core.config import Selection, Settings, component
+from areal_core.interfaces import REFERENCE, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import Role
 
 
 class GRPOSettings(PolicyGradientSettings):
@@ -28,16 +30,17 @@ class GRPOSettings(PolicyGradientSettings):
 
     Three defaults are not the paper's, and each is a setting: tokens count the same (the paper's mean over each
     sequence is `aggregation: core/sequence_mean`), there is no penalty towards a reference model (the paper's is
-    `reference_kl.coefficient: 0.04`), and w_t corrects for asynchronous sampling, which the paper does not have.
+    `regularisers: [reference_kl]`, of coefficient 0.04), and w_t corrects for asynchronous sampling, which the paper
+    does not have.
     """
 
     advantage: Selection = component(
         "advantages", default="grpo/group_normalised", description="turns rewards into advantages"
     )
-    correction: Selection | None = component(
+    corrections: list[Selection] = component(
         "corrections",
-        default="grpo/token_truncate",
-        description="corrects for the distance between the sampling policy and the learning one",
+        default=["grpo/token_truncate"],
+        description="correct for the distance between the sampling policy and the learning one; their weights multiply",
     )
     policy_loss: Selection = component("policy_losses", default="grpo/ppo_clip", description="the loss of a token")
 
@@ -97,7 +100,7 @@ class LeaveOneOutSettings(Settings):
     needs_group: ClassVar[bool] = True
 
 
-class PPOClipSettings(Settings):
+class PPOClipSettings(PolicyLossSettings):
     """Settings of `losses.ppo_clip`."""
 
     clip_low: float = Field(0.2, ge=0, le=1, description="ratios below 1 - clip_low gain nothing more")
@@ -116,13 +119,13 @@ class PPOClipSettings(Settings):
             )
 
 
-class TokenTruncateSettings(Settings):
+class TokenTruncateSettings(CorrectionSettings):
     """Settings of `corrections.token_truncate`."""
 
     cap: float = Field(2.0, gt=0, description="the greatest weight of a token")
 
 
-class TokenMaskSettings(Settings):
+class TokenMaskSettings(CorrectionSettings):
     """Settings of `corrections.token_mask`."""
 
     low: float = Field(0.5, ge=0, description="tokens with a smaller weight are not learnt from")
@@ -135,13 +138,46 @@ class TokenMaskSettings(Settings):
         return self
 
 
+class ReferenceKLSettings(Settings):
+    """Settings of `regularisers.reference_kl`."""
+
+    coefficient: float = Field(0.04, gt=0, description="β; 0.04 is GRPO's")
+    estimator: Literal["k2", "k3", "unbiased"] = Field(
+        "k3",
+        description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
+        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy); unbiased is k3 times the ratio to the "
+        "proximal policy, its gradient that of KL(policy ‖ reference)",
+    )
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _has_a_gradient(cls, value: object) -> object:
+        if value == "k1":
+            raise ValueError(
+                "k1 (d itself) has a gradient of 0 in expectation, so in a loss it pulls nowhere and only adds noise; "
+                "choose k2 or unbiased for the gradient of KL(policy ‖ reference), k3 for that of "
+                "KL(reference ‖ policy), or put k1 into the reward: stages: [kl_in_reward]"
+            )
+        return value
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """What the reference says of each token."""
+        return (Pass(REFERENCE, "logprobs", "reference_logprobs"),)
+
+
+class EntropyBonusSettings(Settings):
+    """Settings of `regularisers.entropy_bonus`."""
+
+    coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")
+
+
 class ZeroVarianceSettings(Settings):
-    """`filters.zero_variance` has none; it checks that groups can vary."""
+    """`group_stages.zero_variance` has none; it checks that groups can vary."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """A group of one episode always has equal rewards: every group would be dropped."""
         if config.rollout.group_size == 1:
             yield (
                 "zero_variance drops groups whose rewards are all equal, and with rollout.group_size 1 that is every "
-                "group; set rollout.group_size to 2 or more, or filter to null"
+                "group; set rollout.group_size to 2 or more, or leave it out"
             )

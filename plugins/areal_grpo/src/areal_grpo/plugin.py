@@ -29,12 +29,6 @@ def areal_algorithms() -> list[Component]:
             target=_POLICY_GRADIENT,
             config="areal_grpo.config:RLOOSettings",
         ),
-        Component(
-            "sft",
-            "supervised fine-tuning on a data set's completions",
-            target="areal_core.algorithms.supervised:Supervised",
-            config="areal_core.algorithms.settings:SupervisedSettings",
-        ),
     ]
 
 
@@ -101,13 +95,32 @@ def areal_corrections() -> list[Component]:
 
 
 @hookimpl
-def areal_filters() -> list[Component]:
-    """Which finished groups are trained on."""
+def areal_regularisers() -> list[Component]:
+    """Terms beside the loss."""
+    return [
+        Component(
+            "reference_kl",
+            "a penalty on the distance from a reference model",
+            target="areal_grpo.regularisers:reference_kl",
+            config="areal_grpo.config:ReferenceKLSettings",
+        ),
+        Component(
+            "entropy_bonus",
+            "rewards an undecided policy",
+            target="areal_grpo.regularisers:entropy_bonus",
+            config="areal_grpo.config:EntropyBonusSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_group_stages() -> list[Component]:
+    """What becomes of a finished group."""
     return [
         Component(
             "zero_variance",
             "drops groups whose rewards are all equal: nothing can be learnt from them",
-            target="areal_grpo.filters:zero_variance",
+            target="areal_grpo.group_stages:zero_variance",
             config="areal_grpo.config:ZeroVarianceSettings",
         )
     ]
@@ -179,14 +192,14 @@ def areal_presets() -> list[Preset]:
             "addition",
             "a small language model learns to show its working before it answers an addition",
             path="areal_grpo:presets/addition.yaml",
-            plugins=("hf", "fsdp", "view"),
+            plugins=("hf", "fsdp", "finetuning", "view"),
             default=True,
         ),
         Preset(
             "addition_lessons",
             "the fine-tuning before `addition`",
             path="areal_grpo:presets/addition_lessons.yaml",
-            plugins=("fsdp",),
+            plugins=("finetuning", "fsdp"),
         ),
         Preset(
             "grpo_smollm2",

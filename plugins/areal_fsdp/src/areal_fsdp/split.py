@@ -13,7 +13,7 @@ from areal_core.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Split:
     """One rank's part of a batch.
 
     Attributes:
@@ -30,7 +30,7 @@ class Work:
     @classmethod
     def plan(
         cls, lengths: list[int], units: list[list[int]], *, rank: int, ranks: int, max_tokens: int, longest: int | None
-    ) -> Work:
+    ) -> Split:
         """Plan a batch of at least one sequence; every rank plans for all, so nothing has to be sent.
 
         Args:

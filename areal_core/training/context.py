@@ -1,0 +1,66 @@
+"""What the trainer offers an algorithm for one batch."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from areal_core.config.sections import TrainingSection
+    from areal_core.data.batch import PackedBatch
+    from areal_core.data.metrics import Metric
+    from areal_core.interfaces.training import TrainEngine
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext:
+    """A `Context`; see `areal_core.interfaces.Context` for what an algorithm may rely on.
+
+    Attributes:
+        section: how a batch is cut into updates.
+        engines: by role.
+        seed: of the run.
+        step, version, state: as in `Context`.
+        metrics: what was logged.
+    """
+
+    section: TrainingSection
+    engines: Mapping[str, TrainEngine]
+    seed: int = 0
+    step: int = 0
+    version: int = 0
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        """See `Context`."""
+        return self.section.updates_per_batch * self.section.epochs_per_batch
+
+    def forward(self, role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        """See `Context.forward`."""
+        return self.engines[role].forward(batch, outputs)
+
+    def minibatches(self, batch: PackedBatch) -> Iterator[PackedBatch]:
+        """See `Context.minibatches`."""
+        ids = batch["group_id"].tolist()
+        groups = sorted(set(ids))
+        for epoch in range(self.section.epochs_per_batch):
+            if self.section.updates_per_batch == 1:
+                yield batch
+                continue
+            random.Random(f"{self.seed}/{self.step}/{epoch}").shuffle(groups)
+            size = math.ceil(len(groups) / self.section.updates_per_batch)
+            for start in range(0, len(groups), size):
+                members = set(groups[start : start + size])
+                yield batch.select([row for row, group in enumerate(ids) if group in members])
+
+    def log(self, name: str, metric: Metric) -> None:
+        """See `Context.log`."""
+        self.metrics[name] = self.metrics[name] + metric if name in self.metrics else metric

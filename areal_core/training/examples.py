@@ -1,0 +1,91 @@
+"""Batches of what a data set's rows say, for supervised fine-tuning and preferences: nothing is generated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from areal_core.data.batch import PackedBatch
+from areal_core.data.sampler import PromptSampler
+from areal_core.errors import RunError
+from areal_core.messages.rollouts import Beginning
+from areal_core.training.source import Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+    from areal_core.data.trajectory import Trajectory
+    from areal_core.interfaces.dataset import Dataset
+    from areal_core.ledger.store import Ledger
+
+
+class ExampleSource:
+    """A `BatchSource` of rows, which the algorithm's encoder turns into sequences.
+
+    Args:
+        dataset: the rows.
+        encode: an `Encoder` with its tokenizer.
+        config: of the run.
+        ledger: in which checkpoints are committed; there is no controller that would.
+        is_interrupted: whether the run was asked to stop.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        encode: Callable[[Any], Sequence[Trajectory]],
+        config: RunConfig,
+        ledger: Ledger,
+        is_interrupted: Callable[[], bool],
+    ) -> None:
+        self._dataset = dataset
+        self._encode = encode
+        self._batch_size = config.rollout.batch_size
+        self._sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
+        self._ledger = ledger
+        self._is_interrupted = is_interrupted
+
+    def where_to_begin(self) -> Beginning:
+        """See `BatchSource.where_to_begin`."""
+        return Beginning(self._ledger.committed_step, self._ledger.checkpoint, 0)
+
+    def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
+        """See `BatchSource.next_batch`."""
+        if self._is_interrupted():
+            raise Interrupted
+        numbers = range(step * self._batch_size, (step + 1) * self._batch_size)
+        examples = [self._encoded(self._sampler[number][0]) for number in numbers]
+        batch = PackedBatch.from_trajectories([trajectory for example in examples for trajectory in example])
+        sizes = torch.tensor([len(example) for example in examples])
+        unit_index = torch.repeat_interleave(torch.arange(len(examples)), sizes)
+        ids = torch.tensor(list(numbers))[unit_index]
+        batch = batch.with_sequences(group_id=ids, episode_id=torch.arange(len(batch)))
+        if len(batch) > len(examples):
+            batch = batch.with_units(unit_index)
+        metrics = {"batch/examples": len(examples), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
+        return batch, {name: float(value) for name, value in metrics.items()}
+
+    def _encoded(self, row: int) -> Sequence[Trajectory]:
+        """The sequences of a row; what cannot be learnt from ends the run by its name."""
+        try:
+            found = self._encode(self._dataset[row])
+        except Exception as error:
+            raise RunError(f"row {row} of the data set cannot be learnt from: {error!r}") from error
+        if not found:
+            raise RunError(f"row {row} of the data set gave no sequence to learn from")
+        return found
+
+    def evaluate(self) -> dict[str, float]:
+        """Nobody generates, so nothing can be scored."""
+        return {}
+
+    def commit(self, step: int, checkpoint: Path) -> None:
+        """See `BatchSource.commit`."""
+        self._ledger.commit(step, checkpoint, step * self._batch_size)
+
+    def close(self) -> None:
+        """See `BatchSource.close`."""
+        self._ledger.close()

@@ -1,0 +1,43 @@
+"""Supervised fine-tuning: the negative log-likelihood of what a data set's rows say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_core.data import Metric
+from areal_core.interfaces import ACTOR, LossResult, Work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from areal_core.data import PackedBatch
+    from areal_core.interfaces import Context
+    from areal_finetuning.config import SupervisedSettings
+
+
+class Supervised:
+    """An `Algorithm` that learns what the data set says: L = -Σ w_t log π(y_t)."""
+
+    group_stages = ()
+
+    def __init__(self, settings: SupervisedSettings) -> None:
+        self.encode = settings.encoder.build()
+        self._aggregation = settings.aggregation.build()
+
+    def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
+        """Nothing to prepare."""
+        return batch
+
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+        """See `Algorithm.updates`."""
+        for minibatch in context.minibatches(batch):
+            weighed = minibatch.with_tokens(loss_weights=self._aggregation(minibatch))
+            yield [Work(ACTOR.name, weighed, ("logprobs",), self.loss)]
+
+    def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
+        """The summed loss of a micro-batch."""
+        losses = -torch.where(batch["loss_mask"], outputs["logprobs"], 0.0)
+        mean = Metric.mean(losses, batch["loss_mask"])
+        return LossResult((losses * batch["loss_weights"]).sum(), {"negative_log_likelihood": mean})

@@ -1,0 +1,45 @@
+"""Terms that are added to the loss of a token: pure functions of `PolicyTerms`, flat [T] in and out.
+
+What counts in a loss is the gradient. For tokens that the policy itself has sampled the expected gradient of each
+estimator is said with it; corrections for stale samples multiply these terms as they multiply the loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_grpo.ratios import LOG_RATIO_BOUND, probability_ratio
+
+if TYPE_CHECKING:
+    from areal_core.interfaces.algorithm import PolicyTerms
+
+
+def reference_kl(
+    terms: PolicyTerms, *, coefficient: float, estimator: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """β times an estimate of KL(π ‖ reference) from one sample; d = log π - log reference.
+
+    - k2 = d² / 2: its expected gradient is that of KL(π ‖ reference), which seeks a mode of the reference.
+    - k3 = exp(-d) - 1 + d (Schulman, "Approximating KL divergence", 2020; GRPO, arXiv 2402.03300, equation 4): never
+      negative; its expected gradient is that of KL(reference ‖ π), which covers the reference.
+    - unbiased = r k3 with r = π / π_prox (DeepSeek-V3.2, arXiv 2512.02556): the ratio makes value and gradient those of
+      KL(π ‖ reference) also when π has left the policy that sampled.
+
+    As values all three estimate KL(π ‖ reference); d is cut at ±20 in exponentials.
+    """
+    difference = torch.where(terms.mask, terms.logprobs - terms.columns["reference_logprobs"], 0.0)
+    if estimator == "k2":
+        divergence = difference.square() / 2
+    else:
+        divergence = torch.exp(-difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)) - 1 + difference
+        if estimator == "unbiased":
+            divergence = divergence * probability_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
+    return coefficient * divergence, {"reference_kl": divergence.detach()}
+
+
+def entropy_bonus(terms: PolicyTerms, *, coefficient: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """-η H_t with the entropy H_t of the policy's distribution (Mnih et al., arXiv 1602.01783): keeps it exploring."""
+    assert terms.entropy is not None
+    return -coefficient * torch.where(terms.mask, terms.entropy, 0.0), {}

@@ -1,0 +1,91 @@
+"""Group stages of an algorithm, and weights that stay while others learn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from areal_core.data import Episode
+    from areal_core.ledger.store import Ledger
+    from areal_core.rollout.controller import RolloutController
+
+    Build = Callable[..., tuple[RolloutController, Ledger]]
+    Audited = Callable[[Path], list[str]]
+
+
+def test_stages_shape_the_rewards_that_are_trained_on(tmp_path: Path, build: Build, audited: Audited) -> None:
+    """One after another, coroutines too; what was generated is counted as it was."""
+
+    async def doubled(episodes: Sequence[Episode]) -> list[Episode]:
+        await asyncio.sleep(0)
+        return [replace(episode, reward=2 * episode.reward) for episode in episodes]
+
+    def raised(episodes: Sequence[Episode]) -> list[Episode]:
+        return [replace(episode, reward=episode.reward + 10) for episode in episodes]
+
+    async def run() -> None:
+        plain, _ = build(tmp_path / "plain")
+        plain.start()
+        wanted, _ = await plain.next_batch(0)
+        await plain.close()
+        controller, _ = build(tmp_path / "shaped")
+        controller._group_stages = [doubled, raised]
+        controller.start()
+        batch, metrics = await controller.next_batch(0)
+        await controller.close()
+        assert wanted is not None
+        assert batch is not None
+        assert batch["reward"].tolist() == (2 * wanted["reward"] + 10).tolist()
+        assert metrics["reward/all_episodes"] < 10 <= metrics["reward/mean"]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert audited(tmp_path / "shaped") == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (lambda episodes: episodes[:1], r"returned 1 episodes for 2"),
+        (lambda episodes: [replace(e, reward=math.nan) for e in episodes], r"reward"),
+        (lambda episodes: asyncio.sleep(60), r"TimeoutError"),
+    ],
+)
+def test_what_a_stage_returns_wrongly_ends_the_run_by_its_name(
+    tmp_path: Path, build: Build, stage: Any, words: str
+) -> None:
+    async def run() -> None:
+        controller, _ = build(tmp_path, episode_timeout_s=2)
+        controller._group_stages = [stage]
+        controller.start()
+        with pytest.raises(RunError, match=rf"group stages failed on prompt group \d+(?s:.*){words}"):
+            await controller.next_batch(0)
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_weights_that_stay_do_not_make_their_tokens_stale(tmp_path: Path, build: Build, audited: Audited) -> None:
+    """While a critic warms up nothing is published: with a bound of 0 the run would stand still."""
+
+    async def run() -> None:
+        controller, _ = build(tmp_path, max_staleness=0)
+        controller.start()
+        for step in range(3):
+            batch, metrics = await controller.next_batch(step)
+            assert batch is not None
+            assert metrics["staleness/max"] == 0
+            await controller.keep_weights(step + 1)
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert audited(tmp_path) == []

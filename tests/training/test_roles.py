@@ -1,0 +1,65 @@
+"""The training loop with several roles: who learns, who follows, what is published and what is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from areal_core.interfaces import CRITIC, Follows, Role
+from areal_core.training.checkpoint import restore_checkpoint
+from tests.training.loop_parts import Parts, config, metrics, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from areal_core.data import PackedBatch
+    from areal_core.interfaces import Work
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_an_update_trains_each_role_that_has_work(tmp_path: Path) -> None:
+    """Metrics of others than the first role carry its name, and its checkpoint stands beside the first's."""
+    parts = Parts()
+    parts.learns = ["actor", "critic"]
+    train(tmp_path, parts, config(1), critic=CRITIC)
+    assert parts.trained == [[0, 1, 2, 3]] * 2
+    (line,) = metrics(tmp_path)
+    assert (line["train/loss"], line["train/critic/loss"], line["train/prepared"]) == (1, 2, 1)
+    checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"
+    assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["actor", "critic"]
+
+
+def test_nothing_is_published_while_the_first_role_does_not_learn(tmp_path: Path) -> None:
+    class WarmsUp(Parts):
+        def updates(self, batch: PackedBatch, context: Any) -> Iterator[list[Work]]:
+            self.learns = ["critic"] if context.step < 2 else ["critic", "actor"]
+            return super().updates(batch, context)
+
+    parts = WarmsUp()
+    train(tmp_path, parts, config(3), critic=CRITIC)
+    assert [line for line in parts.asked if line[:4] in {"publ", "keep"}] == ["keep 1", "keep 2", "publish 3"]
+
+
+def test_an_average_follows_every_so_many_steps(tmp_path: Path) -> None:
+    parts = Parts()
+    train(tmp_path, parts, config(5), teacher=Role("teacher", follows=Follows("actor", every=2, decay=0.9)))
+    assert [line for line in parts.asked if line.startswith("follow")] == ["follow with 0.9"] * 2
+    assert (tmp_path / "epochs/1/checkpoints/step-000005/teacher").is_dir(), "an average cannot be made again"
+
+
+def test_what_an_algorithm_keeps_comes_back_with_the_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, Parts(), config(3))
+    again = Parts()
+    engines: Any = {"actor": again}
+    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000003", engines)
+    assert float(witness.state["batches"]) == 3
