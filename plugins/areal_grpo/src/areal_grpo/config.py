@@ -7,7 +7,7 @@ the G episodes of a prompt, t the tokens; r_t = π / π_prox and w_t = min(π_pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -81,25 +81,6 @@ class RLOOSettings(GRPOSettings):
     )
 
 
-class GroupNormalisedSettings(Settings):
-    """Settings of `advantages.group_normalised`."""
-
-    needs_group: ClassVar[bool] = True
-    epsilon: float = Field(1e-6, gt=0, description="added to the standard deviation")
-
-
-class GroupCentredSettings(Settings):
-    """`advantages.group_centred` has none; it needs a group."""
-
-    needs_group: ClassVar[bool] = True
-
-
-class LeaveOneOutSettings(Settings):
-    """`advantages.leave_one_out` has none; it needs a group."""
-
-    needs_group: ClassVar[bool] = True
-
-
 class PPOClipSettings(PolicyLossSettings):
     """Settings of `losses.ppo_clip`."""
 
@@ -169,15 +150,3 @@ class EntropyBonusSettings(Settings):
     """Settings of `regularisers.entropy_bonus`."""
 
     coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")
-
-
-class ZeroVarianceSettings(Settings):
-    """`group_stages.zero_variance` has none; it checks that groups can vary."""
-
-    def check(self, config: RunConfig) -> Iterable[str]:
-        """A group of one episode always has equal rewards: every group would be dropped."""
-        if config.rollout.group_size == 1:
-            yield (
-                "zero_variance drops groups whose rewards are all equal, and with rollout.group_size 1 that is every "
-                "group; set rollout.group_size to 2 or more, or leave it out"
-            )

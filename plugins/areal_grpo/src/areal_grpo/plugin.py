@@ -40,19 +40,19 @@ def areal_advantages() -> list[Component]:
             "group_normalised",
             "less the group's mean, over its standard deviation (GRPO)",
             target="areal_grpo.advantages:group_normalised",
-            config="areal_grpo.config:GroupNormalisedSettings",
+            config="areal_grpo.advantage_settings:GroupNormalisedSettings",
         ),
         Component(
             "group_centred",
             "less the group's mean (Dr. GRPO)",
             target="areal_grpo.advantages:group_centred",
-            config="areal_grpo.config:GroupCentredSettings",
+            config="areal_grpo.advantage_settings:GroupCentredSettings",
         ),
         Component(
             "leave_one_out",
             "less the mean of the group's other episodes (RLOO)",
             target="areal_grpo.advantages:leave_one_out",
-            config="areal_grpo.config:LeaveOneOutSettings",
+            config="areal_grpo.advantage_settings:LeaveOneOutSettings",
         ),
     ]
 
@@ -121,7 +121,7 @@ def areal_group_stages() -> list[Component]:
             "zero_variance",
             "drops groups whose rewards are all equal: nothing can be learnt from them",
             target="areal_grpo.group_stages:zero_variance",
-            config="areal_grpo.config:ZeroVarianceSettings",
+            config="areal_grpo.advantage_settings:ZeroVarianceSettings",
         )
     ]
 
