@@ -10,12 +10,18 @@ from areal_core.messages.codec import message
 
 @message
 class WorkerReady:
-    """The worker has loaded the run's rewards."""
+    """The worker has loaded the run's rewards.
+
+    Attributes:
+        at_once: requests that it works on at a time, the oldest ones; with 1 it answers in order.
+    """
+
+    at_once: int
 
 
 @message
 class Score:
-    """Score one completion; requests are answered in the order in which they are sent, each under its number."""
+    """Score one completion; requests are begun in the order in which they are sent, each answered under its number."""
 
     number: int
     arguments: Mapping[str, Any]
@@ -23,11 +29,16 @@ class Score:
 
 @message
 class Scored:
-    """The answer to `Score`: the weighted sum and its components."""
+    """The answer to `Score`: the weighted sum and its components.
+
+    Attributes:
+        metrics: what rewards have counted since the worker's last answer, to be added up.
+    """
 
     number: int
     value: float
     components: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @message

@@ -1,7 +1,8 @@
 """A pool of processes that compute rewards, so that a reward may block, hang or crash without harm.
 
-Each worker is sent requests ahead, answers in order, and has a deadline for the one at the head. A worker that misses
-it is killed and replaced; only the request at its head fails, the others go to another worker. A replacement that
+Each worker is sent requests ahead and works on the oldest: on one at a time, on several where rewards are coroutines.
+These have a deadline; a worker that misses one is killed and replaced. Only its oldest request fails, for that is the
+one whose reward is to blame where there is but one, and the others go to another worker. A replacement that
 cannot be started is tried again: the machine may be out of memory or of room for a moment.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from areal_core.messages import Server
 
 REQUESTS_AHEAD = 32
+BLOCKED_S = 5.0
+"""After which a worker of several requests, one of which is overdue, must itself have said so."""
 START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
 """Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
 
@@ -39,15 +43,27 @@ class _Request:
     number: int
     arguments: Mapping[str, Any]
     result: asyncio.Future[RewardScore]
+    since: float = math.inf  # when a worker began with it
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     process: RunningProcess
     channel: Channel
-    sent: deque[_Request] = field(default_factory=deque)
-    head_since: float = 0.0
+    at_once: int
+    sent: dict[int, _Request] = field(default_factory=dict)
     killed_because: str = ""
+
+    @property
+    def worked_on(self) -> list[_Request]:
+        """The oldest requests, as many as it takes at a time."""
+        return list(itertools.islice(self.sent.values(), self.at_once))
+
+    def begin(self) -> None:
+        """The clocks of those that it works on now run."""
+        now = asyncio.get_running_loop().time()
+        for request in self.worked_on:
+            request.since = min(request.since, now)
 
 
 class RewardPool:
@@ -84,7 +100,8 @@ class RewardPool:
         self._numbers = itertools.count()
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
-        self._arriving: dict[str, asyncio.Future[Channel]] = {}
+        self._arriving: dict[str, asyncio.Future[tuple[Channel, int]]] = {}
+        self._metrics: Counter[str] = Counter()
         self._server: Server | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._closing = asyncio.Event()
@@ -106,6 +123,11 @@ class RewardPool:
         self._dispatch()
         return await request.result
 
+    def take_metrics(self) -> dict[str, float]:
+        """See `Scorer.take_metrics`."""
+        taken, self._metrics = self._metrics, Counter()
+        return dict(taken)
+
     async def close(self) -> None:
         """End all workers; safe to call twice."""
         self._closing.set()
@@ -121,7 +143,7 @@ class RewardPool:
         ready = await channel.receive()
         arriving = self._arriving.get(channel.peer)
         if isinstance(ready, WorkerReady) and arriving is not None and not arriving.done():
-            arriving.set_result(channel)
+            arriving.set_result((channel, ready.at_once))
             await self._closing.wait()  # the channel closes when this returns
 
     async def _start_worker(self, name: str) -> None:
@@ -142,7 +164,7 @@ class RewardPool:
             await process.end()  # it is in nobody's list; one that is only slow would come in the place of the next one
             raise
         exited.cancel()
-        worker = _Worker(process, arriving.result())
+        worker = _Worker(process, *arriving.result())
         self._workers.append(worker)
         self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))
         self._dispatch()
@@ -164,22 +186,22 @@ class RewardPool:
             except (TypeError, ValueError) as error:
                 request.result.set_exception(RewardError(f"the data row cannot be sent to a reward process: {error}"))
                 continue
-            if not worker.sent:
-                worker.head_since = asyncio.get_running_loop().time()
-            worker.sent.append(request)
+            worker.sent[request.number] = request
+            worker.begin()
 
     async def _receive(self, worker: _Worker) -> None:
         try:
             while True:
                 answer = await worker.channel.receive()
-                if not worker.sent or answer.number != worker.sent[0].number:
+                if answer.number not in {request.number for request in worker.worked_on}:
                     worker.killed_because = "the reward process answered what it was not asked"
                     break
-                request = worker.sent.popleft()
-                worker.head_since = asyncio.get_running_loop().time()
+                request = worker.sent.pop(answer.number)
+                worker.begin()
                 if not request.result.done():
                     if isinstance(answer, Scored):
                         request.result.set_result(RewardScore(answer.value, dict(answer.components)))
+                        self._metrics.update(answer.metrics)
                     else:
                         request.result.set_exception(RewardError(answer.error))
                 self._dispatch()
@@ -189,8 +211,9 @@ class RewardPool:
 
     async def _replace(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        head = worker.sent.popleft() if worker.sent else None
-        self._waiting.extendleft(reversed(worker.sent))
+        sent = list(worker.sent.values())
+        head = sent.pop(0) if sent else None
+        self._waiting.extendleft(replace(request, since=math.inf) for request in reversed(sent))
         self._dispatch()
         end = await worker.process.end()
         if head is not None and not head.result.done():
@@ -213,6 +236,9 @@ class RewardPool:
             await asyncio.sleep(min(1.0, self._timeout_s / 4))
             now = asyncio.get_running_loop().time()
             for worker in list(self._workers):
-                if worker.sent and not worker.killed_because and now - worker.head_since > self._timeout_s:
+                # One that works on several ends those that take too long itself, unless something blocks it.
+                limit = self._timeout_s + (BLOCKED_S if worker.at_once > 1 else 0)
+                late = any(now - request.since > limit for request in worker.worked_on)
+                if late and not worker.killed_because:
                     worker.killed_because = f"the reward took longer than rollout.reward_timeout_s: {self._timeout_s:g}"
                     self._tasks.append(start_task(worker.process.end(), f"end of {worker.process.name}"))

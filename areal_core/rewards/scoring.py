@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from dataclasses import dataclass
@@ -10,7 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from areal_core.interfaces.workflow import RewardScore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+
+AT_ONCE = 32
+"""Completions that a coroutine function scores at a time in one process, where it has no attribute `at_once`."""
 
 
 class RewardError(Exception):
@@ -30,14 +35,25 @@ class Scorer(Protocol):
             RewardError: one of the rewards failed.
         """
 
+    def take_metrics(self) -> dict[str, float]:
+        """What rewards have counted since they were asked last, such as `NAME/tokens`."""
+
 
 @dataclass(frozen=True, slots=True)
 class RewardTerm:
     """One reward of a run: a function, the name its values are logged under, and its weight in the sum."""
 
     name: str
-    function: Callable[..., float]
+    function: Callable[..., float | Awaitable[float]]
     weight: float = 1.0
+
+    @property
+    def at_once(self) -> int:
+        """Completions that it may score at a time: 1, unless it is a coroutine function."""
+        function: Any = self.function
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            return int(getattr(function, "at_once", AT_ONCE))
+        return 1
 
 
 class RewardSum:
@@ -46,32 +62,70 @@ class RewardSum:
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
         self._terms = [(term, _parameters(term.function)) for term in terms]
 
+    @property
+    def at_once(self) -> int:
+        """Completions that may be scored at a time; 1 where no reward is a coroutine function."""
+        return min((term.at_once for term, _ in self._terms if term.at_once > 1), default=1)
+
     def __call__(self, arguments: Mapping[str, Any]) -> RewardScore:
-        """Score one completion.
+        """Score one completion with rewards that are no coroutine functions.
 
         Raises:
             RewardError: a reward raised, lacks an argument, or did not return a finite number; the message names it.
         """
-        if not self._terms:
-            raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
-        row = arguments.get("row", {})
-        total, components = 0.0, {}
-        for term, names in self._terms:
-            given = arguments if names is None else {name: _argument(term, name, arguments, row) for name in names}
-            try:
-                value = term.function(**given)
-            except BaseException as error:  # sys.exit is no way out of a reward either
-                raise RewardError(f"reward '{term.name}' raised {type(error).__name__}: {error}") from error
-            components[term.name] = _checked(term, value)
-            total += term.weight * components[term.name]
-        return RewardScore(total, components)
+        self._require_terms()
+        return self._sum([self._call(term, names, arguments) for term, names in self._terms])
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
-        """The same as a coroutine, in this very process: for rewards that neither block nor crash."""
-        return self(arguments)
+        """The same as a coroutine, in this very process; raises as a call does."""
+        self._require_terms()
+        values = [self._call(term, names, arguments) for term, names in self._terms]
+        return self._sum(await asyncio.gather(*(_awaited(t, v) for (t, _), v in zip(self._terms, values, strict=True))))
+
+    def take_metrics(self) -> dict[str, float]:
+        """See `Scorer.take_metrics`; asks the rewards that have a method of this name."""
+        taken: dict[str, float] = {}
+        for term, _ in self._terms:
+            take = getattr(term.function, "take_metrics", dict)
+            taken |= {f"{term.name}/{key}": float(value) for key, value in take().items()}
+        return taken
+
+    def _require_terms(self) -> None:
+        if not self._terms:
+            raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
+
+    @staticmethod
+    def _call(term: RewardTerm, names: list[str] | None, arguments: Mapping[str, Any]) -> Any:
+        row = arguments.get("row", {})
+        given = arguments if names is None else {name: _argument(term, name, arguments, row) for name in names}
+        try:
+            return term.function(**given)
+        except BaseException as error:  # sys.exit is no way out of a reward either
+            raise _raised(term, error) from error
+
+    def _sum(self, values: Sequence[Any]) -> RewardScore:
+        components = {t.name: _checked(t, value) for (t, _), value in zip(self._terms, values, strict=True)}
+        return RewardScore(sum(t.weight * components[t.name] for t, _ in self._terms), components)
 
 
-def _parameters(function: Callable[..., float]) -> list[str] | None:
+async def _awaited(term: RewardTerm, value: Any) -> Any:
+    """What a reward returned, waited for where it is a coroutine."""
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        return await value
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise _raised(term, error) from error
+
+
+def _raised(term: RewardTerm, error: BaseException) -> RewardError:
+    return RewardError(f"reward '{term.name}' raised {type(error).__name__}: {error}")
+
+
+def _parameters(function: Callable[..., object]) -> list[str] | None:
     """Names of the arguments to pass, or None where the function takes any (`**arguments`)."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -1,27 +1,30 @@
-"""The process of a reward worker: load the run's rewards, then answer one request after another.
+"""The process of a reward worker: load the run's rewards, then answer requests.
 
 python -m areal_core.rewards.worker RUN_DIR ADDRESS NAME
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.background import start_task
 from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
 from areal_core.config.imports import KeptSources
 from areal_core.messages import BlockingChannel, ChannelClosed
-from areal_core.messages.scores import Scored, ScoreFailed, WorkerReady
+from areal_core.messages.scores import Score, Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Selection
+    from areal_core.interfaces.workflow import RewardScore
 
 CONNECT_TIMEOUT_S = 60.0
 
@@ -40,22 +43,56 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
 def main(run_dir: Path, address: str, name: str) -> None:
     """Serve until the pool closes the channel."""
     KeptSources.folder = run_dir / "sources"
-    rewards = build_rewards(load_run(run_dir).config.rewards)
+    config = load_run(run_dir).config
+    rewards = build_rewards(config.rewards)
     channel = BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name)
-    channel.send(WorkerReady())
-    own = os.getpid()
+    channel.send(WorkerReady(rewards.at_once))
     with suppress(ChannelClosed):
-        while True:
-            request = channel.receive().message
-            answer: Scored | ScoreFailed
+        if rewards.at_once > 1:
+            asyncio.run(_serve_several(channel, rewards, config.rollout.reward_timeout_s))
+        else:
+            _serve_in_order(channel, rewards)
+
+
+def _serve_in_order(channel: BlockingChannel, rewards: RewardSum) -> None:
+    own = os.getpid()
+    while True:
+        request = channel.receive().message
+        try:
+            answer = _scored(request, rewards(request.arguments), rewards)
+        except RewardError as error:
+            answer = ScoreFailed(request.number, str(error))
+        if os.getpid() != own:  # a child that the reward has forked and that came back; this channel is not its own
+            os._exit(0)
+        channel.send(answer)
+
+
+async def _serve_several(channel: BlockingChannel, rewards: RewardSum, timeout_s: float) -> None:
+    """For rewards that are coroutines: as many completions at a time as they allow, begun in order."""
+    places, tasks = asyncio.Semaphore(rewards.at_once), set()
+
+    async def answer(request: Score) -> None:
+        reply: Scored | ScoreFailed
+        async with places:
             try:
-                score = rewards(request.arguments)
-                answer = Scored(request.number, score.value, score.components)
+                async with asyncio.timeout(timeout_s):
+                    reply = _scored(request, await rewards.score(request.arguments), rewards)
+            except TimeoutError:
+                words = f"the reward took longer than rollout.reward_timeout_s: {timeout_s:g}"
+                reply = ScoreFailed(request.number, words)
             except RewardError as error:
-                answer = ScoreFailed(request.number, str(error))
-            if os.getpid() != own:  # a child that the reward has forked and that came back; this channel is not its own
-                os._exit(0)
-            channel.send(answer)
+                reply = ScoreFailed(request.number, str(error))
+        channel.send(reply)
+
+    while True:
+        frame = await asyncio.to_thread(channel.receive)
+        task = start_task(answer(frame.message), "a reward")
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+def _scored(request: Score, score: RewardScore, rewards: RewardSum) -> Scored | ScoreFailed:
+    return Scored(request.number, score.value, score.components, rewards.take_metrics())
 
 
 if __name__ == "__main__":

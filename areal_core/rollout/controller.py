@@ -191,7 +191,7 @@ class RolloutController:
         self._admit()
         batch = join_groups(groups)
         metrics = {"time/wait_for_rollouts_s": time.monotonic() - began, **self._tally.take()}
-        metrics |= self._engine.take_metrics()
+        metrics |= self._engine.take_metrics() | self._runner.take_metrics()
         if batch is None:
             return None, metrics
         batch, staleness = mask_stale(batch, self._published, step, self.section)

@@ -76,6 +76,10 @@ class EpisodeRunner:
         """Episodes that wait for a place in the engine."""
         return sum(clock.waits for clock in self._clocks)
 
+    def take_metrics(self) -> dict[str, float]:
+        """What rewards have counted since they were asked last."""
+        return {f"rewards/{name}": value for name, value in self._scorer.take_metrics().items()}
+
     async def run(
         self,
         row: Mapping[str, Any],

@@ -43,7 +43,7 @@ class Worker:
     def _work(self) -> None:
         self.channel = BlockingChannel.connect(self._address, HANG_S, self.name)
         try:
-            self.channel.send(WorkerReady())
+            self.channel.send(WorkerReady(1))
             hangs = False
             while True:
                 request = self.channel.receive().message
@@ -56,7 +56,7 @@ class Worker:
                 hangs |= do == "hang"
                 if not hangs:
                     number = request.number + (do == "answer another")
-                    self.channel.send(Scored(number, 1.0, {"by": float(self.name.removeprefix("reward-"))}))
+                    self.channel.send(Scored(number, 1.0, {"by": float(self.name.removeprefix("reward-"))}, {}))
         except (ChannelClosed, OSError):
             pass
 

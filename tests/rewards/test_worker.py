@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 HANG_S = 120.0
 PROGRAM = """
-import os, sys
+import asyncio, os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from areal_core.rewards import worker
@@ -31,8 +32,30 @@ def odd(completion):
         sys.exit(0)
     return float(len(completion))
 
-worker.load_run = lambda folder: SimpleNamespace(config=SimpleNamespace(rewards=[]))
-worker.build_rewards = lambda selections: RewardSum([RewardTerm("odd", odd, 1.0)])
+class Judge:
+    at_once = 4
+    def __init__(self):
+        self.calls = self.now = self.most = 0
+    async def __call__(self, completion):
+        if completion == "blocks":
+            time.sleep(3600)
+        if completion == "raises":
+            raise LookupError("no verdict")
+        self.calls += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(3600 if completion == "hangs" else 0.2)
+        self.now -= 1
+        return float(len(completion))
+    def take_metrics(self):
+        taken, self.calls = {"calls": self.calls, "most": self.most}, 0
+        self.most = 0
+        return taken
+
+TERMS = {"odd": [RewardTerm("odd", odd)], "judge": [RewardTerm("judge", Judge()), RewardTerm("odd", odd, 0.5)]}
+rollout = SimpleNamespace(reward_timeout_s=2.0)
+worker.load_run = lambda folder: SimpleNamespace(config=SimpleNamespace(rewards=[], rollout=rollout))
+worker.build_rewards = lambda selections: RewardSum(TERMS[os.environ["TERMS"]])
 worker.main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
 """
 
@@ -40,9 +63,10 @@ worker.main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
 class Worker:
     """A `RunningProcess`."""
 
-    def __init__(self, specification: ProcessSpecification) -> None:
+    def __init__(self, specification: ProcessSpecification, terms: str) -> None:
         self.name = specification.name
-        self._process = subprocess.Popen([sys.executable, "-c", PROGRAM, *specification.command[-3:]])
+        command = [sys.executable, "-c", PROGRAM, *specification.command[-3:]]
+        self._process = subprocess.Popen(command, env={**os.environ, "TERMS": terms})
 
     async def wait(self) -> ProcessEnd:
         return ProcessEnd(await asyncio.to_thread(self._process.wait), "")
@@ -57,12 +81,13 @@ class Workers:
 
     address = "127.0.0.1"
 
-    def __init__(self) -> None:
+    def __init__(self, terms: str = "odd") -> None:
+        self._terms = terms
         self.started = 0
 
     async def start(self, specification: ProcessSpecification) -> Worker:
         self.started += 1
-        return Worker(specification)
+        return Worker(specification, self._terms)
 
 
 def test_every_completion_has_its_own_reward_whatever_a_reward_does(tmp_path: Path) -> None:
@@ -88,3 +113,41 @@ def test_every_completion_has_its_own_reward_whatever_a_reward_does(tmp_path: Pa
             assert "reward 'odd' raised SystemExit" in str(score)
         else:
             assert score.value == len(completion)
+
+
+def judged(tmp_path: Path, asked: list[str], timeout_s: float = HANG_S) -> tuple[list[Any], int, dict[str, float]]:
+    """What a judge says of completions, how many processes were started, and what it has counted."""
+
+    async def work() -> tuple[list[Any], int, dict[str, float]]:
+        workers = Workers("judge")
+        pool = RewardPool(tmp_path, tmp_path, workers, count=1, timeout_s=timeout_s, start_timeout_s=HANG_S)
+        try:
+            await pool.start()
+            row: dict[str, Any] = {"row": {}}
+            scores = [pool.score({"completion": completion, **row}) for completion in asked]
+            found = await asyncio.gather(*scores, return_exceptions=True)
+            return found, workers.started, pool.take_metrics()
+        finally:
+            await pool.close()
+
+    return asyncio.run(asyncio.wait_for(work(), HANG_S))
+
+
+def test_coroutines_score_several_at_a_time_and_each_its_own(tmp_path: Path) -> None:
+    asked = ["x" * (1 + n % 5) for n in range(24)]
+    found, started, metrics = judged(tmp_path, [*asked, "raises", "hangs"])
+    assert [score.value for score in found[:24]] == [1.5 * len(completion) for completion in asked]
+    assert found[3].components == {"judge": 4.0, "odd": 4.0}
+    assert "reward 'judge' raised LookupError: no verdict" in str(found[24])
+    assert "longer than rollout.reward_timeout_s: 2" in str(found[25])
+    assert started == 1, "whoever takes too long costs nobody else"
+    assert metrics["judge/calls"] == 24
+    assert metrics["judge/most"] >= 4
+
+
+def test_a_coroutine_that_blocks_costs_its_process_and_one_completion(tmp_path: Path) -> None:
+    found, started, _ = judged(tmp_path, ["blocks", "one", "two"], timeout_s=2.0)
+    assert isinstance(found[0], RewardError)
+    assert "longer than rollout.reward_timeout_s" in str(found[0])
+    assert [score.value for score in found[1:]] == [4.5, 4.5]
+    assert started == 2
