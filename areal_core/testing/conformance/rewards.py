@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -68,7 +69,7 @@ class RewardSuite(ComponentSuite):
             "row": copy.deepcopy(dict(self.row)),
         }
         before = copy.deepcopy(arguments)
-        value = RewardSum([RewardTerm("reward", reward)])(arguments).value
+        value = asyncio.run(RewardSum([RewardTerm("reward", reward)]).score(arguments)).value
         assert arguments == before, "the reward changed what it was given"
         return value
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from areal_core.config import LocalPath, Settings
+from areal_core.config import LocalPath, Seconds, Secret, Settings
 from areal_rewards.libraries import missing_library
 from areal_rewards.templates import columns_of
 
@@ -77,6 +77,82 @@ class LengthPenaltySettings(Settings):
                 f"length_penalty begins at {self.longest - self.margin} tokens, which no completion exceeds: "
                 f"sampling.max_new_tokens is {config.sampling.max_new_tokens}; lower longest or raise margin"
             )
+
+
+class JudgeSettings(Settings):
+    """Settings of `judge.Judge`."""
+
+    address: str = Field(pattern="^https?://", description="OpenAI-compatible, such as https://api.example.com/v1")
+    model: str = Field(description="the judge's name there")
+    key: Secret | None = Field(default=None, description="env:NAME of the variable that holds the key")
+    prompt: Template = Field(
+        default="Here is a question and an answer to it.\n\n<question>\n{prompt}\n</question>\n\n<answer>\n"
+        "{completion}\n</answer>\n\nThink about how good the answer is. End with a line 'Score: N', where N is a "
+        "number from 0 (worthless) to 10 (perfect).",
+        description="what the judge is asked; {prompt}, {completion} and columns of the row are filled in",
+    )
+    pattern: Pattern = Field(
+        default=r"Score:\s*(-?\d+(?:\.\d+)?)", description="regular expression whose one group is the verdict"
+    )
+    lowest: float = Field(default=0.0, description="the verdict that is worth 0")
+    highest: float = Field(default=10.0, description="the verdict that is worth 1")
+    temperature: float = Field(default=0.0, ge=0, description="of the judge; 0 is greedy")
+    max_tokens: int = Field(default=1024, ge=1, description="longest answer of the judge")
+    requests_at_once: int = Field(default=16, ge=1, description="in each reward process")
+    request_timeout_s: Seconds = Field(default=60.0, gt=0, description="seconds for one try")
+    max_retries: int = Field(default=4, ge=0, description="tries again where the judge is busy, broken or gone")
+    cache: LocalPath | None = Field(
+        default=None, description="file that keeps answers for other processes and runs; null keeps them in memory"
+    )
+    input_price: float = Field(default=0.0, ge=0, description="of a million tokens that the judge reads")
+    output_price: float = Field(default=0.0, ge=0, description="of a million tokens that the judge writes")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JudgeSettings:
+        if re.compile(self.pattern).groups != 1:
+            raise ValueError("pattern must have exactly one group, the verdict")
+        if self.lowest >= self.highest:
+            raise ValueError("lowest must be below highest")
+        return self
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there, and a try must fit into the deadline of a reward."""
+        yield from missing_library("the reward judge", "aiohttp", "judge")
+        if self.request_timeout_s >= config.rollout.reward_timeout_s:
+            yield (
+                f"request_timeout_s is {self.request_timeout_s:g}, and all of a completion's rewards have "
+                f"{config.rollout.reward_timeout_s:g} s: raise rollout.reward_timeout_s, retries included"
+            )
+
+
+class RewardModelSettings(Settings):
+    """Settings of `reward_models.RewardModel`."""
+
+    path: str = Field(description="Hugging Face folder, or a name on the hub, of a model with a head of one output")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the model")
+    same_tokens: bool = Field(
+        default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
+    )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the reward reward_model", "transformers", "models")
+
+
+class RemoteRewardModelSettings(Settings):
+    """Settings of `reward_models.RemoteRewardModel`."""
+
+    address: str = Field(pattern="^https?://", description="where `areal rewards serve_model` listens")
+    same_tokens: bool = Field(
+        default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
+    )
+    requests_at_once: int = Field(default=32, ge=1, description="in each reward process")
+    request_timeout_s: Seconds = Field(default=10.0, gt=0, description="seconds for one try")
+    max_retries: int = Field(default=4, ge=0, description="tries again where the server is busy, broken or gone")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("the reward remote_reward_model", "aiohttp", "judge")
 
 
 class TaskScoreSettings(Settings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Command, Component, hookimpl
 
 
 @hookimpl
@@ -39,6 +39,32 @@ def areal_reward_functions() -> list[Component]:
             target="areal_rewards.procedural:score_task",
             config="areal_rewards.config:TaskScoreSettings",
         ),
+        Component(
+            "judge",
+            "the verdict of a language model behind an OpenAI-compatible address",
+            target="areal_rewards.judge:Judge",
+            config="areal_rewards.config:JudgeSettings",
+        ),
+        Component(
+            "reward_model",
+            "the score of a trained reward model, loaded in the reward process",
+            target="areal_rewards.reward_models:RewardModel",
+            config="areal_rewards.config:RewardModelSettings",
+        ),
+        Component(
+            "remote_reward_model",
+            "the score of a trained reward model behind an address",
+            target="areal_rewards.reward_models:RemoteRewardModel",
+            config="areal_rewards.config:RemoteRewardModelSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """Serving a reward model."""
+    return [
+        Command("serve_model", "serve a reward model for runs to ask", target="areal_rewards.model_server:main"),
     ]
 
 

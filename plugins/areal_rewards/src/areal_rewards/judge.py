@@ -1,0 +1,163 @@
+"""A language model behind an OpenAI-compatible address that judges completions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from areal_rewards.libraries import load_library
+from areal_rewards.templates import fill
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from areal_rewards.config import JudgeSettings
+
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Before a request is tried again; doubled each time."""
+
+
+class Judge:
+    """A reward: a prompt to a judge, the number that stands in its answer, brought to a scale from 0 to 1.
+
+    Args:
+        settings: address, prompt, form of the verdict, limits.
+    """
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        self._settings = settings
+        self._aiohttp = load_library("the reward judge", "aiohttp", "judge")
+        self._pattern = re.compile(settings.pattern)
+        self._session: Any = None
+        self._known = Answers(settings.cache)
+        self._under_way: dict[str, asyncio.Future[str]] = {}
+        self._counts: Counter[str] = Counter()
+        self.at_once = settings.requests_at_once
+
+    async def __call__(self, prompt: str, completion: str, row: Mapping[str, Any]) -> float:
+        """(verdict - lowest) / (highest - lowest).
+
+        Raises:
+            ValueError: the judge's answer has no verdict, or one out of the scale; it is not asked again for it.
+            RuntimeError: the judge could not be asked, in all tries.
+        """
+        settings = self._settings
+        asked = fill(settings.prompt, {**row, "prompt": prompt, "completion": completion})
+        answer = await self._answer(asked)
+        found = self._pattern.findall(answer)
+        if not found:
+            raise ValueError(f"the judge's answer has nothing of the form {settings.pattern}: {answer[-200:]!r}")
+        verdict = float(found[-1])
+        if not settings.lowest <= verdict <= settings.highest:
+            raise ValueError(f"the judge's verdict {verdict:g} is not from {settings.lowest:g} to {settings.highest:g}")
+        return (verdict - settings.lowest) / (settings.highest - settings.lowest)
+
+    def take_metrics(self) -> dict[str, float]:
+        """Requests, tokens and cost since the last call; see `areal_core.interfaces.Reward`."""
+        taken, self._counts = self._counts, Counter()
+        return dict(taken)
+
+    async def _answer(self, asked: str) -> str:
+        """What the judge says; the same question is asked once, also by completions that ask it at the same time."""
+        body = {
+            "model": self._settings.model,
+            "messages": [{"role": "user", "content": asked}],
+            "temperature": self._settings.temperature,
+            "max_tokens": self._settings.max_tokens,
+        }
+        key = hashlib.sha256(json.dumps([self._settings.address, body]).encode()).hexdigest()
+        if (known := self._known.get(key)) is not None:
+            self._counts["cached"] += 1
+            return known
+        if key in self._under_way:
+            self._counts["cached"] += 1
+        else:
+            asking = self._under_way[key] = asyncio.ensure_future(self._ask(body))
+            asking.add_done_callback(lambda done: self._answered(key, done))
+        # Whoever asked first may run out of time; the others wait for the same answer.
+        return await asyncio.shield(self._under_way[key])
+
+    def _answered(self, key: str, asking: asyncio.Future[str]) -> None:
+        del self._under_way[key]
+        if not asking.cancelled() and asking.exception() is None and self._pattern.search(asking.result()):
+            self._known.put(key, asking.result())
+
+    async def _ask(self, body: Mapping[str, Any]) -> str:
+        """The answer to a request, which is tried again where the server is busy, broken or gone."""
+        url, why = f"{self._settings.address.rstrip('/')}/chat/completions", ""
+        for attempt in range(self._settings.max_retries + 1):
+            if attempt:
+                self._counts["retries"] += 1
+                await asyncio.sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+            self._counts["requests"] += 1
+            try:
+                async with self._connected().post(url, json=body) as response:
+                    text = await response.text()
+                    if response.status == 200:
+                        return self._read(text)
+                    why = f"{response.status} {response.reason}: {text[:200]}"
+                    if response.status != 429 and response.status < 500:
+                        break  # asked again it would answer the same
+            except (self._aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+                why = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"the judge at {url} did not answer: {why}")
+
+    def _read(self, text: str) -> str:
+        answer = json.loads(text)
+        said = answer["choices"][0]["message"]["content"]
+        if not isinstance(said, str):
+            raise ValueError(f"its message holds no text: {text[:200]}")
+        used = answer.get("usage") or {}
+        read, written = int(used.get("prompt_tokens", 0)), int(used.get("completion_tokens", 0))
+        self._counts["prompt_tokens"] += read
+        self._counts["completion_tokens"] += written
+        price = self._settings.input_price * read + self._settings.output_price * written
+        self._counts["cost"] += price / 1e6  # type: ignore[assignment]  # a counter of floats
+        return said
+
+    def _connected(self) -> Any:
+        if self._session is None:
+            key = self._settings.key
+            headers = {} if key is None else {"Authorization": f"Bearer {key.get()}"}
+            limit = self._aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
+            self._session = self._aiohttp.ClientSession(headers=headers, timeout=limit)
+        return self._session
+
+
+class Answers:
+    """What a judge has answered: in memory, and in a file where one is named, which runs and processes may share."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._memory: dict[str, str] = {}
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._open() as database:
+                database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+
+    def get(self, key: str) -> str | None:
+        """The answer, where it is known."""
+        if key not in self._memory and self._path is not None:
+            with closing(self._open()) as database:
+                found = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            if found is not None:
+                self._memory[key] = found[0]
+        return self._memory.get(key)
+
+    def put(self, key: str, answer: str) -> None:
+        """Remember an answer."""
+        self._memory[key] = answer
+        if self._path is not None:
+            with closing(self._open()) as database, database:
+                database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
+
+    def _open(self) -> sqlite3.Connection:
+        assert self._path is not None
+        return sqlite3.connect(self._path, timeout=30)

@@ -1,0 +1,94 @@
+"""`areal rewards serve_model`: a reward model behind an address, for runs that ask it from their rollout side."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+from areal_rewards.libraries import load_library
+from areal_rewards.reward_models import ScoringModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_AT_ONCE = 64
+"""Sequences in one pass of the model."""
+
+
+class ModelServer:
+    """Scores what is asked, all that came meanwhile in one pass."""
+
+    def __init__(self, model: ScoringModel, longest: int) -> None:
+        self._web = load_library("areal rewards serve_model", "aiohttp.web", "judge")
+        self._model = model
+        self._longest = longest
+        self._waiting: asyncio.Queue[tuple[list[int], asyncio.Future[float]]] = asyncio.Queue()
+
+    async def score(self, request: Any) -> Any:
+        """POST /score with `prompt`, `completion` and, where they are of the model's vocabulary, `completion_ids`."""
+        try:
+            asked = await request.json()
+            ids = self._model.encode(asked["prompt"], asked.get("completion", ""), asked.get("completion_ids"))
+            if not 0 < len(ids) <= self._longest:
+                raise ValueError(f"{len(ids)} tokens, where 1 to {self._longest} can be scored")
+        except (ValueError, LookupError, TypeError) as error:
+            return self._web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
+        score: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        await self._waiting.put((ids, score))
+        return self._web.json_response({"score": await score, "tokens": len(ids)})
+
+    async def work(self) -> None:
+        """Take what waits, score it in a thread, and answer; for ever."""
+        while True:
+            taken = [await self._waiting.get()]
+            while len(taken) < MOST_AT_ONCE and not self._waiting.empty():
+                taken.append(self._waiting.get_nowait())
+            try:
+                scores = await asyncio.to_thread(self._model.score, [ids for ids, _ in taken])
+            except Exception as error:  # noqa: BLE001 - such as memory; whoever asked is told, and others may ask again
+                for _, answer in taken:
+                    answer.set_exception(RuntimeError(str(error)))
+                continue
+            for (_, answer), value in zip(taken, scores, strict=True):
+                if not answer.done():
+                    answer.set_result(value)
+
+
+async def _serve(server: ModelServer, host: str, port: int) -> None:
+    web = load_library("areal rewards serve_model", "aiohttp.web", "judge")
+    application = web.Application(client_max_size=64 * 2**20)
+    application.router.add_post("/score", server.score)
+    application.router.add_get("/health", lambda _: asyncio.sleep(0, web.json_response({"status": "ready"})))
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    address = f"http://{host}:{site._server.sockets[0].getsockname()[1]}"
+    sys.stdout.write(f"ready: {address}\n")
+    sys.stdout.flush()
+    try:
+        await server.work()
+    finally:
+        await runner.cleanup()
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve until interrupted; the exit code."""
+    parser = argparse.ArgumentParser("areal rewards serve_model", description="serve a reward model")
+    parser.add_argument("model", help="a Hugging Face folder, or a name on the hub, with a head of one output")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="0 is any free port (default)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--max-tokens", type=int, default=32768, help="longest sequence (default: %(default)s)")
+    asked = parser.parse_args(list(words))
+    try:
+        server = ModelServer(ScoringModel(asked.model, asked.dtype), asked.max_tokens)
+        asyncio.run(_serve(server, asked.host, asked.port))
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"areal: the reward model cannot be served: {error}\n")
+        return 1
+    return 0

@@ -1,0 +1,125 @@
+"""Rewards by a trained reward model: loaded in the reward process, or asked behind an address."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from areal_rewards.libraries import load_library
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from areal_rewards.config import RewardModelSettings
+
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+
+
+class ScoringModel:
+    """A Hugging Face model with a head of one output, on the CPU or a GPU; scores sequences at their last token.
+
+    Args:
+        path: its folder, or a name on the hub.
+        dtype: float32 or bfloat16.
+
+    Raises:
+        ConfigError: transformers is not installed.
+        ValueError: the model has no head of one output.
+    """
+
+    def __init__(self, path: str, dtype: str = "float32") -> None:
+        self._torch = load_library("the reward model", "torch", "models")
+        transformers = load_library("the reward model", "transformers", "models")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        load = transformers.AutoModelForSequenceClassification.from_pretrained
+        self._model = load(path, dtype=getattr(self._torch, dtype)).eval()
+        heads = [child for _, child in self._model.named_children() if getattr(child, "out_features", 0) == 1]
+        if len(heads) != 1:
+            raise ValueError(f"the model {path} has no single head of one output, so it is no reward model")
+        self._head = heads[0]
+        self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
+        self._model.to(self._device)
+
+    def encode(self, prompt: str, completion: str, completion_ids: Sequence[int] | None) -> list[int]:
+        """Tokens of a prompt as its template wrote it, and of the answer: as they were sampled, where both models have
+        the same vocabulary, so that the end of the turn is among them."""
+        asked = self.tokenizer.encode(prompt, add_special_tokens=False)
+        said = self.tokenizer.encode(completion, add_special_tokens=False) if completion_ids is None else completion_ids
+        return [*asked, *said]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """One score for each sequence of token ids, which are padded on the right for one pass."""
+        torch = self._torch
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        ids = torch.zeros(len(sequences), int(lengths.max()), dtype=torch.int64)
+        for row, sequence in enumerate(sequences):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+        mask = torch.arange(ids.shape[1])[None] < lengths[:, None]
+        with torch.no_grad():
+            hidden = self._model.base_model(
+                input_ids=ids.to(self._device), attention_mask=mask.long().to(self._device), use_cache=False
+            )[0]
+            last = hidden[torch.arange(len(sequences)), (lengths - 1).to(self._device)]
+            return [float(value) for value in self._head(last)[:, 0].float().cpu()]
+
+
+class RewardModel:
+    """A reward: the score of a reward model that lies in a folder and is loaded by the reward process.
+
+    Args:
+        settings: which model.
+    """
+
+    def __init__(self, settings: RewardModelSettings) -> None:
+        self._settings = settings
+        self._model: ScoringModel | None = None
+
+    def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
+        """The model's score of the whole conversation, as it is."""
+        if self._model is None:
+            self._model = ScoringModel(str(self._settings.path), self._settings.dtype)
+        ids = completion_ids if self._settings.same_tokens else None
+        (score,) = self._model.score([self._model.encode(prompt, completion, ids)])
+        return score
+
+
+class RemoteRewardModel:
+    """A reward: the score of a reward model behind an address, as `areal rewards serve_model` serves one.
+
+    Args:
+        settings: where it is, limits.
+    """
+
+    def __init__(self, settings: Any) -> None:
+        self._settings = settings
+        self._aiohttp = load_library("the reward remote_reward_model", "aiohttp", "judge")
+        self._session: Any = None
+        self.at_once = settings.requests_at_once
+
+    async def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
+        """The model's score of the whole conversation, as it is.
+
+        Raises:
+            RuntimeError: it could not be asked, in all tries.
+        """
+        if self._session is None:
+            limit = self._aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
+            self._session = self._aiohttp.ClientSession(timeout=limit)
+        body: dict[str, Any] = {"prompt": prompt, "completion": completion}
+        if self._settings.same_tokens:
+            body["completion_ids"] = list(completion_ids)
+        url, why = f"{self._settings.address.rstrip('/')}/score", ""
+        for attempt in range(self._settings.max_retries + 1):
+            if attempt:
+                await asyncio.sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+            try:
+                async with self._session.post(url, json=body) as response:
+                    text = await response.text()
+                    if response.status == 200:
+                        return float((await response.json())["score"])
+                    why = f"{response.status} {response.reason}: {text[:200]}"
+                    if response.status < 500:
+                        break
+            except (self._aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+                why = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"the reward model at {url} did not answer: {why}")

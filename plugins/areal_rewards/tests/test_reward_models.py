@@ -1,0 +1,112 @@
+"""Scores of a tiny reward model: in this process, behind an address, and as transformers computes them."""
+
+import asyncio
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+
+from areal_core.errors import ConfigError
+from areal_rewards.config import RemoteRewardModelSettings, RewardModelSettings
+from areal_rewards.reward_models import RemoteRewardModel, RewardModel, ScoringModel
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with random weights and a tokenizer of letters."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("reward_model")
+    words = {letter: number for number, letter in enumerate(LETTERS)} | {"<end>": len(LETTERS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>").save_pretrained(path)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=len(words), num_labels=1, pad_token_id=len(LETTERS), **sizes, **heads)
+    Qwen3ForSequenceClassification(config).save_pretrained(path)
+    return path
+
+
+def by_transformers(folder, ids):
+    """The score of one sequence, by the model's own forward without padding."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder, pad_token_id=None).eval()
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=torch.tensor([ids]))[0]
+        return float(model.score(hidden)[0, -1, 0])
+
+
+def test_scores_are_those_at_the_last_token_whatever_is_scored_beside(folder):
+    """The end of the sequence is the padding's token here, which transformers by itself would step over."""
+    model = ScoringModel(str(folder))
+    end = len(LETTERS)
+    sequences = [[1, 2, 3, end], [4, 5], [6, 7, 8, 9, 10, 11, end], [end]]
+    found = model.score(sequences)
+    assert found == pytest.approx([by_transformers(folder, ids) for ids in sequences], abs=1e-5)
+    assert len(set(found)) == 4
+
+
+def test_the_reward_is_the_score_of_prompt_and_sampled_tokens(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asked, said = tokenizer.encode("what", add_special_tokens=False), [3, 4, len(LETTERS)]
+    reward = RewardModel(RewardModelSettings(path=str(folder)))
+    found = reward(prompt="what", completion="de", completion_ids=said)
+    assert found == pytest.approx(by_transformers(folder, [*asked, *said]), abs=1e-5)
+    text = RewardModel(RewardModelSettings(path=str(folder), same_tokens=False))
+    assert text(prompt="what", completion="de", completion_ids=[999]) == pytest.approx(
+        by_transformers(folder, [*asked, 3, 4]), abs=1e-5
+    )
+
+
+def test_a_model_that_is_no_reward_model_is_refused(tmp_path, folder):
+    config = Qwen3Config.from_pretrained(folder, num_labels=3)
+    Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    with pytest.raises((ValueError, ConfigError), match="no single head of one output"):
+        ScoringModel(str(tmp_path))
+
+
+def test_behind_an_address_it_scores_the_same(folder):
+    command = [sys.executable, "-m", "areal_core", "rewards", "serve_model", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            address = re.fullmatch(r"ready: (http://127\.0\.0\.1:\d+)\n", line)[1]
+            local = RewardModel(RewardModelSettings(path=str(folder)))
+            asked = [
+                {"prompt": "what", "completion": "x", "completion_ids": [1 + n % 9] * (1 + n % 4)} for n in range(20)
+            ]
+
+            async def ask():
+                remote = RemoteRewardModel(RemoteRewardModelSettings(address=address, max_retries=0))
+                try:
+                    found = await asyncio.gather(*(remote(**each) for each in asked))
+                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*0 tokens, where 1 to"):
+                        await remote(prompt="", completion="", completion_ids=[])
+                    return found
+                finally:
+                    await remote._session.close()
+
+            found = asyncio.run(asyncio.wait_for(ask(), 120))
+            assert found == pytest.approx([local(**each) for each in asked], abs=1e-5)
+        finally:
+            process.kill()
+
+
+def test_an_address_that_nobody_serves_is_told():
+    async def ask():
+        remote = RemoteRewardModel(RemoteRewardModelSettings(address="http://127.0.0.1:9", max_retries=0))
+        try:
+            await remote(prompt="a", completion="b", completion_ids=[1])
+        finally:
+            await remote._session.close()
+
+    with pytest.raises(RuntimeError, match=r"the reward model at http://127\.0\.0\.1:9/score did not answer"):
+        asyncio.run(asyncio.wait_for(ask(), 60))
