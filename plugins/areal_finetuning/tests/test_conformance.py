@@ -1,8 +1,76 @@
 """The suites that every plugin author inherits, on everything that this plugin supplies."""
 
-from areal_core.testing.conformance import AlgorithmSuite
+from dataclasses import replace
+
+import torch
+
+from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, make_batch
+
+
+def make_pairs():
+    """The suites' batch in six units of two sequences that stand apart, the chosen one not always first."""
+    batch = make_batch()
+    rows = torch.arange(len(batch))
+    pair = rows % 6
+    batch = batch.with_sequences(is_chosen=(rows < 6) ^ (pair % 2 == 1), margin=pair / 4, group_id=100 - pair)
+    return batch.with_units(pair)
+
+
+class PairSuite(AlgorithmSuite):
+    is_policy_gradient = False
+
+    def make_batch(self):
+        return make_pairs()
 
 
 class TestSFT(AlgorithmSuite):
     component = "finetuning/sft"
     is_policy_gradient = False
+
+
+class TestDPO(PairSuite):
+    component = "finetuning/dpo"
+
+
+class TestConservativeDPO(PairSuite):
+    component = "finetuning/dpo"
+    settings = {"label_smoothing": 0.2, "length_normalised": True, "beta": 2.0}  # noqa: RUF012
+
+
+class TestReferenceFreeDPO(PairSuite):
+    component = "finetuning/dpo"
+    settings = {"reference_free": True}  # noqa: RUF012
+
+
+class TestIPO(PairSuite):
+    component = "finetuning/ipo"
+
+
+class TestRewardModel(PairSuite):
+    component = "finetuning/reward_model"
+    settings = {"centring": 0.1}  # noqa: RUF012
+    learns_in_mask = False
+
+
+class TestDistill(AlgorithmSuite):
+    component = "finetuning/distill"
+
+
+class TestTeacherKL(AdvantageSuite):
+    component = "finetuning/teacher_kl"
+
+    def make_batch(self):
+        batch = make_batch()
+        return batch.with_tokens(
+            proximal_logprobs=batch["actor_logprobs"], teacher_logprobs=batch["reference_logprobs_made"]
+        )
+
+
+class TestDistillation(PolicyLossSuite):
+    component = "finetuning/distillation"
+
+    def make(self):
+        loss = super().make()
+        return lambda terms: loss(
+            replace(terms, columns={**terms.columns, "teacher_logprobs": terms.columns["reference_logprobs"]})
+        )

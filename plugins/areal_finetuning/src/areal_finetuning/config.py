@@ -1,20 +1,55 @@
-"""Settings of the algorithms and encoders. Imports no torch, so that a config is checked anywhere."""
+"""Settings of the algorithms and encoders. Imports no torch, so that a config is checked anywhere.
+
+In the formulas π is the model that learns, x a prompt, y_c the chosen and y_r the rejected answer, U the pairs of an
+update, σ(z) = 1 / (1 + exp(-z)).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field, model_validator
+
+from areal_core.algorithms.settings import PolicyGradientSettings, PolicyLossSettings
 from areal_core.config import Selection, Settings, component
-from areal_core.interfaces import ACTOR
+from areal_core.interfaces import ACTOR, REFERENCE, Pass, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from areal_core.interfaces import Pass, Role
+    from areal_core.config import RunConfig
+
+REWARD_MODEL = Role("reward", head="scalar", trains=True)
+"""Says of a whole sequence how good it is, at its last token."""
+TEACHER = Role("teacher")
+"""The model that a policy is distilled from."""
+
+
+class EncodingSettings(Settings):
+    """Settings of every encoder in `encoders`."""
+
+    max_tokens: int | None = Field(
+        None, ge=2, description="tokens that a sequence may have, its end included; null leaves that to the model"
+    )
+    overlong: Literal["refuse", "truncate"] = Field(
+        "refuse",
+        description="what becomes of a sequence over max_tokens: refuse ends the run and names the row; truncate cuts "
+        "its end off, and the model then learns from an answer that has no end",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> EncodingSettings:
+        if self.overlong == "truncate" and self.max_tokens is None:
+            raise ValueError("overlong: truncate needs max_tokens, which says at what length")
+        return self
 
 
 class SupervisedSettings(Settings):
-    """Supervised fine-tuning: L = -Σ_t w_t log π(y_t), the negative log-likelihood of what the rows say."""
+    """Supervised fine-tuning: L = -Σ_t w_t log π(y_t), the negative log-likelihood of what the rows say.
+
+    On answers that a stronger model has written it is supervised distillation (sequence-level knowledge distillation,
+    arXiv 1606.07947).
+    """
 
     encoder: Selection = component(
         "encoders", default="finetuning/conversations", description="turns a row into the tokens that are learnt"
@@ -26,3 +61,122 @@ class SupervisedSettings(Settings):
     def needs(self, updates: int) -> Iterable[Role | Pass]:
         """The model that learns."""
         return (ACTOR,)
+
+
+class DPOSettings(Settings):
+    """Direct preference optimisation (arXiv 2305.18290, equation 7).
+
+    L = -1/U Σ log σ(β h), with h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r), each a sum over the tokens of an
+    answer. The reference is the run's own model as it began, or that of `roles.reference.path`.
+    """
+
+    encoder: Selection = component(
+        "encoders", default="finetuning/preferences", description="turns a row into a chosen and a rejected sequence"
+    )
+    loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid",
+        description="sigmoid is DPO's -log sigmoid(β h), ipo is IPO's (h - 1 / (2β))², where h is the log-ratio of "
+        "chosen to rejected, under the policy less under the reference",
+    )
+    beta: float = Field(0.1, gt=0, description="β: the larger, the nearer the policy stays to the reference")
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="share of the labels that are taken to be the wrong way round (conservative DPO); sigmoid only",
+    )
+    length_normalised: bool = Field(
+        False,
+        description="divide each sequence's log-ratio by its tokens in the loss; neither paper does, TRL's IPO does",
+    )
+    reference_free: bool = Field(False, description="take a uniform reference, so that no second model is needed")
+
+    @model_validator(mode="after")
+    def _smooths_a_sigmoid(self) -> DPOSettings:
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise ValueError(f"label_smoothing is of loss: sigmoid, and loss is {self.loss}: set it to 0")
+        return self
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """The model that learns, and what the reference says of each token."""
+        yield ACTOR
+        if not self.reference_free:
+            yield Pass(REFERENCE, "logprobs", "reference_logprobs")
+
+
+class IPOSettings(DPOSettings):
+    """Identity preference optimisation (arXiv 2310.12036, equation 17): L = 1/U Σ (h - 1 / (2τ))², with β for τ.
+
+    DPO drives h without end where labels never contradict each other; here h has an end, 1 / (2β). In the paper h is a
+    sum over the tokens of each answer, as in DPO; TRL takes the mean instead: `length_normalised: true`.
+    """
+
+    loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))
+
+
+class RewardModelSettings(Settings):
+    """A reward model of Bradley and Terry: L = -1/U Σ [log σ(s_c - s_r - m) - c (s_c + s_r)²].
+
+    s is the score at the last token of a sequence (InstructGPT, arXiv 2203.02155, equation 1). m is the row's `margin`,
+    0 where it has none (Llama 2, arXiv 2307.09288, section 3.2.2). c keeps scores around 0, which the
+    first term leaves open (arXiv 2312.09244).
+    """
+
+    encoder: Selection = component(
+        "encoders", default="finetuning/preferences", description="turns a row into a chosen and a rejected sequence"
+    )
+    centring: float = Field(
+        0.0, ge=0, description="c, the weight of (s_c + s_r)²; 0 leaves scores where they are, 0.01 is usual"
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """The model that learns: the run's own, with a head of one value."""
+        return (REWARD_MODEL,)
+
+
+class TeacherKLSettings(Settings):
+    """Settings of `distillation.teacher_kl`."""
+
+    coefficient: float = Field(1.0, gt=0, description="factor of the advantage")
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """What the teacher and the policy say of each token."""
+        return (Pass(TEACHER, "logprobs", "teacher_logprobs"), Pass(ACTOR, "logprobs", "proximal_logprobs"))
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Without a path the teacher is the run's own model, from which nothing can be learnt."""
+        teacher = config.roles.get(TEACHER.name)
+        if getattr(teacher and teacher.common, "path", None) is None:
+            yield "it needs a teacher: set roles.teacher.path to a model with the same tokens"
+
+
+class DistillationSettings(PolicyLossSettings):
+    """`distillation.distillation` has none; it logs what the teacher says."""
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """What the teacher says of each token."""
+        return (Pass(TEACHER, "logprobs", "teacher_logprobs"),)
+
+
+class DistillSettings(PolicyGradientSettings):
+    """On-policy distillation (GKD, arXiv 2306.13649, with the reverse KL): the policy writes, a teacher judges tokens.
+
+    A_t = -(log π_prox(y_t) - log π_teacher(y_t));  L = -1/N Σ_t w_t A_t log π(y_t) over the N tokens of an update, with
+    w_t = min(π_prox / μ, 2), where μ is the policy that sampled and π_prox the one at the start of the batch.
+
+    In expectation over a token this is the gradient of KL(π ‖ π_teacher) behind the text before it. What a token does
+    to the tokens after it is left out; MiniLLM (arXiv 2306.08543) sums that up in returns. The paper differentiates
+    the KL over the whole vocabulary; one sampled token has the same expectation and more variance.
+    """
+
+    advantage: Selection = component(
+        "advantages", default="finetuning/teacher_kl", description="turns rewards into advantages"
+    )
+    corrections: list[Selection] = component(
+        "corrections",
+        default=["grpo/token_truncate"],
+        description="correct for the distance between the sampling policy and the learning one; their weights multiply",
+    )
+    policy_loss: Selection = component(
+        "policy_losses", default="finetuning/distillation", description="the loss of a token"
+    )

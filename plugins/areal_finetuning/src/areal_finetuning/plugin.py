@@ -7,13 +7,63 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_algorithms() -> list[Component]:
-    """What is learnt from a data set as it is."""
+    """What is learnt from a data set as it is, and from a teacher."""
     return [
         Component(
             "sft",
             "supervised fine-tuning on what the rows of a data set say",
             target="areal_finetuning.supervised:Supervised",
             config="areal_finetuning.config:SupervisedSettings",
+        ),
+        Component(
+            "dpo",
+            "direct preference optimisation: chosen answers become likelier than rejected ones",
+            target="areal_finetuning.preferences:Preferences",
+            config="areal_finetuning.config:DPOSettings",
+        ),
+        Component(
+            "ipo",
+            "DPO with a squared loss, which has an end where labels do not contradict each other",
+            target="areal_finetuning.preferences:Preferences",
+            config="areal_finetuning.config:IPOSettings",
+        ),
+        Component(
+            "reward_model",
+            "a score for whole sequences, learnt from chosen and rejected ones (Bradley-Terry)",
+            target="areal_finetuning.reward_model:RewardModel",
+            config="areal_finetuning.config:RewardModelSettings",
+        ),
+        Component(
+            "distill",
+            "on-policy distillation: the policy writes, a teacher judges every token",
+            target="areal_core.algorithms.composition:PolicyGradient",
+            config="areal_finetuning.config:DistillSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_advantages() -> list[Component]:
+    """What a teacher says of tokens."""
+    return [
+        Component(
+            "teacher_kl",
+            "by how much the teacher finds a token likelier than the policy does",
+            target="areal_finetuning.distillation:teacher_kl",
+            config="areal_finetuning.config:TeacherKLSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_policy_losses() -> list[Component]:
+    """The loss of a token."""
+    return [
+        Component(
+            "distillation",
+            "the plain policy gradient, for one update a batch; logs the distance from the teacher",
+            target="areal_finetuning.distillation:distillation",
+            config="areal_finetuning.config:DistillationSettings",
         )
     ]
 
@@ -21,10 +71,18 @@ def areal_algorithms() -> list[Component]:
 @hookimpl
 def areal_encoders() -> list[Component]:
     """From a row to tokens."""
+    settings = "areal_finetuning.config:EncodingSettings"
     return [
         Component(
             "conversations",
             "rows with messages, or with prompt and completion: what the assistant says is learnt",
             target="areal_finetuning.encoders:conversations",
-        )
+            config=settings,
+        ),
+        Component(
+            "preferences",
+            "rows with chosen and rejected, and a prompt unless both begin with it: a pair of sequences",
+            target="areal_finetuning.encoders:preferences",
+            config=settings,
+        ),
     ]

@@ -1,0 +1,55 @@
+"""Pairs of sequences, one chosen and one rejected: a unit of a batch each, so that no split parts them.
+
+Which is which says the column `is_chosen` [B] bool, and not their order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_core.data import Metric
+
+if TYPE_CHECKING:
+    from areal_core.data import PackedBatch
+
+
+def weigh_pairs(minibatch: PackedBatch) -> PackedBatch:
+    """Add `pair_weights` [U] float32, 1 / U for the U pairs of an update, which add up over any split of it.
+
+    Raises:
+        ValueError: a unit is no pair.
+    """
+    pairs = minibatch.unit_count
+    index = minibatch.unit_index
+    is_chosen = minibatch.get("is_chosen")
+    if index is None or is_chosen is None:
+        raise ValueError("preferences need an encoder that gives two sequences a row, with the column is_chosen")
+    sides = index.new_zeros(pairs, 2).index_put((index, is_chosen.long()), index.new_ones(()), accumulate=True)
+    if not bool((sides == 1).all()):
+        odd = int((sides != 1).any(1).nonzero()[0])
+        rejected, chosen = sides[odd].tolist()
+        raise ValueError(f"a preference is one chosen and one rejected sequence; here are {chosen} and {rejected}")
+    return minibatch.with_units(index, **{**minibatch.units, "pair_weights": torch.full((pairs,), 1 / pairs)})
+
+
+def sides_of(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [B] of the chosen and of the rejected sequence of each pair, both [U], with gradients."""
+    index, is_chosen = batch.unit_index, batch["is_chosen"]
+    assert index is not None
+    empty = values.new_zeros(len(batch["pair_weights"]))
+    chosen = empty.index_add(0, index, torch.where(is_chosen, values, 0.0))
+    return chosen, empty.index_add(0, index, torch.where(is_chosen, 0.0, values))
+
+
+def pair_metrics(chosen: torch.Tensor, rejected: torch.Tensor) -> dict[str, Metric]:
+    """Means over pairs of their rewards, [U] each; a tie counts half as right."""
+    margin = (chosen - rejected).detach()
+    right = (margin > 0).double() + (margin == 0).double() / 2
+    return {
+        "accuracy": Metric.mean(right),
+        "margin": Metric.mean(margin),
+        "chosen_reward": Metric.mean(chosen),
+        "rejected_reward": Metric.mean(rejected),
+    }
