@@ -12,7 +12,7 @@ from areal_core.data.batch import PackedBatch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.data.trajectory import Episode, Trajectory
+    from areal_core.data.trajectory import Episode
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +64,11 @@ def pack_groups(groups: Sequence[PromptGroup]) -> PackedBatch | None:
         The batch; None where no group has data.
     """
     placed = [
-        (group, index, trajectory)
+        (group, index, part)
         for group in groups
         for index, episode in enumerate(group.episodes)
         if episode is not None
-        for trajectory in episode.trajectories
+        for part in range(len(episode.trajectories))
     ]
     batch = _pack(placed) if placed else None
     start = 0
@@ -80,7 +80,8 @@ def pack_groups(groups: Sequence[PromptGroup]) -> PackedBatch | None:
     return batch
 
 
-def _pack(placed: Sequence[tuple[PromptGroup, int, Trajectory]]) -> PackedBatch:
+def _pack(placed: Sequence[tuple[PromptGroup, int, int]]) -> PackedBatch:
+    """Args: placed, of each trajectory its group, the episode's sample index and its place in the episode."""
     episodes = [group.episodes[index] for group, index, _ in placed]
     names = sorted({name for episode in episodes if episode for name in episode.rewards})
     integers = {
@@ -88,12 +89,14 @@ def _pack(placed: Sequence[tuple[PromptGroup, int, Trajectory]]) -> PackedBatch:
         "group_id": [group.number for group, _, _ in placed],
         "episode_id": [group.number * len(group.episodes) + index for group, index, _ in placed],
         "sample_index": [index for _, index, _ in placed],
+        "part_index": [part for _, _, part in placed],
     }
     rewards = {"reward": [episode.reward for episode in episodes if episode]}
     rewards |= {f"reward.{name}": [e.rewards.get(name, 0.0) for e in episodes if e] for name in names}
     columns = {key: torch.tensor(value, dtype=torch.int64) for key, value in integers.items()}
     columns |= {key: torch.tensor(value, dtype=torch.float32) for key, value in rewards.items()}
-    batch = PackedBatch.from_trajectories([trajectory for _, _, trajectory in placed])
+    parts = [episode.trajectories[part] for episode, (_, _, part) in zip(episodes, placed, strict=True) if episode]
+    batch = PackedBatch.from_trajectories(parts)
     return batch.with_sequences(**columns, oldest_version=oldest_versions(batch))
 
 

@@ -82,9 +82,9 @@ class Trajectory:
             it, 0 where not sampled; `versions` int32, the weight version that sampled token t, -1 where not sampled;
             `turn_ids` int32, turn of a multi-turn episode, -1 outside. Further keys travel along untouched.
         sequence: values of any fixed shape that hold for the whole sequence. The rollout runtime fills in scalars:
-            `reward` float32, `group_id`, `episode_id` and `sample_index` int64, `finish_reason` int8; and `prompt_id`
-            [2] int64.
-        turns: values of shape [turns, ...].
+            `reward` float32, `group_id`, `episode_id`, `sample_index` and `part_index` int64 (its place among the
+            trajectories of the episode), `finish_reason` int8; and `prompt_id` [2] int64.
+        turns: values of shape [turns, ...]; `turn_rewards` float32, where there are, are parts of `reward`.
 
     Raises:
         ValueError: a required key is missing, has another dtype, or the lengths of the token keys differ.

@@ -28,11 +28,14 @@ class AdvantageSuite(ComponentSuite):
     Attributes:
         groups_are_independent: whether the rewards of one group leave the advantages of the others as they are; an
             advantage that is normalised over the whole batch sets False.
+        counts_episodes: whether an episode counts once, however many trajectories it left; an advantage that is
+            computed along an episode's tokens, or whose statistics are over tokens, sets False.
         tolerance: of every comparison.
     """
 
     kind: ClassVar[str] = "advantages"
     groups_are_independent = True
+    counts_episodes = True
     tolerance = 1e-5
 
     def make_batch(self) -> PackedBatch:
@@ -90,6 +93,8 @@ class AdvantageSuite(ComponentSuite):
 
     def test_an_episode_counts_once(self) -> None:
         """However many trajectories it left: each of them gets what the episode's only one would get."""
+        if not self.counts_episodes:
+            return
         batch = self.make_batch()
         order = [*range(len(batch)), 2, 2]
         doubled = batch.select(order)

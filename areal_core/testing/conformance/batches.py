@@ -48,6 +48,7 @@ def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
         episode_id=9000 - 7 * number,
         prompt_id=torch.stack([number % len(GROUP_IDS), torch.zeros_like(number)], 1),
         sample_index=number // len(GROUP_IDS),
+        part_index=torch.zeros_like(number),
     )
     return shift_to_predictions(batch).with_tokens(place=torch.arange(total))
 

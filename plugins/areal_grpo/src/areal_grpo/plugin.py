@@ -54,6 +54,18 @@ def areal_advantages() -> list[Component]:
             target="areal_grpo.advantages:leave_one_out",
             config="areal_grpo.advantage_settings:LeaveOneOutSettings",
         ),
+        Component(
+            "gae",
+            "generalised advantage estimation by token or turn, with a critic (PPO)",
+            target="areal_grpo.generalised_advantages:gae",
+            config="areal_grpo.advantage_settings:GAESettings",
+        ),
+        Component(
+            "reinforce_pp",
+            "the rewards from each token on, whitened over the batch (REINFORCE++)",
+            target="areal_grpo.generalised_advantages:reinforce_pp",
+            config="areal_grpo.advantage_settings:ReinforcePPSettings",
+        ),
     ]
 
 
@@ -122,6 +134,19 @@ def areal_group_stages() -> list[Component]:
             "drops groups whose rewards are all equal: nothing can be learnt from them",
             target="areal_grpo.group_stages:zero_variance",
             config="areal_grpo.advantage_settings:ZeroVarianceSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_objectives() -> list[Component]:
+    """What learns beside the policy."""
+    return [
+        Component(
+            "value_regression",
+            "the critic learns the returns, clipped around what it said before (PPO)",
+            target="areal_grpo.objectives:value_regression",
+            config="areal_grpo.advantage_settings:ValueRegressionSettings",
         )
     ]
 
