@@ -92,8 +92,11 @@ def made() -> set[str]:
     keys |= {f"groups/{reason}" for text in texts for reason in re.findall(r'_leave\([^,]+, "(\w+)"\)', text)}
     parts = sources("areal_core/algorithms")
     grpo = ROOT / "plugins/areal_grpo/src/areal_grpo"
-    parts += [(grpo / f"{name}.py").read_text() for name in ("losses", "corrections", "regularisers")]
+    losses = ("losses", "sequence_losses", "weighted_losses", "ratios")
+    names = (*losses, "corrections", "sequence_corrections", "regularisers")
+    parts += [(grpo / f"{name}.py").read_text() for name in names]
     keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text) - COLUMNS}
+    keys |= {f"train/{name}" for text in parts for name in re.findall(r'_dropped\(.*"(\w+)"\)', text)}
     engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
     keys |= {f"train/{name}" for call in re.findall(r"_means\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)}
     return keys
@@ -112,4 +115,5 @@ def test_a_metric_of_a_recorded_run_is_explained(key: str) -> None:
 def test_the_metrics_that_the_code_makes_are_explained() -> None:
     keys = made()
     assert {"groups/stale", "time/release_s", "train/dual_clip_fraction", "train/loss", "servers/ready"} <= keys
+    assert {"train/vetoed_fraction", "train/clip_fraction_negative"} <= keys
     assert sorted(key for key in keys if not is_explained(key)) == []

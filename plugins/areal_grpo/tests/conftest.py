@@ -1,3 +1,7 @@
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -61,3 +65,31 @@ def _make_terms(logprobs, proximal, behaviour, advantages, mask=None):
 @pytest.fixture(scope="session")
 def make_terms():
     return _make_terms
+
+
+def _load_loops():
+    spec = importlib.util.spec_from_file_location("scalar_loops", Path(__file__).parent / "scalar_loops.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def loops():
+    """The module of scalar loops."""
+    return _load_loops()
+
+
+def _make_sequences(sequences):
+    """Terms of sequences of (learnt, logprob, proximal, behaviour, advantage), float64."""
+    rows = [token for sequence in sequences for token in sequence]
+    mask, *columns = (list(column) for column in zip(*rows, strict=True))
+    terms = _make_terms(*columns, mask)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    row_index = torch.repeat_interleave(torch.arange(len(sequences)), lengths)
+    return replace(terms, row_index=row_index, rows=len(sequences))
+
+
+@pytest.fixture(scope="session")
+def make_sequences():
+    return _make_sequences

@@ -16,7 +16,8 @@ from areal_core.interfaces import PolicyTerms
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import numbers_of
 from areal_core.training.context import BatchContext
-from areal_grpo.config import DrGRPOSettings, GRPOSettings, ReferenceKLSettings, RLOOSettings
+from areal_grpo.config import DrGRPOSettings, GRPOSettings, RLOOSettings
+from areal_grpo.loss_settings import ReferenceKLSettings
 from areal_grpo.regularisers import reference_kl
 
 GROUP, LONGEST = 4, 6

@@ -40,12 +40,71 @@ class TestReinforce(PolicyLossSuite):
     component = "grpo/reinforce"
 
 
+class TestGSPO(PolicyLossSuite):
+    component = "grpo/gspo"
+
+
+class TestGMPO(PolicyLossSuite):
+    component = "grpo/gmpo"
+
+
+class TestCISPO(PolicyLossSuite):
+    component = "grpo/cispo"
+
+
+class TestSAPO(PolicyLossSuite):
+    component = "grpo/sapo"
+
+
+class TestDPPO(PolicyLossSuite):
+    component = "grpo/dppo"
+
+
+class TestDPPOByKL(PolicyLossSuite):
+    component = "grpo/dppo"
+    settings = {"divergence": "kl", "threshold_low": 0.05, "threshold_high": 0.05}  # noqa: RUF012
+
+
+class TestRolloutImportance(PolicyLossSuite):
+    component = "grpo/rollout_importance"
+
+
+class TestRolloutImportanceWithoutBounds(PolicyLossSuite):
+    component = "grpo/rollout_importance"
+    settings = {"clip_low": None, "clip_high": None}  # noqa: RUF012
+
+
 class TestTokenTruncate(CorrectionSuite):
     component = "grpo/token_truncate"
 
 
 class TestTokenMask(CorrectionSuite):
     component = "grpo/token_mask"
+
+
+class TestSequenceTruncate(CorrectionSuite):
+    component = "grpo/sequence_truncate"
+
+
+class TestGeometricMask(CorrectionSuite):
+    component = "grpo/geometric_mask"
+
+
+class TestProductMask(CorrectionSuite):
+    component = "grpo/product_mask"
+
+
+class TestVeto(CorrectionSuite):
+    component = "grpo/veto"
+
+
+class TestOPSM(CorrectionSuite):
+    component = "grpo/opsm"
+    settings = {"threshold": 0.1}  # noqa: RUF012
+
+
+class TestKPop(CorrectionSuite):
+    component = "grpo/kpop"
 
 
 class TestGRPO(AlgorithmSuite):

@@ -2,6 +2,7 @@
 
 Each returns weights [T] float32 without gradients, computed from ρ_t = π_prox(y_t) / μ(y_t), where μ is the policy that
 sampled token t, as the inference engine reported it. Denominators stay as they are when a token is masked.
+`sequence_corrections` has those that treat a whole sequence as one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_grpo.ratios import probability_ratio
+from areal_grpo.ratios import bernoulli_kl, probability_ratio
 
 if TYPE_CHECKING:
     from areal_core.interfaces.algorithm import PolicyTerms
@@ -37,6 +38,21 @@ def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Te
     inside = (ratio >= low) & (ratio <= high)
     weights = torch.where(inside, ratio, 0.0)
     return weights, {"behaviour_weight": weights, "masked_fraction": (~inside).float()}
+
+
+def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """w_t = 0 where max(KL_B(π_prox ‖ μ), KL_B(μ ‖ π_prox)) > threshold, else 1 (KPop, as AReaL has it).
+
+    KL_B is the divergence of Bernoulli distributions: of the policies that are asked only whether they write the
+    sampled token. It is a mask alone: w has no factor ρ.
+
+    Returns:
+        The weights, and `kpop_masked_fraction`.
+    """
+    proximal, behaviour, mask = terms.proximal_logprobs, terms.behaviour_logprobs, terms.mask
+    distance = torch.maximum(bernoulli_kl(proximal, behaviour, mask), bernoulli_kl(behaviour, proximal, mask))
+    over = distance > threshold
+    return (~over).to(distance.dtype), {"kpop_masked_fraction": over.float()}
 
 
 def _behaviour_ratio(terms: PolicyTerms) -> torch.Tensor:

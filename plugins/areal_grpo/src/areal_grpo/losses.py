@@ -1,4 +1,8 @@
-"""Losses of tokens: pure functions of `PolicyTerms`, flat [T] in and out. What they log is averaged over the mask."""
+"""Losses of tokens by the ratio of each token: pure functions of `PolicyTerms`, flat [T] in and out.
+
+What a loss logs is averaged over the mask. `sequence_losses` has those with one ratio for a sequence,
+`weighted_losses` those in which the ratio is a weight without a gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_grpo.ratios import probability_ratio
+from areal_grpo.ratios import clip_shares, probability_ratio
 
 if TYPE_CHECKING:
     from areal_core.interfaces.algorithm import PolicyTerms
@@ -22,21 +26,41 @@ def ppo_clip(
     (arXiv 2503.14476). For A < 0 `dual_clip` c gives min(L_t, c |A|) (arXiv 1912.09729).
 
     Returns:
-        The loss, and `ratio`, `clip_fraction` (tokens on which clipping takes the gradient away) and, with
-        `dual_clip`, `dual_clip_fraction`.
+        The loss, and `ratio`, `clip_fraction` (tokens on which clipping takes the gradient away), its parts
+        `clip_fraction_positive` and `clip_fraction_negative` by the advantage's sign and, with `dual_clip`,
+        `dual_clip_fraction`.
     """
     ratio = probability_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
     advantages = terms.advantages
     plain = -ratio * advantages
     clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     loss = torch.maximum(plain, clipped)
-    logged = {"ratio": ratio.detach(), "clip_fraction": (clipped > plain).float()}
+    logged = {"ratio": ratio.detach(), **clip_shares(clipped > plain, advantages)}
     if dual_clip is not None:
         bound = dual_clip * advantages.abs()
         over = (advantages < 0) & (loss > bound)
         loss = torch.where(over, bound, loss)
         logged["dual_clip_fraction"] = over.float()
     return loss, logged
+
+
+def sapo(
+    terms: PolicyTerms, *, temperature_positive: float, temperature_negative: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """L_t = -(4 / τ) σ(τ (r - 1)) A, r = π / π_prox: a soft gate in place of clipping (SAPO, arXiv 2511.20347).
+
+    τ is `temperature_positive` where A > 0, else `temperature_negative`. The gradient is that of -r A times the gate
+    4 σ (1 - σ), which is 1 where r is 1 and fades on both sides of it, the faster the higher τ is.
+
+    Returns:
+        The loss, and `ratio` and `gate`.
+    """
+    ratio = probability_ratio(terms.logprobs, terms.proximal_logprobs, terms.mask)
+    temperature = torch.full_like(ratio, temperature_negative)
+    temperature = torch.where(terms.advantages > 0, temperature_positive, temperature)
+    inner = torch.sigmoid(temperature * (ratio - 1))
+    logged = {"ratio": ratio.detach(), "gate": (4 * inner * (1 - inner)).detach()}
+    return -4 / temperature * inner * terms.advantages, logged
 
 
 def reinforce(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -77,12 +77,48 @@ def areal_policy_losses() -> list[Component]:
             "ppo_clip",
             "the clipped ratio of PPO, bounds of its own for each side, optionally dual",
             target="areal_grpo.losses:ppo_clip",
-            config="areal_grpo.config:PPOClipSettings",
+            config="areal_grpo.loss_settings:PPOClipSettings",
         ),
         Component(
             "reinforce",
             "the plain policy gradient, for one update a batch",
             target="areal_grpo.losses:reinforce",
+        ),
+        Component(
+            "gspo",
+            "one clipped ratio for a whole sequence",
+            target="areal_grpo.sequence_losses:gspo",
+            config="areal_grpo.loss_settings:GSPOLossSettings",
+        ),
+        Component(
+            "gmpo",
+            "the geometric mean of a sequence's ratios, each of them clipped",
+            target="areal_grpo.sequence_losses:gmpo",
+            config="areal_grpo.loss_settings:GMPOLossSettings",
+        ),
+        Component(
+            "cispo",
+            "log-probabilities weighed by a bounded ratio: clipping takes no gradient away",
+            target="areal_grpo.weighted_losses:cispo",
+            config="areal_grpo.loss_settings:CISPOLossSettings",
+        ),
+        Component(
+            "sapo",
+            "a soft gate where PPO clips",
+            target="areal_grpo.losses:sapo",
+            config="areal_grpo.loss_settings:SAPOLossSettings",
+        ),
+        Component(
+            "dppo",
+            "no step out of a trust region of probabilities around the policy that sampled",
+            target="areal_grpo.weighted_losses:dppo",
+            config="areal_grpo.loss_settings:DPPOLossSettings",
+        ),
+        Component(
+            "rollout_importance",
+            "the ratio to the policy that sampled, and no token whose ratio is out of bounds",
+            target="areal_grpo.weighted_losses:rollout_importance",
+            config="areal_grpo.loss_settings:RolloutImportanceSettings",
         ),
     ]
 
@@ -95,13 +131,49 @@ def areal_corrections() -> list[Component]:
             "token_truncate",
             "each token's importance weight, capped",
             target="areal_grpo.corrections:token_truncate",
-            config="areal_grpo.config:TokenTruncateSettings",
+            config="areal_grpo.loss_settings:TokenTruncateSettings",
         ),
         Component(
             "token_mask",
             "each token's importance weight, and no token whose weight is out of bounds",
             target="areal_grpo.corrections:token_mask",
-            config="areal_grpo.config:TokenMaskSettings",
+            config="areal_grpo.loss_settings:TokenMaskSettings",
+        ),
+        Component(
+            "sequence_truncate",
+            "each sequence's importance weight, capped",
+            target="areal_grpo.sequence_corrections:sequence_truncate",
+            config="areal_grpo.loss_settings:SequenceTruncateSettings",
+        ),
+        Component(
+            "geometric_mask",
+            "no sequence whose mean importance weight is out of bounds",
+            target="areal_grpo.sequence_corrections:geometric_mask",
+            config="areal_grpo.loss_settings:GeometricMaskSettings",
+        ),
+        Component(
+            "product_mask",
+            "no sequence whose importance weight is out of bounds",
+            target="areal_grpo.sequence_corrections:product_mask",
+            config="areal_grpo.loss_settings:ProductMaskSettings",
+        ),
+        Component(
+            "veto",
+            "no sequence with a token that the learning policy would never write",
+            target="areal_grpo.sequence_corrections:veto",
+            config="areal_grpo.loss_settings:VetoSettings",
+        ),
+        Component(
+            "opsm",
+            "no sequence with a negative advantage that the policy has moved away from (DeepSeek-V3.2)",
+            target="areal_grpo.sequence_corrections:opsm",
+            config="areal_grpo.loss_settings:OPSMSettings",
+        ),
+        Component(
+            "kpop",
+            "no token whose divergence between the two policies is over a bound",
+            target="areal_grpo.corrections:kpop",
+            config="areal_grpo.loss_settings:KPopSettings",
         ),
     ]
 
@@ -114,13 +186,13 @@ def areal_regularisers() -> list[Component]:
             "reference_kl",
             "a penalty on the distance from a reference model",
             target="areal_grpo.regularisers:reference_kl",
-            config="areal_grpo.config:ReferenceKLSettings",
+            config="areal_grpo.loss_settings:ReferenceKLSettings",
         ),
         Component(
             "entropy_bonus",
             "rewards an undecided policy",
             target="areal_grpo.regularisers:entropy_bonus",
-            config="areal_grpo.config:EntropyBonusSettings",
+            config="areal_grpo.loss_settings:EntropyBonusSettings",
         ),
     ]
 

@@ -1,0 +1,208 @@
+"""Settings of policy losses, corrections, regularisers and update stages. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from areal_core.algorithms.settings import CorrectionSettings, PolicyLossSettings
+from areal_core.config import Settings
+from areal_core.interfaces import REFERENCE, Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
+    from areal_core.interfaces import Role
+
+
+class ClippingSettings(PolicyLossSettings):
+    """The base of losses whose ratio is to the proximal policy, so that with one update on a batch it is 1."""
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """With one update on a batch the policy is the proximal one: the ratio is 1, and nothing is ever clipped."""
+        written = sorted(self.model_fields_set)
+        proximal = getattr(config.algorithm.settings, "proximal", "recomputed")
+        updates = config.training.updates_per_batch * config.training.epochs_per_batch
+        if written and updates == 1 and proximal == "recomputed":
+            yield (
+                f"{' and '.join(written)} without effect: with one update on a batch every ratio is 1, so nothing is "
+                "clipped; see training.updates_per_batch and training.epochs_per_batch"
+            )
+
+
+class PPOClipSettings(ClippingSettings):
+    """Settings of `losses.ppo_clip`."""
+
+    clip_low: float = Field(0.2, ge=0, le=1, description="ratios below 1 - clip_low gain nothing more")
+    clip_high: float = Field(0.2, ge=0, description="ratios above 1 + clip_high gain nothing more; DAPO has 0.28")
+    dual_clip: float | None = Field(
+        None, gt=1, description="bounds the loss of a negative advantage by this factor, usually 3; null does not"
+    )
+
+
+class SAPOLossSettings(ClippingSettings):
+    """Settings of `losses.sapo`."""
+
+    temperature_positive: float = Field(
+        1.0, gt=0, description="τ for positive advantages: the higher, the faster the gradient fades away from ratio 1"
+    )
+    temperature_negative: float = Field(
+        1.05, gt=0, description="τ for the others; the paper has it the higher one, since they do the more harm"
+    )
+
+
+class GSPOLossSettings(ClippingSettings):
+    """Settings of `sequence_losses.gspo`."""
+
+    clip_low: float = Field(3e-4, ge=0, le=1, description="sequence ratios below 1 - clip_low gain nothing more")
+    clip_high: float = Field(4e-4, ge=0, description="sequence ratios above 1 + clip_high gain nothing more")
+
+
+class GMPOLossSettings(ClippingSettings):
+    """Settings of `sequence_losses.gmpo`."""
+
+    clip_low: float = Field(0.4, ge=0, description="log-ratios below -clip_low gain nothing more")
+    clip_high: float = Field(0.4, ge=0, description="log-ratios above clip_high gain nothing more")
+
+
+class CISPOLossSettings(ClippingSettings):
+    """Settings of `weighted_losses.cispo`."""
+
+    clip_low: float = Field(1.0, ge=0, le=1, description="the least weight is 1 - clip_low; 1 is no bound")
+    clip_high: float = Field(
+        4.0, ge=0, description="the greatest weight is 1 + clip_high; the paper tunes it and does not tell its value"
+    )
+
+
+class DPPOLossSettings(PolicyLossSettings):
+    """Settings of `weighted_losses.dppo`."""
+
+    anchor: ClassVar[Literal["proximal", "behaviour"]] = "behaviour"
+    divergence: Literal["tv", "kl"] = Field(
+        "tv",
+        description="how far the policy is from the one that sampled, by the sampled token: tv is the difference of "
+        "its two probabilities, kl the divergence of the two Bernoulli distributions",
+    )
+    threshold_low: float = Field(0.2, gt=0, description="for negative advantages; it means another thing for tv and kl")
+    threshold_high: float = Field(0.2, gt=0, description="for positive advantages")
+    cap: float = Field(20.0, ge=1, description="the greatest weight of a token")
+
+
+class RolloutImportanceSettings(PolicyLossSettings):
+    """Settings of `weighted_losses.rollout_importance`."""
+
+    anchor: ClassVar[Literal["proximal", "behaviour"]] = "behaviour"
+    clip_low: float | None = Field(
+        0.2, gt=0, le=1, description="tokens whose ratio is 1 - clip_low or less are not learnt from; null is no bound"
+    )
+    clip_high: float | None = Field(
+        0.28, gt=0, description="tokens whose ratio is 1 + clip_high or more are not learnt from; null is no bound"
+    )
+
+
+class TokenTruncateSettings(CorrectionSettings):
+    """Settings of `corrections.token_truncate`."""
+
+    cap: float = Field(2.0, gt=0, description="the greatest weight of a token")
+
+
+class BoundsSettings(CorrectionSettings):
+    """The base of corrections that keep what is between two bounds."""
+
+    low: float = Field(ge=0, description="the lower bound")
+    high: float = Field(gt=0, description="the upper bound")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> BoundsSettings:
+        if not self.low <= 1 <= self.high:
+            raise ValueError("low must be at most 1 and high at least 1: 1 is the weight of a token sampled on policy")
+        return self
+
+
+class TokenMaskSettings(BoundsSettings):
+    """Settings of `corrections.token_mask`."""
+
+    low: float = Field(0.5, ge=0, description="tokens with a smaller weight are not learnt from")
+    high: float = Field(5.0, gt=0, description="tokens with a greater weight are not learnt from")
+
+
+class SequenceTruncateSettings(CorrectionSettings):
+    """Settings of `sequence_corrections.sequence_truncate`."""
+
+    cap: float = Field(5.0, gt=0, description="the greatest weight of a sequence")
+
+
+class GeometricMaskSettings(BoundsSettings):
+    """Settings of `sequence_corrections.geometric_mask`."""
+
+    only_masks: ClassVar[bool] = True
+    low: float = Field(0.99, gt=0, description="sequences whose mean ratio is smaller are not learnt from")
+    high: float = Field(1.01, gt=0, description="sequences whose mean ratio is greater are not learnt from")
+
+
+class ProductMaskSettings(BoundsSettings):
+    """Settings of `sequence_corrections.product_mask`."""
+
+    only_masks: ClassVar[bool] = True
+    low: float = Field(0.5, gt=0, description="sequences whose ratio is smaller are not learnt from")
+    high: float = Field(2.0, gt=0, description="sequences whose ratio is greater are not learnt from")
+
+
+class VetoSettings(CorrectionSettings):
+    """Settings of `sequence_corrections.veto`."""
+
+    only_masks: ClassVar[bool] = True
+    low: float = Field(1e-4, ge=1e-8, lt=1, description="a sequence with one ratio below it is not learnt from")
+
+
+class OPSMSettings(CorrectionSettings):
+    """Settings of `sequence_corrections.opsm`."""
+
+    only_masks: ClassVar[bool] = True
+    threshold: float = Field(
+        gt=0,
+        description="δ, nats per token; it has no default: the paper tells none, and what other programs call by this "
+        "name is 0.5 (TRL, to the current policy, as here) or 0.0001 (slime, to the proximal one)",
+    )
+
+
+class KPopSettings(CorrectionSettings):
+    """Settings of `corrections.kpop`."""
+
+    only_masks: ClassVar[bool] = True
+    threshold: float = Field(2.0, gt=0, description="tokens with a greater divergence are not learnt from, in nats")
+
+
+class ReferenceKLSettings(Settings):
+    """Settings of `regularisers.reference_kl`."""
+
+    coefficient: float = Field(0.04, gt=0, description="β; 0.04 is GRPO's")
+    estimator: Literal["k2", "k3", "unbiased"] = Field(
+        "k3",
+        description="with d = log policy - log reference: k2 is d²/2, its gradient that of KL(policy ‖ reference); "
+        "k3 is exp(-d) - 1 + d, its gradient that of KL(reference ‖ policy); unbiased is k3 times the ratio to the "
+        "proximal policy, its gradient that of KL(policy ‖ reference)",
+    )
+
+    @field_validator("estimator", mode="before")
+    @classmethod
+    def _has_a_gradient(cls, value: object) -> object:
+        if value == "k1":
+            raise ValueError(
+                "k1 (d itself) has a gradient of 0 in expectation, so in a loss it pulls nowhere and only adds noise; "
+                "choose k2 or unbiased for the gradient of KL(policy ‖ reference), k3 for that of "
+                "KL(reference ‖ policy), or put k1 into the reward: stages: [kl_in_reward]"
+            )
+        return value
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """What the reference says of each token."""
+        return (Pass(REFERENCE, "logprobs", "reference_logprobs"),)
+
+
+class EntropyBonusSettings(Settings):
+    """Settings of `regularisers.entropy_bonus`."""
+
+    coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")

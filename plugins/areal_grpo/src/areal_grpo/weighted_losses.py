@@ -1,0 +1,79 @@
+"""Losses -w A log π with a weight w that carries no gradient: pure functions of `PolicyTerms`, flat [T] in and out.
+
+No token loses its gradient by clipping alone: it is w that is bounded, or set to 0 on purpose.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_grpo.ratios import bernoulli_kl, clip_shares, probability_ratio
+
+if TYPE_CHECKING:
+    from areal_core.interfaces.algorithm import PolicyTerms
+
+
+def cispo(terms: PolicyTerms, *, clip_low: float, clip_high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """w = clip(r, 1 - clip_low, 1 + clip_high), r = π / π_prox (CISPO; MiniMax-M1, arXiv 2506.13585).
+
+    `clip_high` counts from 1, as in `ppo_clip`; some programs call the largest weight itself by that name.
+
+    Returns:
+        The loss, and `ratio`, and the clip fractions of `ppo_clip`: here of tokens whose weight is bounded.
+    """
+    ratio = probability_ratio(terms.logprobs.detach(), terms.proximal_logprobs, terms.mask)
+    weights = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return _weighted(terms, weights), {"ratio": ratio, **clip_shares(weights != ratio, terms.advantages)}
+
+
+def dppo(
+    terms: PolicyTerms, *, divergence: str, threshold_low: float, threshold_high: float, cap: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """w = min(r, cap), r = π / μ, or 0 where a step would leave the trust region (DPPO, arXiv 2602.04879).
+
+    A token leaves it where its divergence is over the threshold and the gradient points further away: for A > 0 where
+    r > 1, with `threshold_high`; for A < 0 where r < 1, with `threshold_low`. The divergence is estimated from the
+    sampled token alone: `tv` is |π - μ|, `kl` is KL(Bernoulli(μ) ‖ Bernoulli(π)). A ratio of 2 from 0.0001 to 0.0002 is
+    no distance at all in either, so rare tokens are not clipped as in PPO.
+
+    Returns:
+        The loss, and `ratio`, and the clip fractions of `ppo_clip`: here of tokens whose weight is 0.
+    """
+    current = terms.logprobs.detach()
+    ratio = probability_ratio(current, terms.behaviour_logprobs, terms.mask)
+    if divergence == "kl":
+        distance = bernoulli_kl(terms.behaviour_logprobs, current, terms.mask)
+    else:
+        now, then = (torch.where(terms.mask, each, 0.0).exp() for each in (current, terms.behaviour_logprobs))
+        distance = (now - then).abs()
+    gains = (terms.advantages > 0) & (ratio > 1) & (distance > threshold_high)
+    losses = (terms.advantages < 0) & (ratio < 1) & (distance > threshold_low)
+    weights = torch.where(gains | losses, 0.0, ratio.clamp(max=cap))
+    return _weighted(terms, weights), {"ratio": ratio, **clip_shares(gains | losses, terms.advantages)}
+
+
+def rollout_importance(
+    terms: PolicyTerms, *, clip_low: float | None, clip_high: float | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """w = r where 1 - clip_low < r < 1 + clip_high, else 0; r = π / μ (as in the report of GLM-5, 2026).
+
+    The policy that sampled is both what is corrected for and the centre of the bounds: no proximal policy is needed.
+    A bound of None is none; without both the loss is plain importance sampling.
+
+    Returns:
+        The loss, and `ratio`, and the clip fractions of `ppo_clip`: here of tokens whose weight is 0, on either side.
+    """
+    ratio = probability_ratio(terms.logprobs.detach(), terms.behaviour_logprobs, terms.mask)
+    outside = torch.zeros_like(terms.mask)
+    if clip_low is not None:
+        outside |= ratio <= 1 - clip_low
+    if clip_high is not None:
+        outside |= ratio >= 1 + clip_high
+    weights = torch.where(outside, 0.0, ratio)
+    return _weighted(terms, weights), {"ratio": ratio, **clip_shares(outside, terms.advantages)}
+
+
+def _weighted(terms: PolicyTerms, weights: torch.Tensor) -> torch.Tensor:
+    return -weights * terms.advantages * torch.where(terms.mask, terms.logprobs, 0.0)

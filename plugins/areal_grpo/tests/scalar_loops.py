@@ -1,0 +1,165 @@
+"""Losses and corrections by index, written from the papers in Python's own floats: components are held against them.
+
+Each loss takes the tokens of one sequence that are in the loss and gives of each its loss and the derivative of the
+sequence's summed loss by its log-probability; each correction gives a weight for each token. Nothing here knows a
+tensor, so the same numbers can be made in any framework.
+"""
+
+import math
+from typing import NamedTuple
+
+
+class Token(NamedTuple):
+    """One token in the loss: three log-probabilities and an advantage."""
+
+    logprob: float
+    proximal: float
+    behaviour: float
+    advantage: float
+
+
+def ppo_clip(tokens, clip_low, clip_high, dual_clip):
+    """PPO, arXiv 1707.06347, equation 7; the dual bound of arXiv 1912.09729, equation 5."""
+    found = []
+    for token in tokens:
+        ratio, advantage = math.exp(token.logprob - token.proximal), token.advantage
+        objective, slope = ratio * advantage, ratio * advantage
+        bounded = min(max(ratio, 1 - clip_low), 1 + clip_high) * advantage
+        if bounded < objective:
+            objective, slope = bounded, 0.0
+        if dual_clip is not None and advantage < 0 and objective < dual_clip * advantage:
+            objective, slope = dual_clip * advantage, 0.0
+        found.append((-objective, -slope))
+    return found
+
+
+def sapo(tokens, temperature_positive, temperature_negative):
+    """SAPO, arXiv 2511.20347: 4/τ times the sigmoid of τ (r - 1)."""
+    found = []
+    for token in tokens:
+        ratio = math.exp(token.logprob - token.proximal)
+        tau = temperature_positive if token.advantage > 0 else temperature_negative
+        gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+        found.append((-4 / tau * gate * token.advantage, -4 * gate * (1 - gate) * ratio * token.advantage))
+    return found
+
+
+def reinforce(tokens):
+    """Williams, 1992."""
+    return [(-token.advantage * token.logprob, -token.advantage) for token in tokens]
+
+
+def gspo(tokens, clip_low, clip_high):
+    """GSPO-token, arXiv 2507.18071: the sequence's ratio, and each token the gradient of its own log-probability."""
+    ratio = math.exp(sum(token.logprob - token.proximal for token in tokens) / len(tokens))
+    bounded = min(max(ratio, 1 - clip_low), 1 + clip_high)
+    found = []
+    for token in tokens:
+        plain, clipped = ratio * token.advantage, bounded * token.advantage
+        found.append((-plain, -plain) if plain <= clipped else (-clipped, 0.0))
+    return found
+
+
+def gmpo(tokens, clip_low, clip_high):
+    """GMPO, arXiv 2507.20673: min(s d, clip(s d)) with the sign s of the advantage, and its mean in the exponent."""
+    total, inside = 0.0, []
+    for token in tokens:
+        sign, limit = (1, clip_high) if token.advantage > 0 else (-1, clip_low)
+        log_ratio = sign * (token.logprob - token.proximal)
+        clipped = min(max(log_ratio, -limit), limit)
+        bounded = min(log_ratio, clipped)
+        inside.append(bounded == log_ratio)
+        total += sign * bounded
+    ratio = math.exp(total / len(tokens))
+    losses = [-ratio * token.advantage for token in tokens]
+    return [(loss, loss if free else 0.0) for loss, free in zip(losses, inside, strict=True)]
+
+
+def cispo(tokens, clip_low, clip_high):
+    """MiniMax-M1, arXiv 2506.13585: the weight is a constant."""
+    found = []
+    for token in tokens:
+        weight = min(max(math.exp(token.logprob - token.proximal), 1 - clip_low), 1 + clip_high)
+        found.append((-weight * token.advantage * token.logprob, -weight * token.advantage))
+    return found
+
+
+def bernoulli_kl(first, second):
+    """Of two probabilities."""
+    return first * math.log(first / second) + (1 - first) * math.log((1 - first) / (1 - second))
+
+
+def dppo(tokens, divergence, threshold_low, threshold_high, cap):
+    """DPPO, arXiv 2602.04879: the weight is a constant, 0 where the trust region would be left."""
+    found = []
+    for token in tokens:
+        now, then = math.exp(token.logprob), math.exp(token.behaviour)
+        distance = abs(now - then) if divergence == "tv" else bernoulli_kl(then, now)
+        weight = min(now / then, cap)
+        if token.advantage > 0 and now > then and distance > threshold_high:
+            weight = 0.0
+        if token.advantage < 0 and now < then and distance > threshold_low:
+            weight = 0.0
+        found.append((-weight * token.advantage * token.logprob, -weight * token.advantage))
+    return found
+
+
+def rollout_importance(tokens, clip_low, clip_high):
+    """A constant weight π / μ, 0 where it is out of bounds."""
+    low = -math.inf if clip_low is None else 1 - clip_low
+    high = math.inf if clip_high is None else 1 + clip_high
+    found = []
+    for token in tokens:
+        ratio = math.exp(token.logprob - token.behaviour)
+        weight = ratio if low < ratio < high else 0.0
+        found.append((-weight * token.advantage * token.logprob, -weight * token.advantage))
+    return found
+
+
+def _ratios(tokens):
+    return [math.exp(token.proximal - token.behaviour) for token in tokens]
+
+
+def token_truncate(tokens, cap):
+    """IMPALA, arXiv 1802.01561."""
+    return [min(ratio, cap) for ratio in _ratios(tokens)]
+
+
+def token_mask(tokens, low, high):
+    """IcePop, arXiv 2510.18855."""
+    return [ratio if low <= ratio <= high else 0.0 for ratio in _ratios(tokens)]
+
+
+def sequence_truncate(tokens, cap):
+    """The product of all ratios, capped."""
+    return [min(math.prod(_ratios(tokens)), cap)] * len(tokens)
+
+
+def geometric_mask(tokens, low, high):
+    """The T-th root of the product of T ratios is within bounds."""
+    return [float(low <= math.prod(_ratios(tokens)) ** (1 / len(tokens)) <= high)] * len(tokens)
+
+
+def product_mask(tokens, low, high):
+    """The product of all ratios is within bounds."""
+    return [float(low <= math.prod(_ratios(tokens)) <= high)] * len(tokens)
+
+
+def veto(tokens, low):
+    """No ratio is below the bound."""
+    return [float(min(_ratios(tokens)) >= low)] * len(tokens)
+
+
+def opsm(tokens, threshold):
+    """DeepSeek-V3.2, arXiv 2512.02556: with the current policy."""
+    distance = sum(token.behaviour - token.logprob for token in tokens) / len(tokens)
+    return [0.0 if token.advantage < 0 and distance > threshold else 1.0 for token in tokens]
+
+
+def kpop(tokens, threshold):
+    """Both directions of the Bernoulli divergence are within the bound."""
+    found = []
+    for token in tokens:
+        first, second = math.exp(token.proximal), math.exp(token.behaviour)
+        found.append(float(max(bernoulli_kl(first, second), bernoulli_kl(second, first)) <= threshold))
+    return found
