@@ -1,0 +1,257 @@
+"""Which exact tokens of a row are learnt, with a tokenizer of one token a character and a chat template."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_core.data import FinishReason
+from areal_core.errors import RunError
+from areal_core.training.examples import ExampleSource
+
+REWRITES = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if message.role == 'assistant' and not loop.last %}...{% else %}{{ message.content }}{% endif %}<eos>"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Leaves out what the assistant has said before, as templates do with thoughts."""
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+QUESTION = [turn("system", "be brief"), turn("user", "2+2?")]
+ANSWER = [turn("assistant", "4")]
+ASKED = "<system>be brief<eos>\n<user>2+2?<eos>\n<assistant>"
+
+
+@pytest.fixture(scope="module")
+def conversations(build):
+    return build("encoders", "conversations")
+
+
+@pytest.fixture(scope="module")
+def preferences(build):
+    return build("encoders", "preferences")
+
+
+@pytest.fixture(scope="module")
+def written(tokenizer):
+    """A function from a trajectory to its text, and the parts of it that are learnt."""
+
+    def written(trajectory, tokenizer=tokenizer):
+        pieces = tokenizer.convert_ids_to_tokens(trajectory.tokens["input_ids"].tolist())
+        learnt, parts = trajectory.tokens["loss_mask"].tolist(), []
+        for place, piece in enumerate(pieces):
+            if learnt[place]:
+                if place and learnt[place - 1]:
+                    parts[-1] += piece
+                else:
+                    parts.append(piece)
+        return "".join(pieces), parts
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "learnt"),
+    [
+        ({"prompt": "2+2=", "completion": "4"}, "2+2=4<eos>", ["4<eos>"]),
+        ({"prompt": "2+2=", "completion": ""}, "2+2=<eos>", ["<eos>"]),
+        ({"prompt": "", "completion": "4"}, "4<eos>", ["4<eos>"]),
+        ({"prompt": QUESTION, "completion": ANSWER}, ASKED + "4<eos>", ["4<eos>"]),
+        ({"messages": [*QUESTION, *ANSWER]}, ASKED + "4<eos>", ["4<eos>"]),
+        ({"messages": [*QUESTION, turn("assistant", "")]}, ASKED + "<eos>", ["<eos>"]),
+        (
+            {"messages": [turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]},
+            "<user>a<eos>\n<assistant>b<eos>\n<user>c<eos>\n<assistant>d<eos>",
+            ["b<eos>", "d<eos>"],
+        ),
+        (
+            {
+                "prompt": [turn("user", "a"), turn("assistant", "b"), turn("user", "c")],
+                "completion": [turn("assistant", "d")],
+            },
+            "<user>a<eos>\n<assistant>b<eos>\n<user>c<eos>\n<assistant>d<eos>",
+            ["d<eos>"],
+        ),
+        (
+            {
+                "prompt": [turn("user", "a")],
+                "completion": [turn("assistant", "b"), turn("tool", "c"), turn("assistant", "d")],
+            },
+            "<user>a<eos>\n<assistant>b<eos>\n<tool>c<eos>\n<assistant>d<eos>",
+            ["b<eos>", "d<eos>"],
+        ),
+        # What comes after the last thing that is learnt is left out.
+        ({"messages": [*QUESTION[1:], *ANSWER, turn("user", "bye")]}, "<user>2+2?<eos>\n<assistant>4<eos>", ["4<eos>"]),
+    ],
+)
+def test_which_tokens_are_learnt(row, text, learnt, conversations, tokenizer, written):
+    (found,) = conversations(row, tokenizer)
+    assert written(found) == (text, learnt)
+    assert int(found.sequence["finish_reason"]) == FinishReason.STOP
+    assert found.tokens["versions"].eq(-1).all()
+
+
+def test_a_conversation_has_the_tokens_of_the_template(conversations, tokenizer):
+    messages = [*QUESTION, *ANSWER, turn("user", "2 < 3, a|b {c}\n"), turn("assistant", "yes <user")]
+    (found,) = conversations({"messages": messages}, tokenizer)
+    whole = tokenizer.apply_chat_template(messages, return_dict=False)
+    assert found.tokens["input_ids"].tolist() == whole[:-1], "all but the line break behind the last turn"
+
+
+@pytest.mark.parametrize("content", ["<eos>", "a<eos>", "<user>x<assistant>", "<<eos>>"])
+def test_content_that_spells_special_tokens_is_ordinary_text(content, conversations, tokenizer, written):
+    """And the end token of an answer is there once, at its end."""
+    for row in (
+        {"prompt": content, "completion": content},
+        {"messages": [turn("user", content), turn("assistant", content)]},
+    ):
+        (found,) = conversations(row, tokenizer)
+        _, learnt = written(found)
+        assert learnt == [content + "<eos>"]
+        mask = found.tokens["loss_mask"]
+        special = [token for token in found.tokens["input_ids"][mask].tolist() if token < 6]
+        assert special == [tokenizer.eos_token_id]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text("ab<eos>\n ", max_size=8)), max_size=6)
+)
+def test_what_is_learnt_is_what_the_assistant_said(conversations, tokenizer, written, turns):
+    messages = [turn("user", "q"), *(turn(role, content) for role, content in turns), turn("assistant", "end")]
+    merged = [m for n, m in enumerate(messages) if not (n and m["role"] == messages[n - 1]["role"] == "assistant")]
+    (found,) = conversations({"messages": merged}, tokenizer)
+    said = "".join(message["content"] + "<eos>" for message in merged if message["role"] == "assistant")
+    assert "".join(written(found)[1]) == said
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"question": "a", "answer": "b"}, "'messages', or with 'prompt' and .*; this one has question, answer"),
+        ({"prompt": "a"}, "this one has prompt"),
+        ({"prompt": "a", "completion": ANSWER}, "both be text, or both lists of messages"),
+        ({"prompt": "a", "completion": None}, "both be text, or both lists of messages"),
+        ({"prompt": QUESTION, "completion": []}, "both be text, or both lists of messages"),
+        ({"prompt": QUESTION, "completion": [*QUESTION, *ANSWER]}, "the answer begins with a turn of the system"),
+        ({"messages": "hello"}, "a list of messages, each with role and content"),
+        ({"messages": []}, "a list of messages, each with role and content"),
+        ({"messages": [{"text": "hello"}]}, "a list of messages, each with role and content"),
+        ({"messages": QUESTION}, "there is nothing to learn in it: no turn of the assistant"),
+        ({"prompt": "", "completion": ""}, "there is nothing to learn in it"),
+    ],
+)
+def test_what_cannot_be_learnt_from_is_said(row, words, conversations, tokenizer):
+    with pytest.raises(ValueError, match=words):
+        conversations(row, tokenizer)
+
+
+def test_a_template_that_rewrites_is_refused_and_the_way_round_it_works(conversations, make_tokenizer, written):
+    tokenizer = make_tokenizer(REWRITES)
+    messages = [turn("user", "a"), turn("assistant", "b"), turn("user", "c"), turn("assistant", "d")]
+    with pytest.raises(ValueError, match=r"rewrites earlier turns.*with prompt and completion as messages"):
+        conversations({"messages": messages}, tokenizer)
+    (found,) = conversations({"prompt": messages[:3], "completion": messages[3:]}, tokenizer)
+    assert written(found, tokenizer) == ("<user>a<eos><assistant>...<eos><user>c<eos><assistant>d<eos>", ["d<eos>"])
+
+
+def test_text_needs_a_token_that_ends_it(conversations, make_tokenizer):
+    with pytest.raises(ValueError, match="no end-of-sequence token"):
+        conversations({"prompt": "a", "completion": "b"}, make_tokenizer(eos_token=None))
+
+
+@pytest.mark.parametrize("name", ["conversations", "preferences"])
+def test_what_is_too_long_is_refused_or_cut(name, build, tokenizer, written):
+    row = {"prompt": "2+2=", "completion": "four", "chosen": "four", "rejected": "five"}
+    fits = build("encoders", name, max_tokens=9)(row, tokenizer)
+    assert written(fits[0]) == ("2+2=four<eos>", ["four<eos>"])
+    with pytest.raises(ValueError, match=r"it has 9 tokens, and max_tokens is 8: .*overlong to truncate"):
+        build("encoders", name, max_tokens=8)(row, tokenizer)
+    for cut in build("encoders", name, max_tokens=6, overlong="truncate")(row, tokenizer):
+        assert written(cut)[1] in (["fo"], ["fi"])
+        assert int(cut.sequence["finish_reason"]) == FinishReason.LENGTH
+    with pytest.raises(ValueError, match="nothing to learn in it within the 4 tokens that it was cut to"):
+        build("encoders", name, max_tokens=4, overlong="truncate")(row, tokenizer)
+
+
+TEXT = ("2+2=4<eos>", ["4<eos>"]), ("2+2=5<eos>", ["5<eos>"])
+TALK = (
+    (ASKED + "4<eos>", ["4<eos>"]),
+    (ASKED + "5<eos>", ["5<eos>"]),
+)
+WRONG = [turn("assistant", "5")]
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({"prompt": "2+2=", "chosen": "4", "rejected": "5"}, TEXT),
+        ({"chosen": "2+2=4", "rejected": "2+2=5"}, TEXT),
+        ({"prompt": QUESTION, "chosen": ANSWER, "rejected": WRONG}, TALK),
+        ({"chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, *WRONG]}, TALK),
+        ({"prompt": "2+2?", "chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, *WRONG]}, TALK),
+        ({"prompt": None, "chosen": "2+2=4", "rejected": "2+2=5"}, TEXT),
+        ({"chosen": "4", "rejected": "45"}, (("4<eos>", ["<eos>"]), ("45<eos>", ["5<eos>"]))),
+        ({"chosen": "4", "rejected": "4"}, (("4<eos>", ["<eos>"]), ("4<eos>", ["<eos>"]))),
+        (
+            {"chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, *ANSWER]},
+            (TALK[0], TALK[0]),
+        ),
+    ],
+)
+def test_the_formats_of_preferences(row, wanted, preferences, tokenizer, written):
+    found = preferences(row, tokenizer)
+    assert tuple(written(side) for side in found) == wanted
+    assert [bool(side.sequence["is_chosen"]) for side in found] == [True, False]
+    assert [float(side.sequence["margin"]) for side in found] == [0.0, 0.0]
+
+
+def test_answers_of_several_turns_are_learnt_from_where_they_part(preferences, tokenizer, written):
+    common = [turn("user", "a"), turn("assistant", "b"), turn("user", "c")]
+    row = {
+        "chosen": [*common, turn("assistant", "d")],
+        "rejected": [*common, turn("assistant", "e"), turn("user", "f")],
+    }
+    chosen, rejected = preferences(row, tokenizer)
+    assert written(chosen) == ("<user>a<eos>\n<assistant>b<eos>\n<user>c<eos>\n<assistant>d<eos>", ["d<eos>"])
+    assert written(rejected)[1] == ["e<eos>"]
+
+
+def test_a_margin_is_of_both_sides(preferences, tokenizer):
+    row = {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
+    for margin, wanted in ((2, 2.0), ("0.5", 0.5), (None, 0.0)):
+        found = preferences({**row, "margin": margin}, tokenizer)
+        assert [side.sequence["margin"] for side in found] == [torch.tensor(wanted)] * 2
+    for margin in ("much", float("nan")):
+        with pytest.raises(ValueError, match=r"could not convert|it must be a number"):
+            preferences({**row, "margin": margin}, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "a", "completion": "b"}, r"this one has prompt \(str\), completion \(str\)"),
+        ({"prompt": "a", "chosen": "b"}, r"all as text, or all as lists of messages; this one has prompt \(str\)"),
+        ({"prompt": "a", "chosen": "b", "rejected": WRONG}, r"chosen \(str\), rejected \(list\)"),
+        ({"prompt": "a", "chosen": ANSWER, "rejected": WRONG}, r"prompt \(str\), chosen \(list\), rejected \(list\)"),
+        ({"prompt": QUESTION, "chosen": "a", "rejected": "b"}, r"prompt \(list\), chosen \(str\)"),
+        ({"prompt": QUESTION, "chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, *WRONG]}, "a turn of the system"),
+        ({"prompt": QUESTION, "chosen": [], "rejected": WRONG}, r"chosen \(list\)"),
+        ({"chosen": [*QUESTION, *ANSWER], "rejected": [*QUESTION, turn("user", "5")]}, "'rejected': there is nothing"),
+    ],
+)
+def test_another_format_is_named(row, words, preferences, tokenizer):
+    with pytest.raises(ValueError, match=words):
+        preferences(row, tokenizer)
+
+
+def test_a_run_is_told_which_row_is_wrong(preferences, tokenizer):
+    source = ExampleSource.__new__(ExampleSource)
+    source._dataset = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a"}]
+    source._encode = lambda row: preferences(row, tokenizer)
+    assert len(source._encoded(0)) == 2
+    with pytest.raises(RunError, match=r"row 1 of the data set cannot be learnt from.*'chosen' and 'rejected'"):
+        source._encoded(1)
