@@ -99,10 +99,10 @@ class PolicyGradient:
     @staticmethod
     def _terms(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> PolicyTerms:
         logprobs, behaviour = outputs["logprobs"], batch["logprobs"]
-        if "proximal_logprobs" in batch:
-            proximal = batch["proximal_logprobs"]
-        elif "proximal_share" in batch:
+        if "proximal_share" in batch:  # the choice of the settings; a stage may have asked for the column below
             proximal = behaviour + batch["proximal_share"] * (logprobs.detach() - behaviour)
+        elif "proximal_logprobs" in batch:
+            proximal = batch["proximal_logprobs"]
         else:
             proximal = logprobs.detach()
         return PolicyTerms(

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite
+from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, GroupStageSuite
 
 
 class TestGAE(AdvantageSuite):
@@ -29,3 +29,37 @@ class TestPPO(AlgorithmSuite):
 
     component = "grpo/grpo"
     settings: ClassVar = {"advantage": "grpo/gae", "objectives": ["grpo/value_regression"], "corrections": []}
+
+
+class TestOverlongPenalty(GroupStageSuite):
+    """The answers of the suite have 1, 2, 3, ... tokens."""
+
+    component = "grpo/overlong_penalty"
+    settings: ClassVar = {"max_length": 4, "buffer": 2}
+    examples = (([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.0, 0.0]),)
+
+
+class TestLengthPenalty(GroupStageSuite):
+    component = "grpo/length_penalty"
+    examples = (([1.0], [1.0]), ([1.0, 1.0, 1.0], [1.5, 1.0, 0.5]), ([0.0, 0.0, 0.0], [0.0, 0.0, -0.5]))
+
+
+class TestRewardBounds(GroupStageSuite):
+    component = "grpo/reward_bounds"
+    settings: ClassVar = {"low": 0.0, "high": 1.0}
+    examples = (([-1.0, 0.5, 2.0], [0.0, 0.5, 1.0]),)
+
+
+class TestMaskTruncated(GroupStageSuite):
+    component = "grpo/mask_truncated"
+    examples = (([1.0, 0.0], [1.0, 0.0]),)
+
+
+class TestPPOWithAPenaltyInTheReward(AlgorithmSuite):
+    component = "grpo/grpo"
+    settings: ClassVar = {
+        "stages": [{"type": "grpo/kl_in_reward", "target": 6.0}, {"type": "grpo/reward_scaling", "clip": 0.5}],
+        "advantage": {"type": "grpo/gae", "level": "turn"},
+        "objectives": [{"type": "grpo/value_regression", "clip": None}],
+        "corrections": [],
+    }

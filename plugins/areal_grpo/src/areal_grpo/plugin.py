@@ -206,7 +206,49 @@ def areal_group_stages() -> list[Component]:
             "drops groups whose rewards are all equal: nothing can be learnt from them",
             target="areal_grpo.group_stages:zero_variance",
             config="areal_grpo.advantage_settings:ZeroVarianceSettings",
-        )
+        ),
+        Component(
+            "overlong_penalty",
+            "less reward for an answer near the longest length (DAPO)",
+            target="areal_grpo.group_stages:overlong_penalty",
+            config="areal_grpo.advantage_settings:OverlongPenaltySettings",
+        ),
+        Component(
+            "length_penalty",
+            "more reward for the shorter answers to a prompt, less for the longer ones (Kimi k1.5)",
+            target="areal_grpo.group_stages:length_penalty",
+            config="areal_grpo.advantage_settings:LengthPenaltySettings",
+        ),
+        Component(
+            "reward_bounds",
+            "bounds the reward",
+            target="areal_grpo.group_stages:reward_bounds",
+            config="areal_grpo.advantage_settings:RewardBoundsSettings",
+        ),
+        Component(
+            "mask_truncated",
+            "takes answers that were cut off out of the loss (DAPO)",
+            target="areal_grpo.group_stages:mask_truncated",
+        ),
+    ]
+
+
+@hookimpl
+def areal_stages() -> list[Component]:
+    """What is computed from a batch before its advantages."""
+    return [
+        Component(
+            "kl_in_reward",
+            "a penalty on the distance from a reference model in the reward of each token, fixed or adaptive",
+            target="areal_grpo.stages:kl_in_reward",
+            config="areal_grpo.advantage_settings:KLInRewardSettings",
+        ),
+        Component(
+            "reward_scaling",
+            "shifts, scales and clips the reward",
+            target="areal_grpo.stages:reward_scaling",
+            config="areal_grpo.advantage_settings:RewardScalingSettings",
+        ),
     ]
 
 
