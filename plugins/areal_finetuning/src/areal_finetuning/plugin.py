@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component, hookimpl
+from areal_core.plugins import Component, Preset, hookimpl
 
 
 @hookimpl
@@ -84,5 +84,29 @@ def areal_encoders() -> list[Component]:
             "rows with chosen and rejected, and a prompt unless both begin with it: a pair of sequences",
             target="areal_finetuning.encoders:preferences",
             config=settings,
+        ),
+    ]
+
+
+@hookimpl
+def areal_presets() -> list[Preset]:
+    """Runs to start from; each needs a model and rows, named where it is started."""
+    engines = ("fsdp", "rewards")
+    return [
+        Preset(
+            "sft", "supervised fine-tuning on lines of JSON", path="areal_finetuning:presets/sft.yaml", plugins=engines
+        ),
+        Preset("dpo", "preferences, without a reward model", path="areal_finetuning:presets/dpo.yaml", plugins=engines),
+        Preset(
+            "reward_model",
+            "a reward model from preferences",
+            path="areal_finetuning:presets/reward_model.yaml",
+            plugins=engines,
+        ),
+        Preset(
+            "distill",
+            "a small model learns from a larger one what it says itself",
+            path="areal_finetuning:presets/distill.yaml",
+            plugins=(*engines, "grpo", "hf"),
         ),
     ]

@@ -1,0 +1,123 @@
+"""The records lead to what exists, configs need no torch, presets are whole, and mistakes are found before a start."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from areal_core.config import Settings, resolve
+from areal_core.config.needs import roles_of
+from areal_core.errors import ArealError, ConfigError
+from areal_core.plugins import PluginManager
+
+KINDS = ("algorithms", "advantages", "policy_losses", "encoders")
+PARTS = """
+class Rows:
+    def __init__(self): ...
+class Engine:
+    def __init__(self): ...
+"""
+RUN = """
+plugins: [finetuning]
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Rows
+train_engine: parts.py:Engine
+"""
+GENERATES = ("workflow=single_turn", "inference_engine=parts.py:Engine")
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that resolves a config with these overrides."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    Path("run.yaml").write_text(RUN)
+    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
+
+
+def records():
+    manager = PluginManager.load(["finetuning"])
+    own = [record for kind in KINDS for record in manager.components(kind) if record.plugin == "finetuning"]
+    return [pytest.param(manager, record, id=f"{record.reference}") for record in own]
+
+
+@pytest.mark.parametrize(("manager", "record"), records())
+def test_a_record_leads_to_code_whose_settings_it_describes(manager, record):
+    target = manager.import_from(record, record.target)
+    model = manager.import_from(record, record.config)
+    assert issubclass(model, Settings)
+    assert all(field.description for field in model.model_fields.values())
+    if inspect.isfunction(target):
+        parameters = [p for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        assert {p.name for p in parameters} == model.model_fields.keys()
+        assert all(p.default is p.empty for p in parameters), "defaults stand in the settings alone"
+
+
+def test_records_and_settings_import_no_torch():
+    code = "import sys, areal_finetuning.plugin, areal_finetuning.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "algorithm", "roles"),
+    [
+        ("sft", "sft", ["actor"]),
+        ("dpo", "dpo", ["actor", "reference"]),
+        ("reward_model", "reward_model", ["reward"]),
+        ("distill", "distill", ["actor", "teacher"]),
+    ],
+)
+def test_a_preset_is_whole(preset, algorithm, roles, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = resolve(f"finetuning/{preset}", environment={}).config
+    assert config.algorithm.target == f"finetuning/{algorithm}"
+    assert list(roles_of(config.algorithm, 1)) == roles
+    assert list(config.cross_notes()) == []
+
+
+def test_only_a_reference_that_is_asked_is_loaded(read):
+    assert list(roles_of(read("algorithm=dpo", "algorithm.reference_free=true").algorithm, 1)) == ["actor"]
+    assert list(roles_of(read("algorithm=ipo", "roles.reference.path=other").algorithm, 4)) == ["actor", "reference"]
+    (role,) = roles_of(read("algorithm=reward_model").algorithm, 1).values()
+    assert (role.head, role.trains) == ("scalar", True)
+
+
+def test_defaults_are_those_of_the_papers(read):
+    dpo, ipo = (read(f"algorithm={name}").algorithm.settings for name in ("dpo", "ipo"))
+    assert (dpo.loss, dpo.beta, dpo.label_smoothing, dpo.length_normalised) == ("sigmoid", 0.1, 0.0, False)
+    assert (ipo.loss, ipo.beta, ipo.length_normalised) == ("ipo", 0.1, False)
+    assert read("algorithm=reward_model").algorithm.settings.centring == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("algorithm=dpo", "algorithm.beta=0"), r"algorithm\.beta"),
+        (("algorithm=dpo", "algorithm.label_smoothing=0.5"), r"algorithm\.label_smoothing"),
+        (("algorithm=ipo", "algorithm.label_smoothing=0.1"), "label_smoothing is of loss: sigmoid, and loss is ipo"),
+        (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
+        (("algorithm=reward_model", "algorithm.centring=-1"), r"algorithm\.centring"),
+        (("algorithm=sft", "algorithm.encoder.overlong=truncate"), "overlong: truncate needs max_tokens"),
+        (("algorithm=sft", "algorithm.encoder.max_tokens=1"), r"algorithm\.encoder\.max_tokens"),
+        (("algorithm=distill", *GENERATES), "it needs a teacher: set roles.teacher.path"),
+        (("algorithm=distill", *GENERATES, "roles.teacher={}"), "it needs a teacher: set roles.teacher.path"),
+        (("algorithm=distill", "roles.teacher.path=large"), "nothing generates: set workflow and inference_engine"),
+    ],
+)
+def test_mistakes_are_found(overrides, message, read):
+    with pytest.raises(ConfigError, match=message):
+        read(*overrides)
+
+
+def test_distillation_says_which_plugin_it_lacks(read):
+    wanted = ("algorithm=distill", "roles.teacher.path=large", *GENERATES)
+    assert [each.target for each in read(*wanted).algorithm.settings.corrections] == ["grpo/token_truncate"]
+    with pytest.raises(ArealError, match="'grpo' is needed"):
+        read(*wanted, "plugins=[finetuning, 'no:grpo']")
+    assert (
+        read(*wanted, "plugins=[finetuning, 'no:grpo']", "algorithm.corrections=[]").algorithm.settings.corrections
+        == []
+    )
