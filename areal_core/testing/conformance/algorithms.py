@@ -123,10 +123,12 @@ class AlgorithmSuite(ComponentSuite):
                 assert bool(value.isfinite().all()), f"'{name}' is not finite"
 
     def test_any_order_of_sequences_gives_the_same(self) -> None:
-        """Nothing depends on where a sequence stands: groups are known by `group_id`."""
+        """Nothing depends on where a unit stands, and those of one group are known by `group_id`. Within a unit the order
+        stays, for it may say which is which: of a preference the chosen answer comes first."""
         algorithm, batch = self.make(), self.make_batch()
         wanted, sums = self.gradient(self.works(algorithm, batch))
-        order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(5)).tolist()
+        units = torch.randperm(batch.unit_count, generator=torch.Generator().manual_seed(5)).tolist()
+        order = [row for unit in units for row in batch.unit_rows[unit]]
         found, other = self.gradient(self.works(algorithm, batch.select(order)))
         _same_gradients(found, wanted, self.tolerance, "the order of sequences matters")
         _same_sums(other, sums, "the order of sequences matters")

@@ -1,0 +1,1 @@
+"""Algorithms that need more than a loss, each in one short file."""
