@@ -24,6 +24,41 @@ class TestReinforcePP(AdvantageSuite):
     counts_episodes = False
 
 
+class TestLitePPO(AdvantageSuite):
+    component = "grpo/lite_ppo"
+    groups_are_independent = False
+
+
+class TestMaxRL(AdvantageSuite):
+    component = "grpo/max_rl"
+
+
+class TestReinforcePPBaseline(AdvantageSuite):
+    component = "grpo/reinforce_pp_baseline"
+    groups_are_independent = False
+    counts_episodes = False
+
+
+class TestGDPO(AdvantageSuite):
+    component = "grpo/gdpo"
+    settings: ClassVar = {"weights": {"brief": 0.5}}
+    groups_are_independent = False
+
+    def make_batch(self):
+        batch = super().make_batch()
+        parts = {"reward.right": (batch["reward"] > 0).float(), "reward.brief": batch["reward"].square()}
+        return batch.with_sequences(**parts)
+
+
+class TestGroupNormalisedWithRewardsOfTokens(AdvantageSuite):
+    component = "grpo/group_normalised"
+    counts_episodes = False  # the suite copies trajectories, and what their tokens earn with them
+
+    def make_batch(self):
+        batch = super().make_batch()
+        return batch.with_tokens(token_rewards=0.1 * batch["values"])
+
+
 class TestPPO(AlgorithmSuite):
     """PPO with its critic, out of parts."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from areal_core.plugins import Component, Preset, hookimpl
+from areal_grpo.advantage_records import ADVANTAGES, GROUP_STAGES, OBJECTIVES, STAGES
 
 _POLICY_GRADIENT = "areal_core.algorithms.composition:PolicyGradient"
 
@@ -35,38 +36,7 @@ def areal_algorithms() -> list[Component]:
 @hookimpl
 def areal_advantages() -> list[Component]:
     """From the rewards of a batch to the advantage of each sequence."""
-    return [
-        Component(
-            "group_normalised",
-            "less the group's mean, over its standard deviation (GRPO)",
-            target="areal_grpo.advantages:group_normalised",
-            config="areal_grpo.advantage_settings:GroupNormalisedSettings",
-        ),
-        Component(
-            "group_centred",
-            "less the group's mean (Dr. GRPO)",
-            target="areal_grpo.advantages:group_centred",
-            config="areal_grpo.advantage_settings:GroupCentredSettings",
-        ),
-        Component(
-            "leave_one_out",
-            "less the mean of the group's other episodes (RLOO)",
-            target="areal_grpo.advantages:leave_one_out",
-            config="areal_grpo.advantage_settings:LeaveOneOutSettings",
-        ),
-        Component(
-            "gae",
-            "generalised advantage estimation by token or turn, with a critic (PPO)",
-            target="areal_grpo.generalised_advantages:gae",
-            config="areal_grpo.advantage_settings:GAESettings",
-        ),
-        Component(
-            "reinforce_pp",
-            "the rewards from each token on, whitened over the batch (REINFORCE++)",
-            target="areal_grpo.generalised_advantages:reinforce_pp",
-            config="areal_grpo.advantage_settings:ReinforcePPSettings",
-        ),
-    ]
+    return ADVANTAGES
 
 
 @hookimpl
@@ -200,69 +170,19 @@ def areal_regularisers() -> list[Component]:
 @hookimpl
 def areal_group_stages() -> list[Component]:
     """What becomes of a finished group."""
-    return [
-        Component(
-            "zero_variance",
-            "drops groups whose rewards are all equal: nothing can be learnt from them",
-            target="areal_grpo.group_stages:zero_variance",
-            config="areal_grpo.advantage_settings:ZeroVarianceSettings",
-        ),
-        Component(
-            "overlong_penalty",
-            "less reward for an answer near the longest length (DAPO)",
-            target="areal_grpo.group_stages:overlong_penalty",
-            config="areal_grpo.advantage_settings:OverlongPenaltySettings",
-        ),
-        Component(
-            "length_penalty",
-            "more reward for the shorter answers to a prompt, less for the longer ones (Kimi k1.5)",
-            target="areal_grpo.group_stages:length_penalty",
-            config="areal_grpo.advantage_settings:LengthPenaltySettings",
-        ),
-        Component(
-            "reward_bounds",
-            "bounds the reward",
-            target="areal_grpo.group_stages:reward_bounds",
-            config="areal_grpo.advantage_settings:RewardBoundsSettings",
-        ),
-        Component(
-            "mask_truncated",
-            "takes answers that were cut off out of the loss (DAPO)",
-            target="areal_grpo.group_stages:mask_truncated",
-        ),
-    ]
+    return GROUP_STAGES
 
 
 @hookimpl
 def areal_stages() -> list[Component]:
     """What is computed from a batch before its advantages."""
-    return [
-        Component(
-            "kl_in_reward",
-            "a penalty on the distance from a reference model in the reward of each token, fixed or adaptive",
-            target="areal_grpo.stages:kl_in_reward",
-            config="areal_grpo.advantage_settings:KLInRewardSettings",
-        ),
-        Component(
-            "reward_scaling",
-            "shifts, scales and clips the reward",
-            target="areal_grpo.stages:reward_scaling",
-            config="areal_grpo.advantage_settings:RewardScalingSettings",
-        ),
-    ]
+    return STAGES
 
 
 @hookimpl
 def areal_objectives() -> list[Component]:
     """What learns beside the policy."""
-    return [
-        Component(
-            "value_regression",
-            "the critic learns the returns, clipped around what it said before (PPO)",
-            target="areal_grpo.objectives:value_regression",
-            config="areal_grpo.advantage_settings:ValueRegressionSettings",
-        )
-    ]
+    return OBJECTIVES
 
 
 @hookimpl

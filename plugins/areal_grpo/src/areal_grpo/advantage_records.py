@@ -1,0 +1,90 @@
+"""The records of advantages, stages, group stages and objectives, for `plugin`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Component
+
+
+def _part(module: str, name: str, summary: str, settings: str | None) -> Component:
+    """A function of its record's name in a module of this package, and its settings."""
+    config = f"areal_grpo.{settings}" if settings else None
+    return Component(name, summary, target=f"areal_grpo.{module}:{name}", config=config)
+
+
+def _advantage(name: str, summary: str, settings: str, module: str = "advantages") -> Component:
+    return _part(module, name, summary, f"advantage_settings:{settings}")
+
+
+ADVANTAGES = [
+    _advantage(
+        "group_normalised", "less the group's mean, over its standard deviation (GRPO)", "GroupNormalisedSettings"
+    ),
+    _advantage("group_centred", "less the group's mean (Dr. GRPO)", "GroupCentredSettings"),
+    _advantage("leave_one_out", "less the mean of the group's other episodes (RLOO)", "LeaveOneOutSettings"),
+    _advantage(
+        "lite_ppo", "less the group's mean, over the batch's standard deviation (Lite PPO)", "LitePPOAdvantageSettings"
+    ),
+    _advantage("max_rl", "less the group's mean, over that mean (MaxRL)", "MaxRLSettings"),
+    _advantage(
+        "reinforce_pp_baseline",
+        "less the group's mean, whitened over the tokens of the batch (REINFORCE++)",
+        "ReinforcePPBaselineSettings",
+    ),
+    _advantage(
+        "gdpo", "each named reward normalised in the group, their sum in the batch (GDPO)", "GDPOAdvantageSettings"
+    ),
+    _advantage(
+        "reinforce_pp",
+        "the rewards from each token on, whitened over the batch (REINFORCE++)",
+        "ReinforcePPAdvantageSettings",
+        "generalised_advantages",
+    ),
+    _advantage(
+        "gae",
+        "generalised advantage estimation by token or turn, with a critic (PPO)",
+        "GAESettings",
+        "generalised_advantages",
+    ),
+]
+
+GROUP_STAGES = [
+    _part(
+        "group_stages",
+        "zero_variance",
+        "drops groups whose rewards are all equal: nothing can be learnt from them",
+        "stage_settings:ZeroVarianceSettings",
+    ),
+    _part(
+        "group_stages",
+        "overlong_penalty",
+        "less reward for an answer near the longest length (DAPO)",
+        "stage_settings:OverlongPenaltySettings",
+    ),
+    _part(
+        "group_stages",
+        "length_penalty",
+        "more reward for the shorter answers to a prompt, less for the longer ones (Kimi k1.5)",
+        "stage_settings:LengthPenaltySettings",
+    ),
+    _part("group_stages", "reward_bounds", "bounds the reward", "stage_settings:RewardBoundsSettings"),
+    _part("group_stages", "mask_truncated", "takes answers that were cut off out of the loss (DAPO)", None),
+]
+
+STAGES = [
+    _part(
+        "stages",
+        "kl_in_reward",
+        "a penalty on the distance from a reference model in the reward of each token, fixed or adaptive",
+        "stage_settings:KLInRewardSettings",
+    ),
+    _part("stages", "reward_scaling", "shifts, scales and clips the reward", "stage_settings:RewardScalingSettings"),
+]
+
+OBJECTIVES = [
+    _part(
+        "objectives",
+        "value_regression",
+        "the critic learns the returns, clipped around what it said before (PPO)",
+        "advantage_settings:ValueRegressionSettings",
+    )
+]

@@ -1,0 +1,201 @@
+"""Advantages of whole episodes against loops over dictionaries, written from the papers, in float64."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_grpo.advantages import (
+    gdpo,
+    group_centred,
+    group_normalised,
+    leave_one_out,
+    lite_ppo,
+    max_rl,
+    reinforce_pp_baseline,
+)
+
+EPSILON = 1e-6
+WEIGHTS = {"right": 2.0}
+COMPONENTS = ("brief", "right")
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def deviation(numbers):
+    centre = mean(numbers)
+    return math.sqrt(sum((x - centre) ** 2 for x in numbers) / (len(numbers) - 1)) if len(numbers) > 1 else 0.0
+
+
+@st.composite
+def batches(draw):
+    """Rows (group, episode), the rewards of episodes by name, and for each row a seed of what its tokens earn."""
+    rows, episodes = [], {}
+    for group in range(draw(st.integers(1, 4))):
+        for _ in range(draw(st.integers(1, 4))):
+            number = 100 + len(episodes)
+            named = {name: draw(st.floats(-3, 3, width=16)) for name in ("reward", *COMPONENTS)}
+            episodes[number] = {"group": 10 * group, **named}
+            rows += [(10 * group, number)] * draw(st.integers(1, 3))
+    return draw(st.permutations(rows)), episodes, draw(st.integers(0, 100)), draw(st.booleans())
+
+
+def pack(drawn, make_batch):
+    """The batch in float64, and the episodes with what their tokens have earned added to `reward`."""
+    rows, episodes, seed, with_tokens = drawn
+    batch = make_batch([0.0] * len(rows), [group for group, _ in rows], [number for _, number in rows], seed=seed)
+    for name in ("reward", *COMPONENTS):
+        key = name if name == "reward" else f"reward.{name}"
+        values = torch.tensor([episodes[number][name] for _, number in rows], dtype=torch.float64)
+        batch = batch.with_sequences(**{key: values})
+    known = {number: {**episode, "token_rewards": 0.0} for number, episode in episodes.items()}
+    if with_tokens:
+        draw = torch.Generator().manual_seed(seed)
+        earned = torch.randn(batch.token_count, generator=draw, dtype=torch.float64)
+        batch = batch.with_tokens(token_rewards=torch.where(batch["loss_mask"], earned, math.nan))
+        for t, row in enumerate(batch.tokens.row_index.tolist()):
+            if bool(batch["loss_mask"][t]):
+                known[rows[row][1]]["token_rewards"] += float(earned[t])
+    for episode in known.values():
+        episode["all"] = episode["reward"] + episode["token_rewards"]
+    return batch, known, with_tokens
+
+
+def siblings(known, number, name="all"):
+    return [other[name] for other in known.values() if other["group"] == known[number]["group"]]
+
+
+def normalised(known, number, name="all"):
+    others = siblings(known, number, name)
+    return (known[number][name] - mean(others)) / (deviation(others) + EPSILON)
+
+
+def centred(known, number):
+    return known[number]["all"] - mean(siblings(known, number))
+
+
+def without_itself(known, number):
+    others = siblings(known, number)
+    count = len(others)
+    return known[number]["all"] - (sum(others) - known[number]["all"]) / (count - 1) if count > 1 else 0.0
+
+
+def spread_of_the_batch(known, number):
+    return centred(known, number) / (deviation([other["all"] for other in known.values()]) + EPSILON)
+
+
+def over_the_mean(known, number):
+    centre = mean(siblings(known, number))
+    return (known[number]["all"] - centre) / centre if centre > 0 else 0.0
+
+
+PAIRS = {
+    "group_normalised": (partial(group_normalised, epsilon=EPSILON), normalised),
+    "group_centred": (group_centred, centred),
+    "leave_one_out": (leave_one_out, without_itself),
+    "lite_ppo": (partial(lite_ppo, epsilon=EPSILON), spread_of_the_batch),
+    "max_rl": (max_rl, over_the_mean),
+}
+
+
+def compare(found, wanted, scale=1.0):
+    """To 1e-10, or what rounding leaves of it where a number was divided by almost nothing."""
+    assert found.dtype == torch.float64
+    bound = 1e-10 * max(1.0, scale)
+    worst = max((abs(a - b) for a, b in zip(found.tolist(), wanted, strict=True)), default=0.0)
+    assert worst <= bound, f"they differ by {worst}"
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@given(drawn=batches())
+def test_by_episode(name, drawn, make_batch):
+    advantage, naive = PAIRS[name]
+    batch, known, _ = pack(drawn, make_batch)
+    wanted = [naive(known, number) for number in batch["episode_id"].tolist()]
+    divisors = [abs(mean(siblings(known, number))) for number in known] if name == "max_rl" else [1.0]
+    # Where rewards are equal but for their rounding, that rounding of 1e-16 is divided by ε.
+    compare(advantage(batch), wanted, max(20.0, 1 / max(min(divisors), 1e-12)))
+
+
+@given(drawn=batches())
+def test_reinforce_pp_with_a_baseline(drawn, make_batch):
+    """Every token in the loss counts once in the statistics, so that long answers count more."""
+    batch, known, _ = pack(drawn, make_batch)
+    rows, mask = batch.tokens.row_index.tolist(), batch["loss_mask"].tolist()
+    each = {t: centred(known, int(batch["episode_id"][row])) for t, row in enumerate(rows) if mask[t]}
+    if not each:
+        return
+    centre, count = mean(list(each.values())), len(each)
+    variance = sum((x - centre) ** 2 for x in each.values()) / max(count - 1, 1)
+    wanted = [(each[t] - centre) / math.sqrt(variance + 1e-8) if t in each else 0.0 for t in range(len(rows))]
+    compare(reinforce_pp_baseline(batch), wanted)
+
+
+@given(drawn=batches())
+def test_gdpo(drawn, make_batch):
+    batch, known, with_tokens = pack(drawn, make_batch)
+    names = [*COMPONENTS, *(["token_rewards"] if with_tokens else [])]
+    total = {n: sum(WEIGHTS.get(name, 1.0) * normalised(known, n, name) for name in names) for n in known}
+    centre, spread = mean(list(total.values())), deviation(list(total.values()))
+    wanted = [(total[number] - centre) / (spread + EPSILON) for number in batch["episode_id"].tolist()]
+    compare(gdpo(batch, weights=WEIGHTS, epsilon=EPSILON), wanted, 20 / (spread + EPSILON))
+
+
+def test_gdpo_as_trl_sums_it(make_batch):
+    """TRL's `normalize_then_sum` on complete groups: each reward by its group, weighted, then by the whole batch."""
+    size = 3
+    draw = torch.Generator().manual_seed(1)
+    rewards = torch.randn(12, 2, generator=draw, dtype=torch.float64)
+    batch = make_batch([0.0] * 12, [row // size for row in range(12)])
+    batch = batch.with_sequences(reward=torch.zeros(12, dtype=torch.float64))
+    batch = batch.with_sequences(**{"reward.a": rewards[:, 0], "reward.b": rewards[:, 1]})
+    grouped = rewards.view(-1, size, 2)
+    each = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
+    total = (each.view(-1, 2) * torch.tensor([1.0, 0.5], dtype=torch.float64)).sum(1)
+    wanted = (total - total.mean()) / (total.std() + 1e-4)
+    found = gdpo(batch, weights={"b": 0.5}, epsilon=1e-4)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
+
+
+def test_gdpo_tells_which_rewards_there_are(make_batch):
+    batch = make_batch([1.0, 0.0], [0, 0]).with_sequences(**{"reward.right": torch.tensor([1.0, 0.0])})
+    with pytest.raises(KeyError, match=r"weights for \['wrong'\], and the batch has the rewards \['right'\]"):
+        gdpo(batch, weights={"wrong": 1.0}, epsilon=EPSILON)
+    with pytest.raises(KeyError, match=r"the batch has the rewards \[\]"):
+        gdpo(make_batch([1.0, 0.0], [0, 0]), weights={}, epsilon=EPSILON)
+
+
+def test_two_rewards_that_grpo_cannot_tell_apart(make_batch):
+    """The paper's example: (0, 1) and (0, 2) in one group of two are one and the same to GRPO, and not to GDPO."""
+    rewards = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    batch = make_batch([0.0] * 4, [0, 0, 1, 1]).with_sequences(reward=rewards.sum(1))
+    batch = batch.with_sequences(**{"reward.a": rewards[:, 0], "reward.b": rewards[:, 1]})
+    one, both = group_normalised(batch, epsilon=EPSILON)[[1, 3]].tolist()
+    assert one == pytest.approx(both, abs=1e-5)
+    one, both = gdpo(batch, weights={}, epsilon=EPSILON)[[1, 3]].tolist()
+    assert both == pytest.approx(2 * one, abs=1e-5)
+
+
+EVERY = [pair[0] for pair in PAIRS.values()] + [reinforce_pp_baseline]
+
+
+@pytest.mark.parametrize("advantage", EVERY)
+def test_edges(advantage, make_batch):
+    """One sample, and rewards that are all equal, as far as rounding tells: nothing to learn, and no NaN."""
+    for rewards in ([1.0], [0.1] * 5, [0.0] * 3, [-1.0] * 3, [1e6] * 4):
+        groups = [0] * len(rewards)
+        found = advantage(make_batch(rewards, groups))
+        assert found.dtype == torch.float32
+        assert bool(found.isfinite().all())
+        assert float(found.abs().max()) < 1e-4
+
+
+def test_max_rl_weighs_hard_prompts_up(make_batch):
+    """One right answer of n earns n - 1, a wrong one -1, whatever the share of right ones; none right earns nothing."""
+    batch = make_batch([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], [0, 0, 0, 0, 1, 1, 2, 2])
+    assert max_rl(batch).tolist() == [3.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0, 0.0]
