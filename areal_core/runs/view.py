@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.runs.terminal import say
+from areal_core.runs.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from areal_core.runs.terminal import Terminal
 
 PREPARATION_INTERVAL_S = 5.0
-DUMB_STEPS = 5
-"""Steps without any difference between siblings' rewards after which it is said."""
 KEPT_STEPS = 1000
 """Of which the curves are drawn; a run may go on for weeks."""
 QUIET_S = 60.0
@@ -64,16 +63,14 @@ class RunState:
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.phases: dict[str, str] = {}
+        self._verdicts = Verdicts()
 
     def add(self, line: dict[str, Any]) -> None:
         """A step is over."""
         self.lines.append(line)
         self._new.append(line)
-        if len(self.lines) == DUMB_STEPS and min(self.series("reward/groups_all_equal"), default=0.0) == 1.0:
-            self._say(
-                f"in all {DUMB_STEPS} steps so far all answers to a prompt earned the same: nothing can be "
-                "learnt from that; look at the answers in samples.jsonl and at the reward"
-            )
+        for verdict in self._verdicts.of(self.lines):
+            self._say(verdict)
 
     def hear(self, role: str, status: dict[str, Any]) -> None:
         """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""

@@ -1,0 +1,103 @@
+"""What a run's metrics say where something known goes wrong, and what to try; each is said once."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+STEPS: Final = 5
+"""In so many steps, one after another, it must show; and so many are what a run began with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pathology:
+    """Something that goes wrong.
+
+    Attributes:
+        shows: by the steps that a run began with and its last ones, as functions from a metric's name to its values.
+        words: what it is, and what to try; `{NAME}` is the last value of a metric, its slashes as underscores.
+    """
+
+    shows: Callable[[Callable[[str], Sequence[float]], Callable[[str], Sequence[float]]], bool]
+    words: str
+
+
+def _above(values: Sequence[float], limit: float) -> bool:
+    return len(values) == STEPS and min(values) > limit
+
+
+def _below(values: Sequence[float], limit: float) -> bool:
+    return len(values) == STEPS and max(values) < limit
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+PATHOLOGIES: Final = (
+    Pathology(
+        lambda first, last: _above(last("reward/groups_all_equal"), 0.95),
+        f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learnt from that; where not "
+        "all are right, look at them in samples.jsonl and at the reward, and take easier or harder prompts",
+    ),
+    Pathology(
+        lambda first, last: _above(last("batch/truncated"), 1 / 3),
+        "{batch_truncated:.0%} of the answers are cut at their longest length: raise sampling.max_new_tokens, or shape "
+        "them (group_stages: overlong_penalty, mask_truncated)",
+    ),
+    Pathology(
+        lambda first, last: (
+            _below(last("train/entropy"), 0.05 * _mean(first("train/entropy")))
+            and _above(last("reward/groups_all_equal"), 0.5)
+        ),
+        "the policy hardly samples any more: its entropy has fallen to {train_entropy:.3f} nats a token, less than a "
+        "twentieth of what it was; lower the learning rate, raise policy_loss.clip_high, or add regularisers: "
+        "[entropy_bonus]",
+    ),
+    Pathology(
+        lambda first, last: (
+            _above(last("train/behaviour_kl"), 0.1)
+            or _above(last("train/behaviour_kl"), max(0.02, 5 * _mean(first("train/behaviour_kl"))))
+        ),
+        "the policy that samples has left the one that learns: a KL of {train_behaviour_kl:.3f} nats a token; lower "
+        "rollout.max_staleness or the learning rate, or compare number formats by publication.verify_every=1",
+    ),
+    Pathology(
+        lambda first, last: _below(last("train/effective_sample_share"), 0.3),
+        "importance weights leave {train_effective_sample_share:.0%} of the samples' worth: lower "
+        "rollout.max_staleness, or take a correction that masks",
+    ),
+    Pathology(
+        lambda first, last: _above(last("train/clip_fraction"), 0.3),
+        "clipping takes the gradient from {train_clip_fraction:.0%} of the tokens: lower the learning rate or "
+        "training.updates_per_batch",
+    ),
+)
+
+
+class Verdicts:
+    """Looks at each new line of metrics."""
+
+    def __init__(self) -> None:
+        self._left = list(PATHOLOGIES)
+
+    def of(self, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What shows in these lines of one run, in their order, and has not been said before."""
+        if len(lines) < STEPS:
+            return []
+        every = list(lines)  # a deque has no slices
+
+        def first(key: str) -> list[float]:
+            return [line[key] for line in every[:STEPS] if key in line]
+
+        def last(key: str) -> list[float]:
+            return [line[key] for line in every[-STEPS:] if key in line]
+
+        found = [one for one in self._left if one.shows(first, last)]
+        self._left = [one for one in self._left if one not in found]
+        numbers = {key.replace("/", "_"): value for key, value in every[-1].items()}
+        return [one.words.format(**numbers) for one in found]

@@ -1,0 +1,58 @@
+"""What is said of a run's metrics where something known goes wrong, and that nothing is said where all is well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal_core.runs.verdicts import STEPS, Verdicts
+
+WELL = {
+    "reward/groups_all_equal": 0.3,
+    "batch/truncated": 0.1,
+    "train/entropy": 1.2,
+    "train/behaviour_kl": 0.001,
+    "train/effective_sample_share": 0.95,
+    "train/clip_fraction": 0.1,
+}
+
+
+def said(*lines: dict[str, Any]) -> list[str]:
+    """Everything that is said as these lines come, one after another."""
+    verdicts, seen, told = Verdicts(), [], []
+    for line in lines:
+        seen.append(line)
+        told += verdicts.of(seen)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("ill", "words"),
+    [
+        ({"reward/groups_all_equal": 1.0}, "all answers to a prompt earned the same"),
+        ({"batch/truncated": 0.5}, "50% of the answers are cut"),
+        ({"train/entropy": 0.01, "reward/groups_all_equal": 0.7}, "fallen to 0.010 nats a token"),
+        ({"train/behaviour_kl": 0.3}, "a KL of 0.300 nats a token"),
+        ({"train/behaviour_kl": 0.04}, "a KL of 0.040 nats a token"),
+        ({"train/effective_sample_share": 0.2}, "20% of the samples' worth"),
+        ({"train/clip_fraction": 0.4}, "from 40% of the tokens"),
+    ],
+)
+def test_what_goes_wrong_is_said_once_with_what_to_try(ill: dict[str, float], words: str) -> None:
+    sick = {**WELL, **ill}
+    assert said(*[WELL] * STEPS, *[sick] * (STEPS - 1)) == [], "too early"
+    (line,) = said(*[WELL] * STEPS, *[sick] * 3 * STEPS)
+    assert words in line
+
+
+def test_what_is_well_is_not_talked_about() -> None:
+    assert said(*[WELL] * 50) == []
+    assert said(*[{}] * 50) == []
+    assert said(*[{"train/negative_log_likelihood": 2.0}] * 50) == []
+    decided = {**WELL, "train/entropy": 0.01}
+    assert said(*[WELL] * 20, *[decided] * 20) == [], "a policy that decides and still learns is well"
+
+
+def test_one_odd_step_is_no_verdict() -> None:
+    assert said(*[WELL, WELL, {**WELL, "batch/truncated": 0.9}] * 20) == []
