@@ -95,6 +95,8 @@ def _describe(plugin: Plugin, catalog: Catalog) -> None:
 
 def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     """The fields of a component's settings, one line each, or why they cannot be shown."""
+    from typing import Literal, get_args, get_origin
+
     from areal_core.config.schema import settings_model
     from areal_core.errors import PluginError
     from areal_core.plugins import PluginManager
@@ -110,6 +112,8 @@ def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:
     lines = []
     for name, field in model.model_fields.items() if model else ():
         kind = getattr(field.annotation, "__name__", str(field.annotation)).removeprefix("typing.")
+        if get_origin(field.annotation) is Literal:
+            kind = " or ".join(map(str, get_args(field.annotation)))
         default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)!r}"
         lines.append(f"{name}: {kind}, {default}" + (f"  ({field.description})" if field.description else ""))
     return lines
