@@ -24,6 +24,7 @@ from areal_core.testing.conformance.model_sources import ModelSourceSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
 from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
 from areal_core.testing.conformance.rewards import RewardSuite
+from areal_core.testing.conformance.stages import ObjectiveSuite, StageSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
 from areal_core.testing.conformance.training_session import numbers_of
 from areal_core.testing.conformance.workflows import WorkflowSuite
@@ -38,8 +39,10 @@ __all__ = [
     "GroupStageSuite",
     "InferenceEngineSuite",
     "ModelSourceSuite",
+    "ObjectiveSuite",
     "PolicyLossSuite",
     "RewardSuite",
+    "StageSuite",
     "TrackerSuite",
     "TrainEngineSuite",
     "WorkflowSuite",

@@ -69,38 +69,6 @@ class AlgorithmSuite(ComponentSuite):
         context = self.context(updates)
         return next(iter(algorithm.updates(algorithm.prepare(batch, context), context)))
 
-    def gradient(
-        self, works: Sequence[Work], split: Sequence[Sequence[int]] | None = None
-    ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-        """By work and output the gradient of every token, [T] by place; and all losses and metrics as numbers.
-
-        Args:
-            works: of one update.
-            split: units of each micro-batch; None is all at once.
-        """
-        gradients: dict[str, torch.Tensor] = {}
-        numbers: dict[str, float] = {}
-        for number, work in enumerate(works):
-            place, units = work.batch["place"], work.batch.unit_rows
-            given = {"logprobs": work.batch["actor_logprobs"], "values": work.batch["values"]}
-            given["entropy"] = given["logprobs"].abs()
-            made = {name: torch.zeros(int(place.max()) + 1) for name in work.outputs}
-            for name, value in made.items():
-                value[place] = given[name]
-                value.requires_grad_()
-            parts: list[dict[str, Metric]] = []
-            for members in split or [range(len(units))]:
-                part = work.batch.select([row for unit in members for row in units[unit]])
-                result = work.loss(part, {name: value[part["place"]] for name, value in made.items()})
-                assert result.loss.shape == (), f"the loss has the shape {tuple(result.loss.shape)}"
-                result.loss.backward()  # type: ignore[no-untyped-call]
-                parts.append({"loss": Metric.sum(result.loss), **result.metrics})
-            found = {name: value.grad for name, value in made.items() if value.grad is not None}
-            assert found, f"the loss of role '{work.role}' has no gradient"
-            gradients |= {f"{number} {work.role} {name}": value for name, value in found.items()}
-            numbers |= {f"{number} {work.role} {name}": value for name, value in numbers_of(combine(parts)).items()}
-        return gradients, numbers
-
     def test_what_it_says_of_itself(self) -> None:
         """The attributes that the trainer reads, and outputs that engines have."""
         algorithm = self.make()
@@ -123,31 +91,19 @@ class AlgorithmSuite(ComponentSuite):
                 assert bool(value.isfinite().all()), f"'{name}' is not finite"
 
     def test_any_order_of_sequences_gives_the_same(self) -> None:
-        """Nothing depends on where a unit stands, and those of one group are known by `group_id`. Within a unit the order
-        stays, for it may say which is which: of a preference the chosen answer comes first."""
+        """Nothing depends on where a unit stands, and those of one group are known by `group_id`. Within a unit the
+        order stays, for it may say which is which: of a preference the chosen answer comes first."""
         algorithm, batch = self.make(), self.make_batch()
-        wanted, sums = self.gradient(self.works(algorithm, batch))
+        wanted, sums = gradients_of(self.works(algorithm, batch))
         units = torch.randperm(batch.unit_count, generator=torch.Generator().manual_seed(5)).tolist()
         order = [row for unit in units for row in batch.unit_rows[unit]]
-        found, other = self.gradient(self.works(algorithm, batch.select(order)))
-        _same_gradients(found, wanted, self.tolerance, "the order of sequences matters")
-        _same_sums(other, sums, "the order of sequences matters")
+        found, other = gradients_of(self.works(algorithm, batch.select(order)))
+        same_gradients(found, wanted, self.tolerance, "the order of sequences matters")
+        same_sums(other, sums, "the order of sequences matters")
 
     def test_any_split_gives_the_same(self) -> None:
         """Loss, gradient and metrics add up to the same over any micro-batches, siblings apart included."""
-        works = self.works(self.make(), self.make_batch())
-        wanted, sums = self.gradient(works)
-        assert max(float(value.abs().max()) for value in wanted.values()) > 0, "the loss has no gradient anywhere"
-        units = list(range(works[0].batch.unit_count))
-        shuffled = [units[i] for i in torch.randperm(len(units), generator=torch.Generator().manual_seed(2)).tolist()]
-        for split in (
-            [units[: len(units) // 2], units[len(units) // 2 :]],
-            [shuffled[:2], shuffled[2:5], shuffled[5:]] if len(units) > 5 else [shuffled[:1], shuffled[1:]],
-            [[unit] for unit in units],
-        ):
-            found, other = self.gradient(works, split)
-            _same_gradients(found, wanted, self.tolerance, f"split into {len(split)} micro-batches")
-            _same_sums(other, sums, f"split into {len(split)} micro-batches")
+        check_splits(self.works(self.make(), self.make_batch()), self.tolerance)
 
     def test_tokens_out_of_the_loss_mask_are_not_learnt_from(self) -> None:
         """They have no gradient and no weight, and what they hold does not matter."""
@@ -159,15 +115,15 @@ class AlgorithmSuite(ComponentSuite):
             if "loss_weights" in work.batch:
                 outside = work.batch["loss_weights"][~work.batch["loss_mask"]]
                 assert float(outside.abs().sum()) == 0, "a weight out of the mask"
-        wanted, _ = self.gradient(works)
+        wanted, _ = gradients_of(works)
         outside = ~batch["loss_mask"]
         for name, value in wanted.items():
             assert float(value[batch["place"]][outside].abs().max()) == 0, f"{name}: tokens out of the mask are learnt"
         noise = 20 * torch.randn(batch.token_count, generator=torch.Generator().manual_seed(3))
         keys = ("logprobs", "actor_logprobs", "reference_logprobs_made")
         spoiled = batch.with_tokens(**{key: torch.where(outside, noise, batch[key]) for key in keys})
-        found, _ = self.gradient(self.works(algorithm, spoiled))
-        _same_gradients(found, wanted, self.tolerance, "tokens out of the mask influence others")
+        found, _ = gradients_of(self.works(algorithm, spoiled))
+        same_gradients(found, wanted, self.tolerance, "tokens out of the mask influence others")
 
     def test_denominators_come_before_masking(self) -> None:
         """Weights count the tokens of `loss_mask`; how far the policies are apart leaves them as they are."""
@@ -176,7 +132,7 @@ class AlgorithmSuite(ComponentSuite):
         for near, other in zip(self.works(algorithm, batch), self.works(algorithm, far), strict=True):
             if "loss_weights" in near.batch:
                 words = "the weights of tokens depend on the policies"
-                _same(other.batch["loss_weights"], near.batch["loss_weights"], 0.0, words)
+                same(other.batch["loss_weights"], near.batch["loss_weights"], 0.0, words)
 
     def test_the_gradient_on_policy_is_the_policy_gradient(self) -> None:
         """-A times the token's weight, summed over each sequence; in particular none flows through the advantage."""
@@ -186,29 +142,81 @@ class AlgorithmSuite(ComponentSuite):
         batch = batch.with_tokens(actor_logprobs=batch["logprobs"], reference_logprobs_made=batch["logprobs"])
         for updates in (1, 2):
             (work, *_) = self.works(algorithm, batch, updates)
-            gradients, _ = self.gradient([work])
+            gradients, _ = gradients_of([work])
             found = gradients[f"0 {work.role} logprobs"]
             index, rows = batch.tokens.row_index, torch.zeros(len(batch))
             weights = -work.batch["advantages"] * work.batch["loss_weights"]
             each = torch.where(batch["loss_mask"], weights, 0.0)
             words = "on policy the gradient is not REINFORCE's"
-            _same(rows.index_add(0, index, found), rows.index_add(0, index, each), self.tolerance, words)
+            same(rows.index_add(0, index, found), rows.index_add(0, index, each), self.tolerance, words)
 
 
-def _same_gradients(
+def gradients_of(
+    works: Sequence[Work], split: Sequence[Sequence[int]] | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """By work and output the gradient of every token, [T] by place; and all losses and metrics as numbers.
+
+    Args:
+        works: of one update.
+        split: units of each micro-batch; None is all at once.
+    """
+    gradients: dict[str, torch.Tensor] = {}
+    numbers: dict[str, float] = {}
+    for number, work in enumerate(works):
+        place, units = work.batch["place"], work.batch.unit_rows
+        given = {"logprobs": work.batch["actor_logprobs"], "values": work.batch["values"]}
+        given["entropy"] = given["logprobs"].abs()
+        made = {name: torch.zeros(int(place.max()) + 1) for name in work.outputs}
+        for name, value in made.items():
+            value[place] = given[name]
+            value.requires_grad_()
+        parts: list[dict[str, Metric]] = []
+        for members in split or [range(len(units))]:
+            part = work.batch.select([row for unit in members for row in units[unit]])
+            result = work.loss(part, {name: value[part["place"]] for name, value in made.items()})
+            assert result.loss.shape == (), f"the loss has the shape {tuple(result.loss.shape)}"
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            parts.append({"loss": Metric.sum(result.loss), **result.metrics})
+        found = {name: value.grad for name, value in made.items() if value.grad is not None}
+        assert found, f"the loss of role '{work.role}' has no gradient"
+        gradients |= {f"{number} {work.role} {name}": value for name, value in found.items()}
+        numbers |= {f"{number} {work.role} {name}": value for name, value in numbers_of(combine(parts)).items()}
+    return gradients, numbers
+
+
+def check_splits(works: Sequence[Work], tolerance: float) -> None:
+    """Loss, gradient and metrics add up to the same over any micro-batches; there is a gradient."""
+    wanted, sums = gradients_of(works)
+    assert max(float(value.abs().max()) for value in wanted.values()) > 0, "the loss has no gradient anywhere"
+    units = list(range(works[0].batch.unit_count))
+    shuffled = [units[i] for i in torch.randperm(len(units), generator=torch.Generator().manual_seed(2)).tolist()]
+    for split in (
+        [units[: len(units) // 2], units[len(units) // 2 :]],
+        [shuffled[:2], shuffled[2:5], shuffled[5:]] if len(units) > 5 else [shuffled[:1], shuffled[1:]],
+        [[unit] for unit in units],
+    ):
+        found, other = gradients_of(works, split)
+        same_gradients(found, wanted, tolerance, f"split into {len(split)} micro-batches")
+        same_sums(other, sums, f"split into {len(split)} micro-batches")
+
+
+def same_gradients(
     found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float, message: str
 ) -> None:
+    """Assert that gradients are the same, by name."""
     assert found.keys() == wanted.keys(), f"{message}: gradients of {sorted(found)} instead of {sorted(wanted)}"
     for name, value in wanted.items():
-        _same(found[name], value, tolerance, message)
+        same(found[name], value, tolerance, message)
 
 
-def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
+def same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
+    """Assert that two tensors differ nowhere by more than the tolerance."""
     worst = float((found - wanted).abs().max())
     assert worst <= tolerance, f"{message}: values differ by {worst:.7f}"
 
 
-def _same_sums(found: dict[str, float], wanted: dict[str, float], message: str) -> None:
+def same_sums(found: dict[str, float], wanted: dict[str, float], message: str) -> None:
+    """Assert that losses and metrics are the same but for rounding."""
     assert found.keys() == wanted.keys(), f"{message}: metrics {sorted(found)} instead of {sorted(wanted)}"
     for name, value in wanted.items():
         assert abs(found[name] - value) <= 1e-4 * max(1.0, abs(value)), (

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, GroupStageSuite
+from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, GroupStageSuite, ObjectiveSuite, StageSuite
 
 
 class TestGAE(AdvantageSuite):
@@ -98,3 +98,26 @@ class TestPPOWithAPenaltyInTheReward(AlgorithmSuite):
         "objectives": [{"type": "grpo/value_regression", "clip": None}],
         "corrections": [],
     }
+
+
+class TestKLInReward(StageSuite):
+    component = "grpo/kl_in_reward"
+
+
+class TestAdaptiveKLInReward(StageSuite):
+    component = "grpo/kl_in_reward"
+    settings: ClassVar = {"target": 6.0, "horizon": 50}
+
+
+class TestRewardScaling(StageSuite):
+    component = "grpo/reward_scaling"
+    settings: ClassVar = {"shift": 0.1, "scale": 2.0, "clip": 1.0}
+
+
+class TestValueRegression(ObjectiveSuite):
+    component = "grpo/value_regression"
+
+
+class TestValueRegressionWithoutAClip(ObjectiveSuite):
+    component = "grpo/value_regression"
+    settings: ClassVar = {"clip": None}
