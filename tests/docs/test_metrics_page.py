@@ -97,6 +97,9 @@ def made() -> set[str]:
     parts += [(grpo / f"{name}.py").read_text() for name in names]
     keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text) - COLUMNS}
     keys |= {f"train/{name}" for text in parts for name in re.findall(r'_dropped\(.*"(\w+)"\)', text)}
+    keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "objectives.py").read_text())}
+    stages = [path.read_text() for path in grpo.glob("*stages.py")]
+    keys |= {f"train/{name}" for text in stages for name in re.findall(r'context\.log\("(\w+)"', text)}
     engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
     keys |= {f"train/{name}" for call in re.findall(r"_means\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)}
     return keys
