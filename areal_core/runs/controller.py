@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 import sqlite3
@@ -275,6 +276,10 @@ async def _serve_trainer(
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
         link.announce("controller", server.address)
+        # What was imported lives as long as this process: a collection that went over all of it would hold up the event
+        # loop, and with it every episode, for a quarter of a second.
+        gc.collect()
+        gc.freeze()
         link.enter("generating")
         watch_event_loop(config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
         await service.done.wait()
