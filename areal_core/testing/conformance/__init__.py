@@ -14,12 +14,14 @@ from a script. pytest is imported here and nowhere else in areal.
 """
 
 from areal_core.testing.conformance.advantages import AdvantageSuite, GroupStageSuite
+from areal_core.testing.conformance.aggregations import AggregationSuite
 from areal_core.testing.conformance.algorithms import AlgorithmSuite
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.datasets import DatasetSuite
+from areal_core.testing.conformance.encoders import EncoderSuite
 from areal_core.testing.conformance.environments import EnvironmentSuite
 from areal_core.testing.conformance.inference import InferenceEngineSuite
-from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite
+from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite, RegulariserSuite
 from areal_core.testing.conformance.model_sources import ModelSourceSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
 from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
@@ -31,9 +33,11 @@ from areal_core.testing.conformance.workflows import WorkflowSuite
 
 __all__ = [
     "AdvantageSuite",
+    "AggregationSuite",
     "AlgorithmSuite",
     "CorrectionSuite",
     "DatasetSuite",
+    "EncoderSuite",
     "EnvironmentSuite",
     "EventsSuite",
     "GroupStageSuite",
@@ -41,6 +45,7 @@ __all__ = [
     "ModelSourceSuite",
     "ObjectiveSuite",
     "PolicyLossSuite",
+    "RegulariserSuite",
     "RewardSuite",
     "StageSuite",
     "TrackerSuite",

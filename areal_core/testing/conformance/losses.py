@@ -1,4 +1,4 @@
-"""What policy losses and corrections must do. Both are pure functions of whole sequences."""
+"""What policy losses, regularisers and corrections must do: pure functions of whole sequences."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ if TYPE_CHECKING:
 SPLITS = ([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], [[11, 3], [0, 7, 5, 1], [2, 4, 6, 8, 9, 10]])
 
 
-class PolicyLossSuite(ComponentSuite):
-    """Set `component` (and `settings`), or override `make`.
+class _TermSuite(ComponentSuite):
+    """What everything must do that gives a loss for each token."""
 
-    Attributes:
-        is_policy_gradient: whether the gradient on policy is that of REINFORCE, as of every loss whose only purpose is
-            to bound or to reweight it; a loss with terms of its own sets False.
-        tolerance: of every comparison.
-    """
-
-    kind: ClassVar[str] = "policy_losses"
-    is_policy_gradient = True
     tolerance = 1e-5
 
     def test_one_loss_for_each_token(self) -> None:
@@ -36,8 +28,7 @@ class PolicyLossSuite(ComponentSuite):
             losses, logged = self.make()(terms)
             assert losses.shape == terms.logprobs.shape, f"shape {tuple(losses.shape)}"
             assert losses.dtype == torch.float32, f"dtype {losses.dtype}"
-            (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs, allow_unused=True)
-            assert gradient is not None, "the loss has no gradient for the current policy"
+            gradient = self._gradient(terms, losses)
             for name, value in {"loss": losses[terms.mask], "gradient": gradient[terms.mask], **logged}.items():
                 assert name in {"loss", "gradient"} or value.shape == losses.shape, f"metric '{name}' is not per token"
                 assert bool(torch.isfinite(value).all()), f"{name} is not finite at a distance of {distance}"
@@ -59,14 +50,37 @@ class PolicyLossSuite(ComponentSuite):
         for found, wanted in zip(self._in_mask(spoiled), self._in_mask(terms), strict=True):
             _same(found, wanted, self.tolerance, "tokens that the policy did not sample influence others")
 
+    def _in_mask(self, terms: PolicyTerms) -> tuple[torch.Tensor, torch.Tensor]:
+        losses, _ = self.make()(terms)
+        return losses[terms.mask], self._gradient(terms, losses)[terms.mask]
+
+    @staticmethod
+    def _gradient(terms: PolicyTerms, losses: torch.Tensor) -> torch.Tensor:
+        """For the log-probability of every token; there must be one."""
+        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs, allow_unused=True)
+        assert gradient is not None, "the loss has no gradient for the current policy"
+        return gradient
+
+
+class PolicyLossSuite(_TermSuite):
+    """Set `component` (and `settings`), or override `make`.
+
+    Attributes:
+        is_policy_gradient: whether the gradient on policy is that of REINFORCE, as of every loss whose only purpose is
+            to bound or to reweight it; a loss with terms of its own sets False.
+        tolerance: of every comparison.
+    """
+
+    kind: ClassVar[str] = "policy_losses"
+    is_policy_gradient = True
+
     def test_the_gradient_on_policy_is_the_policy_gradient(self) -> None:
         """-A for every token, summed over each sequence: nothing else flows, and not through the advantage."""
         if not self.is_policy_gradient:
             return
         terms = make_terms(distance=0.0)
         losses, _ = self.make()(terms)
-        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs)
-        found, wanted = terms.row_sum(gradient), terms.row_sum(-terms.advantages)
+        found, wanted = terms.row_sum(self._gradient(terms, losses)), terms.row_sum(-terms.advantages)
         _same(found, wanted, 1e-4, "on policy the gradient of a sequence is not that of REINFORCE")
 
     def test_the_sign(self) -> None:
@@ -74,13 +88,31 @@ class PolicyLossSuite(ComponentSuite):
         terms = make_terms(distance=0.0)
         terms = replace(terms, advantages=torch.ones_like(terms.advantages))
         losses, _ = self.make()(terms)
-        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs)
+        gradient = self._gradient(terms, losses)
         assert float(terms.row_sum(gradient).sum()) < 0, "a positive advantage makes a token less probable"
 
-    def _in_mask(self, terms: PolicyTerms) -> tuple[torch.Tensor, torch.Tensor]:
+
+class RegulariserSuite(_TermSuite):
+    """Set `component` (and `settings`), or override `make`."""
+
+    kind: ClassVar[str] = "regularisers"
+
+    def test_it_does_not_know_the_advantage(self) -> None:
+        """A penalty or a bonus is the same whatever the answers have earned; what depends on it is a policy loss."""
+        terms = make_terms()
         losses, _ = self.make()(terms)
-        (gradient,) = torch.autograd.grad(losses[terms.mask].sum(), terms.logprobs)
-        return losses[terms.mask], gradient[terms.mask]
+        other, _ = self.make()(replace(terms, advantages=-3 * terms.advantages))
+        _same(other[terms.mask], losses[terms.mask], 0.0, "other advantages change the term")
+
+    @staticmethod
+    def _gradient(terms: PolicyTerms, losses: torch.Tensor) -> torch.Tensor:
+        """For the log-probability or the entropy of every token; there must be one."""
+        assert losses.requires_grad, "the term has no gradient for the current policy"
+        asked = [value for value in (terms.logprobs, terms.entropy) if value is not None]
+        found = torch.autograd.grad(losses[terms.mask].sum(), asked, allow_unused=True)
+        gradients = [value for value in found if value is not None]
+        assert gradients, "the term has no gradient for the current policy"
+        return torch.stack(gradients).sum(0)
 
 
 class CorrectionSuite(ComponentSuite):
