@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from safetensors.torch import load, save
 
-from areal_core.algorithms.aggregation import token_mean
 from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric
 from areal_core.interfaces import ACTOR, CRITIC, Work
@@ -43,12 +42,13 @@ class _ContextSuite(ComponentSuite):
         """The batch of every test; override this to add keys that the component reads."""
         batch = make_batch()
         draw = torch.Generator().manual_seed(7)
+        mask = batch["loss_mask"].float()
         columns = {
             "proximal_logprobs": batch["actor_logprobs"],
             "reference_logprobs": batch["reference_logprobs_made"],
             "advantages": torch.randn(batch.token_count, generator=draw),
             "returns": batch["values"] + torch.randn(batch.token_count, generator=draw),
-            "loss_weights": token_mean(batch),
+            "loss_weights": mask / mask.sum(),
         }
         return batch.with_tokens(**columns)
 
