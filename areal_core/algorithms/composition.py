@@ -8,6 +8,7 @@ called for each micro-batch and only adds up.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,6 +86,8 @@ class PolicyGradient:
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
         counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
         losses = torch.where(counts, losses, 0.0)
+        if "proximal_share" in batch:  # how far a policy is that was made from the sampling one says nothing
+            terms = replace(terms, proximal_logprobs=terms.logprobs.detach())
         metrics = {name: Metric.mean(value, terms.mask) for name, value in (logged | _mismatch(terms)).items()}
         metrics |= {"effective_sample_share": Metric.effective_share(_behaviour_weight(terms), terms.mask)}
         return LossResult((losses * batch["loss_weights"]).sum(), metrics)
@@ -128,13 +131,19 @@ def _mismatch(terms: PolicyTerms) -> dict[str, torch.Tensor]:
     """How far the sampling policy is from the one that learns; logged whatever corrects for it, and where nothing does.
 
     Of KL(behaviour ‖ proximal), from tokens that the former has sampled: k1 is the mean log-ratio, k3 a lower-variance
-    estimate that is never negative (Schulman, "Approximating KL divergence", 2020).
+    estimate that is never negative (Schulman, "Approximating KL divergence", 2020). The last two are the shares that
+    usual corrections would bound: of tokens with a ratio above 2, and of tokens in sequences of which the geometric
+    mean of the ratios is out of 0.99 to 1.01.
     """
     difference = torch.where(terms.mask, terms.behaviour_logprobs - terms.proximal_logprobs, 0.0)
+    weight = _behaviour_weight(terms)
+    mean = (-terms.row_mean(difference)).exp()[terms.row_index]
     logged = {
         "behaviour_kl_k1": difference,
-        "behaviour_kl": _behaviour_weight(terms) - 1 + difference,
+        "behaviour_kl": weight - 1 + difference,
         "behaviour_difference": difference.abs(),
+        "behaviour_above_two": (weight > 2).float(),
+        "behaviour_mean_off": ((mean < 0.99) | (mean > 1.01)).float(),
         "logprob": terms.logprobs,
     }
     if terms.entropy is not None:

@@ -211,7 +211,7 @@ def same_gradients(
 
 def same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
     """Assert that two tensors differ nowhere by more than the tolerance."""
-    worst = float((found - wanted).abs().max())
+    worst = float((found.double() - wanted.double()).abs().max())
     assert worst <= tolerance, f"{message}: values differ by {worst:.7f}"
 
 

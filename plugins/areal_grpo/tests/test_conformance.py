@@ -7,6 +7,7 @@ from areal_core.testing.conformance import (
     GroupStageSuite,
     PolicyLossSuite,
     RewardSuite,
+    StageSuite,
 )
 
 
@@ -107,6 +108,10 @@ class TestKPop(CorrectionSuite):
     component = "grpo/kpop"
 
 
+class TestM2POStage(StageSuite):
+    component = "grpo/m2po"
+
+
 class TestGRPO(AlgorithmSuite):
     component = "grpo/grpo"
 
@@ -118,6 +123,42 @@ class TestDrGRPO(AlgorithmSuite):
 
 class TestRLOO(AlgorithmSuite):
     component = "grpo/rloo"
+
+
+class TestDAPO(AlgorithmSuite):
+    component = "grpo/dapo"
+
+
+class TestGSPOAlgorithm(AlgorithmSuite):
+    component = "grpo/gspo"
+
+
+class TestCISPOAlgorithm(AlgorithmSuite):
+    component = "grpo/cispo"
+
+
+class TestSAPOAlgorithm(AlgorithmSuite):
+    component = "grpo/sapo"
+
+
+class TestReinforcePP(AlgorithmSuite):
+    component = "grpo/reinforce_pp"
+
+
+class TestLitePPO(AlgorithmSuite):
+    component = "grpo/lite_ppo"
+
+
+class TestM2PO(AlgorithmSuite):
+    component = "grpo/m2po"
+
+
+class TestDPPOAlgorithm(AlgorithmSuite):
+    component = "grpo/dppo"
+
+
+class TestPPO(AlgorithmSuite):
+    component = "grpo/ppo"
 
 
 class TestGRPOWithEverything(AlgorithmSuite):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_grpo import corrections, sequence_corrections
-from areal_grpo.loss_settings import (
+from areal_grpo.correction_settings import (
     GeometricMaskSettings,
     KPopSettings,
     OPSMSettings,

@@ -9,8 +9,9 @@ import pytest
 
 from areal_core.cli import main
 from areal_core.config import Settings, resolve
-from areal_core.config.needs import roles_of
+from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
+from areal_core.interfaces import Pass
 from areal_core.plugins import PluginManager
 
 KINDS = (
@@ -75,13 +76,15 @@ def test_records_and_settings_import_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "grpo/rloo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "grpo/rloo", "grpo/reinforce_pp", "grpo/ppo", "grpo/m2po"])
 def test_an_algorithm_is_chosen_by_its_name_alone(algorithm, read):
     chosen = read(f"algorithm={algorithm}").algorithm
     assert chosen.target == f"grpo/{algorithm.rpartition('/')[2]}"
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "dr_grpo"])
+@pytest.mark.parametrize(
+    "algorithm", ["grpo", "rloo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "lite_ppo", "m2po", "dppo"]
+)
 def test_a_group_of_one_is_refused(algorithm, read):
     with pytest.raises(ConfigError) as caught:
         read(
@@ -127,6 +130,28 @@ def test_a_penalty_brings_the_role_that_it_needs(read):
 def test_settings_out_of_range_are_refused(override, message, read):
     with pytest.raises(ConfigError, match=message):
         read("algorithm=grpo", override)
+
+
+@pytest.mark.parametrize("algorithm", ["dppo", "m2po"])
+def test_a_loss_with_the_whole_ratio_in_it_may_be_masked_and_not_weighed_again(algorithm, read):
+    with pytest.raises(ConfigError, match="grpo/token_truncate would weigh by it twice"):
+        read(f"algorithm={algorithm}", "algorithm.corrections=[token_truncate]")
+    assert read(f"algorithm={algorithm}", "algorithm.corrections=[geometric_mask, veto, kpop]")
+
+
+@pytest.mark.parametrize("algorithm", ["dppo", "m2po"])
+def test_a_loss_around_the_policy_that_sampled_needs_no_proximal_one(algorithm, read):
+    chosen = read(f"algorithm={algorithm}").algorithm
+    assert not [need for need in needs_of(chosen, 4) if isinstance(need, Pass)]
+
+
+def test_ppo_brings_its_critic(read):
+    assert list(roles_of(read("algorithm=grpo/ppo", "rollout.group_size=1").algorithm, 1)) == ["actor", "critic"]
+
+
+def test_bounds_are_no_dead_letters_where_the_ratio_is_to_the_policy_that_sampled(read):
+    loss = "algorithm={type: grpo/grpo, proximal: behaviour, policy_loss: {type: ppo_clip, clip_high: 0.28}}"
+    assert list(read(loss).cross_notes()) == []
 
 
 def test_clip_settings_that_clip_nothing_are_told(read):

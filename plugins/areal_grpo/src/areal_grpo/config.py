@@ -2,13 +2,21 @@
 
 An algorithm here is nothing but its defaults: `areal_core.algorithms.composition.PolicyGradient` does the work. In the
 formulas π is the policy that learns, π_prox the policy at the start of the batch, μ the policy that sampled; i counts
-the G episodes of a prompt, t the tokens; r_t = π / π_prox and w_t = min(π_prox / μ, cap), both of token t.
+the G episodes of a prompt, t the tokens; r_t = π / π_prox and w_t = min(π_prox / μ, cap), both of token t. N is the
+number of tokens of an update, B that of its sequences, T_i that of the tokens of sequence i.
+
+No paper has w_t, which corrects for asynchronous sampling: without it, `corrections: []`.
 """
 
 from __future__ import annotations
 
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config import Selection, component
+
+_ADVANTAGE = "turns rewards into advantages"
+_POLICY_LOSS = "the loss of a token"
+_AGGREGATION = "how the tokens' losses are added up"
+_CORRECTIONS = "correct for the distance between the sampling policy and the learning one; their weights multiply"
 
 
 class GRPOSettings(PolicyGradientSettings):
@@ -23,15 +31,9 @@ class GRPOSettings(PolicyGradientSettings):
     does not have.
     """
 
-    advantage: Selection = component(
-        "advantages", default="grpo/group_normalised", description="turns rewards into advantages"
-    )
-    corrections: list[Selection] = component(
-        "corrections",
-        default=["grpo/token_truncate"],
-        description="correct for the distance between the sampling policy and the learning one; their weights multiply",
-    )
-    policy_loss: Selection = component("policy_losses", default="grpo/ppo_clip", description="the loss of a token")
+    advantage: Selection = component("advantages", default="grpo/group_normalised", description=_ADVANTAGE)
+    corrections: list[Selection] = component("corrections", default=["grpo/token_truncate"], description=_CORRECTIONS)
+    policy_loss: Selection = component("policy_losses", default="grpo/ppo_clip", description=_POLICY_LOSS)
 
 
 class DrGRPOSettings(GRPOSettings):
@@ -42,12 +44,64 @@ class DrGRPOSettings(GRPOSettings):
     loss, so it has to be said: `aggregation.length`.
     """
 
-    advantage: Selection = component(
-        "advantages", default="grpo/group_centred", description="turns rewards into advantages"
+    advantage: Selection = component("advantages", default="grpo/group_centred", description=_ADVANTAGE)
+    aggregation: Selection = component("aggregations", default="core/constant_length", description=_AGGREGATION)
+
+
+class DAPOSettings(GRPOSettings):
+    """Decoupled clip and dynamic sampling policy optimisation (arXiv 2503.14476).
+
+    A_i as in GRPO, of groups whose rewards are not all equal;
+    L = -1/N Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.28) A_i).
+
+    The fourth part of the paper, the penalty for answers that are nearly too long, needs the longest length, which has
+    no default: `group_stages: [zero_variance, {type: overlong_penalty, max_length: ..., buffer: ...}]`. The preset
+    `grpo/dapo` has it. The paper makes 16 updates on a batch; with one nothing is clipped.
+    """
+
+    group_stages: list[Selection] = component(
+        "group_stages",
+        default=["grpo/zero_variance"],
+        description="filter and shape finished groups, in order, where they are generated",
     )
-    aggregation: Selection = component(
-        "aggregations", default="core/constant_length", description="how the tokens' losses are added up"
+    policy_loss: Selection = component(
+        "policy_losses", default={"type": "grpo/ppo_clip", "clip_high": 0.28}, description=_POLICY_LOSS
     )
+
+
+class GSPOSettings(GRPOSettings):
+    """Group sequence policy optimisation (arXiv 2507.18071).
+
+    A_i as in GRPO; s_i = exp(1/T_i Σ_t log r_t);
+    L = -1/B Σ_i 1/T_i Σ_t w_t min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i), its gradient that of s_i.
+
+    The paper cuts a batch into 4 updates; with one nothing is clipped.
+    """
+
+    policy_loss: Selection = component("policy_losses", default="grpo/gspo", description=_POLICY_LOSS)
+    aggregation: Selection = component("aggregations", default="core/sequence_mean", description=_AGGREGATION)
+
+
+class CISPOSettings(GRPOSettings):
+    """Clipped importance sampling policy optimisation (MiniMax-M1, arXiv 2506.13585).
+
+    A_i as in GRPO; L = -1/N Σ_{i,t} w_t c_t A_i log π, c_t = min(r_t, 1 + 4) without a gradient.
+
+    The paper has no lower bound, and does not tell the upper one: 4 is a usual choice. It also drops groups whose
+    rewards are all equal (`group_stages: [zero_variance]`).
+    """
+
+    policy_loss: Selection = component("policy_losses", default="grpo/cispo", description=_POLICY_LOSS)
+
+
+class SAPOSettings(GRPOSettings):
+    """Soft adaptive policy optimisation (arXiv 2511.20347).
+
+    A_i as in GRPO; L = -1/B Σ_i 1/T_i Σ_t w_t 4/τ σ(τ (r_t - 1)) A_i, with τ = 1 where A_i > 0, else 1.05.
+    """
+
+    policy_loss: Selection = component("policy_losses", default="grpo/sapo", description=_POLICY_LOSS)
+    aggregation: Selection = component("aggregations", default="core/sequence_mean", description=_AGGREGATION)
 
 
 class RLOOSettings(GRPOSettings):
@@ -59,12 +113,84 @@ class RLOOSettings(GRPOSettings):
     no clipping, so it is meant for one update a batch; for several choose `policy_loss: grpo/ppo_clip`.
     """
 
-    advantage: Selection = component(
-        "advantages", default="grpo/leave_one_out", description="turns rewards into advantages"
-    )
-    policy_loss: Selection = component("policy_losses", default="grpo/reinforce", description="the loss of a token")
+    advantage: Selection = component("advantages", default="grpo/leave_one_out", description=_ADVANTAGE)
+    policy_loss: Selection = component("policy_losses", default="grpo/reinforce", description=_POLICY_LOSS)
     aggregation: Selection = component(
-        "aggregations",
-        default={"type": "core/constant_length", "length": 1},
-        description="how the tokens' losses are added up",
+        "aggregations", default={"type": "core/constant_length", "length": 1}, description=_AGGREGATION
+    )
+
+
+class ReinforcePPSettings(GRPOSettings):
+    """REINFORCE++ (arXiv 2501.03262).
+
+    A_t = the rewards from token t on, less their mean and over their standard deviation over all tokens of the batch;
+    L as in GRPO. Groups may be of one episode.
+
+    The paper has a KL to a reference model in the reward: `stages: [kl_in_reward]`.
+    """
+
+    advantage: Selection = component("advantages", default="grpo/reinforce_pp", description=_ADVANTAGE)
+
+
+class LitePPOSettings(GRPOSettings):
+    """Lite PPO ("Part I: Tricks or traps?", arXiv 2508.08221).
+
+    A_i = (R_i - mean_j R_j) / std R, the mean of the group and the standard deviation of the batch; L as in GRPO.
+    """
+
+    advantage: Selection = component("advantages", default="grpo/lite_ppo", description=_ADVANTAGE)
+
+
+class M2POSettings(GRPOSettings):
+    """Second-moment trust policy optimisation ("Prosperity before collapse", arXiv 2510.01161).
+
+    A_i as in GRPO; L = -1/N Σ_{i,t} m_t (π / μ) A_i, not clipped. m_t is 0 for the tokens with the largest
+    (log π - log μ)² of an update, as many as bring the mean of the others to 0.04 at most.
+
+    It is made for data that is many versions old. Before each update one pass over its sequences decides; no proximal
+    policy is computed, and no further correction may weigh the tokens.
+    """
+
+    corrections: list[Selection] = component("corrections", default=[], description=_CORRECTIONS)
+    update_stages: list[Selection] = component(
+        "stages",
+        default=["grpo/m2po"],
+        description="compute columns of each update's minibatch, in order, just before it",
+    )
+    policy_loss: Selection = component(
+        "policy_losses",
+        default={"type": "grpo/rollout_importance", "clip_low": None, "clip_high": None},
+        description=_POLICY_LOSS,
+    )
+
+
+class DPPOSettings(GRPOSettings):
+    """Divergence proximal policy optimisation (arXiv 2602.04879).
+
+    A_i as in GRPO; L = -1/N Σ_{i,t} m_t min(π / μ, 20) A_i log π, the ratio without a gradient. m_t is 0 where
+    |π - μ| > 0.2 and the gradient would lead further away.
+
+    `policy_loss.divergence: kl` bounds a divergence in place of a difference, and wants thresholds of its own. No
+    proximal policy is computed, and no correction may weigh the tokens.
+    """
+
+    corrections: list[Selection] = component("corrections", default=[], description=_CORRECTIONS)
+    policy_loss: Selection = component("policy_losses", default="grpo/dppo", description=_POLICY_LOSS)
+
+
+class PPOSettings(GRPOSettings):
+    """Proximal policy optimisation with a critic (arXiv 1707.06347; GAE: arXiv 1506.02438).
+
+    A_t = Σ_k (γλ)^k δ_{t+k}, δ_t = reward + γ V_{t+1} - V_t, with γ = 1 and λ = 0.95, whitened over the batch;
+    L as in GRPO; the critic learns A_t + V_t, bounded around what it said before the batch.
+
+    A critic that knows nothing misleads the policy: with `warmup_steps` it learns alone on the first batches. Groups
+    may be of one episode. A penalty towards a reference model in the reward is `stages: [kl_in_reward]`.
+    """
+
+    advantage: Selection = component("advantages", default="grpo/gae", description=_ADVANTAGE)
+    objectives: list[Selection] = component(
+        "objectives",
+        default=["grpo/value_regression"],
+        description="what an update learns beside the policy, such as a critic",
     )

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 from areal_core.plugins import Component, Preset, hookimpl
 from areal_grpo.advantage_records import ADVANTAGES, GROUP_STAGES, OBJECTIVES, STAGES
-
-_POLICY_GRADIENT = "areal_core.algorithms.composition:PolicyGradient"
+from areal_grpo.records import ALGORITHMS, CORRECTIONS, POLICY_LOSSES, REGULARISERS, UPDATE_STAGES
 
 
 @hookimpl
 def areal_algorithms() -> list[Component]:
     """Compositions with the defaults of their papers."""
-    return [
-        Component(
-            "grpo",
-            "rewards normalised within a prompt's answers, ratios clipped",
-            target=_POLICY_GRADIENT,
-            config="areal_grpo.config:GRPOSettings",
-        ),
-        Component(
-            "dr_grpo",
-            "GRPO without its two biases: no standard deviation, a constant length",
-            target=_POLICY_GRADIENT,
-            config="areal_grpo.config:DrGRPOSettings",
-        ),
-        Component(
-            "rloo",
-            "REINFORCE with the other answers' mean reward as the baseline",
-            target=_POLICY_GRADIENT,
-            config="areal_grpo.config:RLOOSettings",
-        ),
-    ]
+    return ALGORITHMS
 
 
 @hookimpl
@@ -42,129 +22,19 @@ def areal_advantages() -> list[Component]:
 @hookimpl
 def areal_policy_losses() -> list[Component]:
     """The loss of a token."""
-    return [
-        Component(
-            "ppo_clip",
-            "the clipped ratio of PPO, bounds of its own for each side, optionally dual",
-            target="areal_grpo.losses:ppo_clip",
-            config="areal_grpo.loss_settings:PPOClipSettings",
-        ),
-        Component(
-            "reinforce",
-            "the plain policy gradient, for one update a batch",
-            target="areal_grpo.losses:reinforce",
-        ),
-        Component(
-            "gspo",
-            "one clipped ratio for a whole sequence",
-            target="areal_grpo.sequence_losses:gspo",
-            config="areal_grpo.loss_settings:GSPOLossSettings",
-        ),
-        Component(
-            "gmpo",
-            "the geometric mean of a sequence's ratios, each of them clipped",
-            target="areal_grpo.sequence_losses:gmpo",
-            config="areal_grpo.loss_settings:GMPOLossSettings",
-        ),
-        Component(
-            "cispo",
-            "log-probabilities weighed by a bounded ratio: clipping takes no gradient away",
-            target="areal_grpo.weighted_losses:cispo",
-            config="areal_grpo.loss_settings:CISPOLossSettings",
-        ),
-        Component(
-            "sapo",
-            "a soft gate where PPO clips",
-            target="areal_grpo.losses:sapo",
-            config="areal_grpo.loss_settings:SAPOLossSettings",
-        ),
-        Component(
-            "dppo",
-            "no step out of a trust region of probabilities around the policy that sampled",
-            target="areal_grpo.weighted_losses:dppo",
-            config="areal_grpo.loss_settings:DPPOLossSettings",
-        ),
-        Component(
-            "rollout_importance",
-            "the ratio to the policy that sampled, and no token whose ratio is out of bounds",
-            target="areal_grpo.weighted_losses:rollout_importance",
-            config="areal_grpo.loss_settings:RolloutImportanceSettings",
-        ),
-    ]
+    return POLICY_LOSSES
 
 
 @hookimpl
 def areal_corrections() -> list[Component]:
     """Weights for tokens that another policy has sampled."""
-    return [
-        Component(
-            "token_truncate",
-            "each token's importance weight, capped",
-            target="areal_grpo.corrections:token_truncate",
-            config="areal_grpo.loss_settings:TokenTruncateSettings",
-        ),
-        Component(
-            "token_mask",
-            "each token's importance weight, and no token whose weight is out of bounds",
-            target="areal_grpo.corrections:token_mask",
-            config="areal_grpo.loss_settings:TokenMaskSettings",
-        ),
-        Component(
-            "sequence_truncate",
-            "each sequence's importance weight, capped",
-            target="areal_grpo.sequence_corrections:sequence_truncate",
-            config="areal_grpo.loss_settings:SequenceTruncateSettings",
-        ),
-        Component(
-            "geometric_mask",
-            "no sequence whose mean importance weight is out of bounds",
-            target="areal_grpo.sequence_corrections:geometric_mask",
-            config="areal_grpo.loss_settings:GeometricMaskSettings",
-        ),
-        Component(
-            "product_mask",
-            "no sequence whose importance weight is out of bounds",
-            target="areal_grpo.sequence_corrections:product_mask",
-            config="areal_grpo.loss_settings:ProductMaskSettings",
-        ),
-        Component(
-            "veto",
-            "no sequence with a token that the learning policy would never write",
-            target="areal_grpo.sequence_corrections:veto",
-            config="areal_grpo.loss_settings:VetoSettings",
-        ),
-        Component(
-            "opsm",
-            "no sequence with a negative advantage that the policy has moved away from (DeepSeek-V3.2)",
-            target="areal_grpo.sequence_corrections:opsm",
-            config="areal_grpo.loss_settings:OPSMSettings",
-        ),
-        Component(
-            "kpop",
-            "no token whose divergence between the two policies is over a bound",
-            target="areal_grpo.corrections:kpop",
-            config="areal_grpo.loss_settings:KPopSettings",
-        ),
-    ]
+    return CORRECTIONS
 
 
 @hookimpl
 def areal_regularisers() -> list[Component]:
     """Terms beside the loss."""
-    return [
-        Component(
-            "reference_kl",
-            "a penalty on the distance from a reference model",
-            target="areal_grpo.regularisers:reference_kl",
-            config="areal_grpo.loss_settings:ReferenceKLSettings",
-        ),
-        Component(
-            "entropy_bonus",
-            "rewards an undecided policy",
-            target="areal_grpo.regularisers:entropy_bonus",
-            config="areal_grpo.loss_settings:EntropyBonusSettings",
-        ),
-    ]
+    return REGULARISERS
 
 
 @hookimpl
@@ -176,7 +46,7 @@ def areal_group_stages() -> list[Component]:
 @hookimpl
 def areal_stages() -> list[Component]:
     """What is computed from a batch before its advantages."""
-    return STAGES
+    return [*STAGES, *UPDATE_STAGES]
 
 
 @hookimpl
@@ -189,6 +59,7 @@ def areal_objectives() -> list[Component]:
 def areal_datasets() -> list[Component]:
     """The demonstration's problems."""
     return [
+        *UPDATE_STAGES,
         Component(
             "additions",
             "two-digit additions, 200 of them held out",
