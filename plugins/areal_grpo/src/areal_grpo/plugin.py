@@ -59,7 +59,6 @@ def areal_objectives() -> list[Component]:
 def areal_datasets() -> list[Component]:
     """The demonstration's problems."""
     return [
-        *UPDATE_STAGES,
         Component(
             "additions",
             "two-digit additions, 200 of them held out",
