@@ -67,8 +67,8 @@ RECORDED = [
 """Of a run of the preset `grpo/addition`, all its lines together."""
 
 
-COLUMNS = {"advantages", "proximal_share"}
-"""What the composition adds to a batch; no metrics."""
+COLUMNS = {"advantages", "proximal_share", "pair_weights"}
+"""What the composition, or an algorithm of pairs, adds to a batch; no metrics."""
 
 
 def sources(*folders: str) -> list[str]:
@@ -95,6 +95,9 @@ def made() -> set[str]:
     losses = ("losses", "sequence_losses", "weighted_losses", "ratios")
     names = (*losses, "corrections", "sequence_corrections", "regularisers")
     parts += [(grpo / f"{name}.py").read_text() for name in names]
+    finetuning = ROOT / "plugins/areal_finetuning/src/areal_finetuning"
+    names = ("supervised", "pairs", "preferences", "distillation")
+    parts += [(finetuning / f"{name}.py").read_text() for name in names]
     keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text) - COLUMNS}
     keys |= {f"train/{name}" for text in parts for name in re.findall(r'_dropped\(.*"(\w+)"\)', text)}
     keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "objectives.py").read_text())}

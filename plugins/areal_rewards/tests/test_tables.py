@@ -144,6 +144,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
 
 
 @pytest.mark.parametrize("read", [lines, files])
+@pytest.mark.parametrize("key", ["messages", "chosen"])
+def test_conversations_and_preferences_hold_their_prompts_themselves(key, read, tmp_path):
+    row = {key: [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+    assert rows_of(read([write(tmp_path, "rows.jsonl", [row])])) == [row]
+
+
+@pytest.mark.parametrize("read", [lines, files])
 def test_what_is_wrong_is_named(read, tmp_path):
     path = write(tmp_path, "rows.jsonl")
     with pytest.raises(ConfigError, match=r"missing\.jsonl does not exist(?s:.*)a path is relative to the config file"):

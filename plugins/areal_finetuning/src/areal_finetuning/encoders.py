@@ -68,7 +68,8 @@ def preferences(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | Non
 
 
 def _sides(row: Mapping[str, Any], tokenizer: Any) -> list[Pieces]:
-    prompt, both = row.get("prompt"), [row.get("chosen"), row.get("rejected")]
+    prompt: Any = row.get("prompt")
+    both: list[Any] = [row.get("chosen"), row.get("rejected")]
     if all(isinstance(side, str) for side in both):
         if isinstance(prompt, str):
             return [answered(prompt, side, tokenizer) for side in both]
@@ -77,11 +78,10 @@ def _sides(row: Mapping[str, Any], tokenizer: Any) -> list[Pieces]:
             same = _common(*tokens)
             return [[(side[:same], False), (side[same:], True)] for side in tokens]
     elif all(_is_conversation(side) for side in both):
-        chosen, rejected = both
-        same = _common(chosen, rejected)  # type: ignore[arg-type]
+        same = _common(*both)
         # Some data sets repeat the question as text beside two whole conversations.
-        repeated = isinstance(prompt, str) and prompt in ["", *(turn.get("content") for turn in chosen[:same])]  # type: ignore[index]
-        if prompt is None or repeated:
+        asked = [None, "", *(message.get("content") for message in both[0][:same])]
+        if (prompt is None or isinstance(prompt, str)) and prompt in asked:
             return [_turns(side, tokenizer, first=same) for side in both]
         if _is_conversation(prompt):
             return [answered(prompt, side, tokenizer) for side in both]

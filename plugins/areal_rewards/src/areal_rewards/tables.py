@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from areal_rewards.config import FilesSettings, HubSettings, JSONLinesSettings, TableSettings
 
+PROMPTED = frozenset({"prompt", "messages", "chosen"})
+"""Columns of which each holds a prompt: by itself, in a conversation, or before a preferred answer."""
 _FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 
 
@@ -44,7 +46,7 @@ class Table:
             for name in columns_of(template):
                 if name not in columns:
                     raise ConfigError(f"{key}: {title} has no column '{name}'; it has {', '.join(columns)}")
-        if "prompt" not in self._templates and "prompt" not in columns:
+        if "prompt" not in self._templates and PROMPTED.isdisjoint(columns):
             raise ConfigError(
                 f"{title} has no column 'prompt'; it has {', '.join(columns)}: give a template, such as "
                 f"prompt: '{{{columns[0]}}}'"
