@@ -1,0 +1,110 @@
+"""What the settings of advantages, stages and objectives bring into a run, and which mistakes they find."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_core.config import resolve
+from areal_core.config.needs import needs_of, roles_of
+from areal_core.errors import ConfigError
+from areal_core.interfaces import Pass
+
+PARTS = """
+class Rows:
+    def __init__(self): ...
+class Engine:
+    def __init__(self): ...
+def score(completion): ...
+"""
+RUN = """
+plugins: [grpo]
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Rows
+workflow: single_turn
+inference_engine: parts.py:Engine
+train_engine: parts.py:Engine
+algorithm: {type: grpo/grpo}
+"""
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that resolves a config with these overrides."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    Path("run.yaml").write_text(RUN)
+    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
+
+
+def passes(config, updates=1):
+    return {need.column for need in needs_of(config.algorithm, updates) if isinstance(need, Pass)}
+
+
+def test_a_critic_comes_with_what_asks_it(read):
+    config = read("algorithm.advantage=gae", "algorithm.objectives=[value_regression]")
+    assert list(roles_of(config.algorithm, 1)) == ["actor", "critic"]
+    assert roles_of(config.algorithm, 1)["critic"].trains
+    assert passes(config) == {"values"}
+    assert list(config.cross_notes()) == []
+
+
+def test_a_critic_that_nothing_teaches_is_told(read):
+    (note,) = read("algorithm.advantage=gae").cross_notes()
+    assert note == "algorithm.advantage: gae asks a critic, and nothing teaches it: choose an objective such as " + (
+        "value_regression"
+    )
+
+
+def test_a_penalty_in_the_reward_brings_the_reference_and_both_passes(read):
+    config = read("algorithm.stages=[kl_in_reward]")
+    assert list(roles_of(config.algorithm, 1)) == ["actor", "reference"]
+    assert passes(config) == {"proximal_logprobs", "reference_logprobs"}
+
+
+@pytest.mark.parametrize("advantage", ["lite_ppo", "max_rl", "gdpo", "reinforce_pp_baseline"])
+def test_what_compares_answers_refuses_groups_of_one(advantage, read):
+    with pytest.raises(ConfigError, match=r"rollout.group_size is 1"):
+        read(f"algorithm.advantage={advantage}", "rollout.group_size=1")
+
+
+@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp"])
+def test_what_compares_nothing_takes_them(advantage, read):
+    assert read(f"algorithm.advantage={advantage}", "rollout.group_size=1").rollout.group_size == 1
+
+
+def test_weights_that_gdpo_does_not_see_are_told(read):
+    rewards = "rewards=[{type: 'parts.py:score', weight: 0.5}]"
+    (note,) = read("algorithm.advantage=gdpo", rewards).cross_notes()
+    assert "gdpo normalises each reward and has weights of its own" in note
+    assert list(read("algorithm.advantage=gdpo", "rewards=['parts.py:score']").cross_notes()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.group_stages=[overlong_penalty]", "max_length: is required"),
+        ("algorithm.group_stages=[{type: overlong_penalty, max_length: 4, buffer: 5}]", "at most max_length"),
+        ("algorithm.group_stages=[reward_bounds]", "low or high must be set"),
+        ("algorithm.group_stages=[{type: reward_bounds, low: 1, high: 0}]", "low must be below high"),
+        ("algorithm.stages=[{type: kl_in_reward, target: 0}]", "target"),
+        ("algorithm.advantage={type: gae, level: episode}", "level"),
+        ("algorithm.objectives=[{type: value_regression, clip: 0}]", "clip"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(override, message, read):
+    with pytest.raises(ConfigError, match=message):
+        read(override)
+
+
+def test_lengths_are_not_compared_in_a_group_of_one(read):
+    alone = ("algorithm.advantage=reinforce_pp", "rollout.group_size=1")
+    with pytest.raises(ConfigError, match="length_penalty compares the answers to one prompt"):
+        read(*alone, "algorithm.group_stages=[length_penalty]")
+
+
+def test_a_penalty_that_is_never_due_is_told(read):
+    stage = "algorithm.group_stages=[{type: overlong_penalty, max_length: 100, buffer: 20}]"
+    (note,) = read(stage, "sampling.max_new_tokens=80").cross_notes()
+    assert "with one turn it is never due" in note
+    assert list(read(stage, "sampling.max_new_tokens=81").cross_notes()) == []

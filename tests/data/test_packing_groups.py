@@ -1,0 +1,22 @@
+"""Packing a prompt group tells of each trajectory whose it is and which part of its episode."""
+
+from areal_core.data import Episode, FinishReason, Trajectory
+from areal_core.data.prompt_group import PromptGroup, pack_groups
+from areal_core.data.trajectory import Generation
+
+
+def episode(lengths):
+    made = [Generation([5] * n, [-0.1] * n, [0] * n, FinishReason.STOP) for n in lengths]
+    return Episode([Trajectory.from_generation([1], each) for each in made], 1.0)
+
+
+def test_parts_are_numbered_in_the_order_of_their_episode():
+    groups = [
+        PromptGroup(4, (0, 0), [episode([3, 1, 2]), None, episode([2])]),
+        PromptGroup(7, (1, 0), [episode([1, 4])]),
+    ]
+    batch = pack_groups(groups)
+    assert batch["part_index"].tolist() == [0, 1, 2, 0, 0, 1]
+    assert batch["sample_index"].tolist() == [0, 0, 0, 2, 0, 0]
+    assert batch["episode_id"].tolist() == [12, 12, 12, 14, 7, 7]
+    assert batch.lengths.tolist() == [4, 2, 3, 3, 2, 5]
