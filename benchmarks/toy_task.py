@@ -180,5 +180,7 @@ def learn(
         for works in made.updates(prepared, context):
             for role in dict.fromkeys(work.role for work in works):
                 parts.append(engines[role].train([work for work in works if work.role == role]))
-        numbers = {key: n for name, m in combine(parts).items() for key, n in m.as_numbers(name).items()}
+        numbers = {
+            key: n for name, m in combine([*parts, context.metrics]).items() for key, n in m.as_numbers(name).items()
+        }
         yield {**numbers, "reward": float(batch["reward"].mean())}

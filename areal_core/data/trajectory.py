@@ -158,8 +158,12 @@ class TrajectoryBuilder:
         self._turn_ids += [self._turn] * count
         self._finish_reason = generation.finish_reason
 
-    def build(self, sequence: Mapping[str, torch.Tensor] | None = None) -> Trajectory:
-        """The trajectory; `sequence` adds per-sequence values such as named rewards."""
+    def build(
+        self,
+        sequence: Mapping[str, torch.Tensor] | None = None,
+        turns: Mapping[str, torch.Tensor] | None = None,
+    ) -> Trajectory:
+        """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
         return Trajectory(
             tokens={
                 "input_ids": torch.tensor(self._input_ids, dtype=torch.int64),
@@ -169,6 +173,7 @@ class TrajectoryBuilder:
                 "turn_ids": torch.tensor(self._turn_ids, dtype=torch.int32),
             },
             sequence={"finish_reason": torch.tensor(int(self._finish_reason), dtype=torch.int8), **(sequence or {})},
+            turns=dict(turns or {}),
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from areal_core.data.trajectory import Episode, FinishReason, TrajectoryBuilder
 from areal_core.workflows.prompts import apply_template, encode, prompt_messages, render
 
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
 class MultiTurn:
     """The policy and an environment take turns; the environment's rewards add up, discounted by turn.
 
-    The conversation is one trajectory. Between two turns of the policy stand the tokens that the chat template writes
-    around the environment's answer, taken as the difference of two renderings; the policy's own tokens stay as they
-    were sampled.
+    The conversation is one trajectory, and what each turn has earned is its turn key `turn_rewards`, for advantages
+    that tell turns apart. Between two turns of the policy stand the tokens that the chat template writes around the
+    environment's answer, taken as the difference of two renderings; the policy's own tokens stay as they were sampled.
     """
 
     def __init__(self, settings: MultiTurnSettings) -> None:
@@ -34,7 +36,7 @@ class MultiTurn:
         builder = TrajectoryBuilder()
         input_ids, text = apply_template(context.tokenizer, messages)
         builder.add_context(input_ids)
-        reward = 0.0
+        rewards: list[float] = []
         for turn in range(settings.max_turns):
             room = settings.max_tokens - len(builder.input_ids)
             if room <= 0:  # the opening alone is too long
@@ -43,7 +45,7 @@ class MultiTurn:
             builder.add_generation(generation)
             completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
             answer, turn_reward = await environment.step(completion)
-            reward += settings.turn_discount**turn * turn_reward
+            rewards.append(settings.turn_discount**turn * turn_reward)
             text += completion
             if answer is None or generation.finish_reason is FinishReason.ABORT or turn + 1 == settings.max_turns:
                 break
@@ -55,7 +57,8 @@ class MultiTurn:
             builder.add_context(between)
             text += between_text
             messages += [{"role": "assistant", "content": completion}, {"role": "user", "content": answer}]
-        return Episode([builder.build()], reward, text=text)
+        turns = {"turn_rewards": torch.tensor(rewards, dtype=torch.float32)}
+        return Episode([builder.build(turns=turns)], sum(rewards), text=text)
 
 
 def _between_turns(
