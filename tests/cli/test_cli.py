@@ -194,6 +194,13 @@ def test_config_init_writes_what_can_be_run(kit):
     assert "\n# sampling:\n#   temperature: 1.0  # " in starter
 
 
+def test_config_init_writes_a_preset_that_is_named(kit):
+    assert kit.areal("config", "init", "kit/small").out == "wrote small.yaml; run it with: areal run small.yaml\n"
+    assert kit.areal("config", "check", "small.yaml").code == 0
+    assert "small.yaml exists already" in kit.areal("config", "init", "kit/small").err
+    assert "no preset named 'nothing'" in kit.areal("config", "init", "kit/nothing").err
+
+
 def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):
     kit.plugin("broken", "raise RuntimeError('boom')")
     kit.plugin("hearer", "@hookimpl\ndef areal_step_finished(step): ...")

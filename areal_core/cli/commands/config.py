@@ -3,7 +3,8 @@
 show    print every value, defaults included, and where it came from
 check   say whether it is valid (exit code 1 if not)
 schema  print the JSON schema, with the components of --plugins
-init    print a config to begin with, or write it to CONFIG; with --plugins, the plugin's default preset
+init    print a config to begin with, or write it to CONFIG; with --plugins, the plugin's default preset;
+        where CONFIG is a preset (PLUGIN/NAME), write that to NAME.yaml in this folder
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _init(request: Request) -> int:
     if request.config is None:
         say(text.rstrip("\n"))
         return 0
-    path = Path(request.config)
+    path = Path(f"{Path(request.config).name}.yaml" if _is_preset(request) else request.config)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -93,18 +94,28 @@ def _init(request: Request) -> int:
 
 
 def _starting_text(request: Request) -> str:
-    """The default preset of the first plugin, or a file made from the models."""
-    from areal_core.config.presets import default_preset
+    """The preset that is named, the default one of the first plugin, or a file made from the models."""
+    from areal_core.config.presets import default_preset, find_preset
     from areal_core.config.schema import starter
     from areal_core.plugins import PluginManager
 
-    if not request.plugins:
+    is_preset = _is_preset(request)
+    if not request.plugins and not is_preset:
         return starter()
     manager = PluginManager.load(request.plugins)
-    preset = default_preset(manager, manager.names, ())
+    if is_preset:
+        preset = find_preset(manager, str(request.config), is_config=False)
+    else:
+        preset = default_preset(manager, manager.names, ())
     needed = ", ".join(dict.fromkeys([*manager.names, *preset.plugins]))
     listed = "" if "plugins" in preset.document.values else f"plugins: [{needed}]\n"
     return f"# from {preset.name}\n{listed}{preset.text}"
+
+
+def _is_preset(request: Request) -> bool:
+    """Whether CONFIG is PLUGIN/NAME: two words, of which the second has no ending and the first is no folder."""
+    owner, _, name = (request.config or "").rpartition("/")
+    return bool(owner and name) and "/" not in owner and not Path(name).suffix and not Path(owner).is_dir()
 
 
 def _resolve(request: Request) -> Resolved:

@@ -13,6 +13,7 @@ from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
 from areal_core.interfaces import Pass
 from areal_core.plugins import PluginManager
+from areal_grpo.records import ALGORITHMS
 
 KINDS = (
     "algorithms",
@@ -143,6 +144,17 @@ def test_a_loss_with_the_whole_ratio_in_it_may_be_masked_and_not_weighed_again(a
 def test_a_loss_around_the_policy_that_sampled_needs_no_proximal_one(algorithm, read):
     chosen = read(f"algorithm={algorithm}").algorithm
     assert not [need for need in needs_of(chosen, 4) if isinstance(need, Pass)]
+
+
+@pytest.mark.parametrize("name", [record.name for record in ALGORITHMS])
+def test_every_algorithm_has_a_preset_to_begin_with(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "init", f"grpo/{name}"]) == 0
+    assert capsys.readouterr().out == f"wrote {name}.yaml; run it with: areal run {name}.yaml\n"
+    config = resolve(f"{name}.yaml", environment={}).config
+    assert config.algorithm.target == f"grpo/{name}"
+    assert list(config.cross_notes()) == []
+    assert (tmp_path / f"{name}.yaml").read_text().count("#") >= 5
 
 
 def test_ppo_brings_its_critic(read):

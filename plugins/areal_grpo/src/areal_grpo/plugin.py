@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_core.plugins import Component, Preset, hookimpl
 from areal_grpo.advantage_records import ADVANTAGES, GROUP_STAGES, OBJECTIVES, STAGES
-from areal_grpo.records import ALGORITHMS, CORRECTIONS, POLICY_LOSSES, REGULARISERS, UPDATE_STAGES
+from areal_grpo.records import ALGORITHMS, CORRECTIONS, POLICY_LOSSES, PRESETS, REGULARISERS, UPDATE_STAGES
 
 
 @hookimpl
@@ -136,4 +136,5 @@ def areal_presets() -> list[Preset]:
             path="areal_grpo:presets/smollm2.yaml",
             plugins=("hf", "fsdp", "view"),
         ),
+        *PRESETS,
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_core.plugins import Component
+from areal_core.plugins import Component, Preset
 
 _POLICY_GRADIENT = "areal_core.algorithms.composition:PolicyGradient"
 
@@ -148,3 +148,9 @@ REGULARISERS = [
     ),
     _part("entropy_bonus", "rewards an undecided policy", "regularisers", "loss_settings:EntropyBonusSettings"),
 ]
+
+PRESETS = [
+    Preset(record.name, record.summary, path=f"areal_grpo:presets/{record.name}.yaml", plugins=("hf", "fsdp", "view"))
+    for record in ALGORITHMS
+]
+"""A complete run of each algorithm on the demonstration's task."""
