@@ -3,7 +3,8 @@
     python benchmarks/learning_matrix.py [--seeds 3] [--steps 60] [--staleness 1] [--output FILE] [--picture FILE.svg]
 
 On the task of `toy_task.py`, at staleness 1. The table has the mean reward of the first batch, of batches 16 to 30 and
-of the last ten, and the largest clip fraction of a step. `--output` keeps the curves, `--picture` draws them.
+of the last ten, and the largest share of a step's tokens that a clip, a mask or a cap has changed. `--output` keeps the
+curves, `--picture` draws them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
     "ppo": {"warmup_steps": 0},
     "dppo": {},
 }
-CLIPPED = ("clip_fraction", "masked_fraction", "gate", "m2po_masked_fraction", "untrusted_fraction")
+CLIPPED = ("clip_fraction", "distrusted_fraction", "truncated_fraction")
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     names = asked.only.split(",") if asked.only else list(COMPOSITIONS)
     curves: dict[str, list[list[float]]] = {}
-    print("| composition | first batch | batches 16 to 30 | last ten (each seed) | largest clip fraction |")
+    print("| composition | first batch | batches 16 to 30 | last ten (each seed) | largest share of tokens |")
     print("|---|---|---|---|---|")
     for name in names:
         algorithm = {"type": f"grpo/{name}", **COMPOSITIONS[name]}
@@ -78,10 +79,8 @@ def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
     """A small picture for each composition, a line for each seed."""
     width, height, columns = 150, 90, 4
     rows = -(-len(curves) // columns)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns * (width + 20) + 20} {rows * (height + 40) + 10}" '
-        'font-family="sans-serif" font-size="11">'
-    ]
+    size = f"{columns * (width + 20) + 20} {rows * (height + 40) + 10}"
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="11">']
     for number, (name, runs) in enumerate(curves.items()):
         left, top = 20 + number % columns * (width + 20), 25 + number // columns * (height + 40)
         parts.append(f'<text x="{left}" y="{top - 6}" fill="#555">{name}</text>')
