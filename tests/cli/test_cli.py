@@ -199,6 +199,8 @@ def test_config_init_writes_a_preset_that_is_named(kit):
     assert kit.areal("config", "check", "small.yaml").code == 0
     assert "small.yaml exists already" in kit.areal("config", "init", "kit/small").err
     assert "no preset named 'nothing'" in kit.areal("config", "init", "kit/nothing").err
+    (kit.work / "small.yaml").unlink()
+    assert "wrote small.yaml" in kit.areal("config", "init", "small").out, "one plugin alone has a preset of this name"
 
 
 def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):

@@ -4,7 +4,7 @@ show    print every value, defaults included, and where it came from
 check   say whether it is valid (exit code 1 if not)
 schema  print the JSON schema, with the components of --plugins
 init    print a config to begin with, or write it to CONFIG; with --plugins, the plugin's default preset;
-        where CONFIG is a preset (PLUGIN/NAME), write that to NAME.yaml in this folder
+        where CONFIG is a preset (NAME or PLUGIN/NAME), write that to NAME.yaml in this folder
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def _schema(request: Request) -> int:
 def _init(request: Request) -> int:
     if request.overrides:
         raise UsageError("areal config init takes no overrides; edit the file, or give them to `areal run`")
-    text = _starting_text(request)
+    chosen = _preset(request)
+    text = _starting_text(request, chosen)
     if request.config is None:
         say(text.rstrip("\n"))
         return 0
-    path = Path(f"{Path(request.config).name}.yaml" if _is_preset(request) else request.config)
+    path = Path(f"{chosen.rpartition('/')[2]}.yaml" if chosen else request.config)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -93,29 +94,41 @@ def _init(request: Request) -> int:
     return 0
 
 
-def _starting_text(request: Request) -> str:
+def _starting_text(request: Request, chosen: str) -> str:
     """The preset that is named, the default one of the first plugin, or a file made from the models."""
     from areal_core.config.presets import default_preset, find_preset
     from areal_core.config.schema import starter
     from areal_core.plugins import PluginManager
 
-    is_preset = _is_preset(request)
-    if not request.plugins and not is_preset:
+    if not request.plugins and not chosen:
         return starter()
     manager = PluginManager.load(request.plugins)
-    if is_preset:
-        preset = find_preset(manager, str(request.config), is_config=False)
-    else:
-        preset = default_preset(manager, manager.names, ())
+    preset = find_preset(manager, chosen, is_config=False) if chosen else default_preset(manager, manager.names, ())
     needed = ", ".join(dict.fromkeys([*manager.names, *preset.plugins]))
     listed = "" if "plugins" in preset.document.values else f"plugins: [{needed}]\n"
     return f"# from {preset.name}\n{listed}{preset.text}"
 
 
-def _is_preset(request: Request) -> bool:
-    """Whether CONFIG is PLUGIN/NAME: two words, of which the second has no ending and the first is no folder."""
-    owner, _, name = (request.config or "").rpartition("/")
-    return bool(owner and name) and "/" not in owner and not Path(name).suffix and not Path(owner).is_dir()
+def _preset(request: Request) -> str:
+    """The preset that CONFIG names, as PLUGIN/NAME; nothing where it names a file to write.
+
+    A name is PLUGIN/NAME, or NAME alone where one installed plugin has a preset of it; neither has an ending, and no
+    folder is called as its first word is.
+    """
+    from areal_core.plugins.catalog import Catalog
+    from areal_core.plugins.survey import survey
+
+    written = request.config or ""
+    owner, _, name = written.rpartition("/")
+    if not name or Path(name).suffix or "/" in owner or Path(owner or name).is_dir():
+        return ""
+    if owner:
+        return written
+    records = [record for plugin in survey(Catalog.scan()) for kind, record in plugin.records if kind == "presets"]
+    found = [record.reference for record in records if record.name == name]
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(found)} are both presets", hints=("write it with its plugin",))
+    return found[0] if found else ""
 
 
 def _resolve(request: Request) -> Resolved:
