@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, make_batch
+from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, RewardSuite, make_batch
 
 
 def make_pairs():
@@ -74,3 +74,9 @@ class TestDistillation(PolicyLossSuite):
         return lambda terms: loss(
             replace(terms, columns={**terms.columns, "teacher_logprobs": terms.columns["reference_logprobs"]})
         )
+
+
+class TestNoReward(RewardSuite):
+    component = "finetuning/no_reward"
+    row = {"prompt": "2+2="}  # noqa: RUF012
+    examples = (("4", 0), ("", 0))

@@ -22,7 +22,7 @@ def by_index(batch, values, centring):
             margin = float(batch["margin"][row]) if "margin" in batch else 0.0
         probability = 1 / (1 + torch.exp(-(score[True] - score[False] - margin)))
         losses.append(-torch.log(probability) + centring * (score[True] + score[False]) ** 2)
-        scores.append((float(score[True]), float(score[False])))
+        scores.append((float(score[True].detach()), float(score[False].detach())))
     return sum(losses) / len(losses), scores
 
 

@@ -69,6 +69,12 @@ def areal_policy_losses() -> list[Component]:
 
 
 @hookimpl
+def areal_reward_functions() -> list[Component]:
+    """For workflows that ask for a reward where nothing is learnt from it."""
+    return [Component("no_reward", "0 for every answer", target="areal_finetuning.rewards:no_reward")]
+
+
+@hookimpl
 def areal_encoders() -> list[Component]:
     """From a row to tokens."""
     settings = "areal_finetuning.config:EncodingSettings"

@@ -1,0 +1,27 @@
+"""A model learns from a teacher what it says itself: two models, rollouts, and no reward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from areal_core.testing.conformance.models import make_constant_model
+
+if TYPE_CHECKING:
+    from conftest import Workplace
+
+
+@pytest.mark.slow
+def test_the_distance_from_the_teacher_falls(workplace: Workplace) -> None:
+    make_constant_model(workplace.folder / "teacher", 0)  # it is certain of one token, whatever came before
+    done = workplace.areal(
+        "run", "run.yaml", "run_dir=run", "plugins=[finetuning,grpo,hf,fsdp]", "algorithm=finetuning/distill",
+        "rewards=[finetuning/no_reward]", "roles.teacher.path=teacher", "steps=20", "rollout.group_size=1",
+        "rollout.batch_size=32",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    distances = [line["train/teacher_kl"] for line in workplace.metrics()]
+    assert distances[0] > 30, distances
+    assert sum(distances[-3:]) / 3 < 0.85 * distances[0], distances
+    assert all(line["reward/mean"] == 0 for line in workplace.metrics())
