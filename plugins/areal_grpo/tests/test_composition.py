@@ -428,6 +428,30 @@ def test_m2po_learns_from_what_it_trusts_and_divides_by_all(rollouts):
     torch.testing.assert_close(found.grad, expected)
 
 
+def test_the_entropy_is_led_to_its_target_and_the_state_remembers(rollouts):
+    """By hand: below the target the coefficient grows and is used; above it shrinks, never below 0, and is not."""
+    batch, passes = rollouts
+    algorithm = build(
+        GRPOSettings,
+        corrections=[],
+        update_stages=[{"type": "grpo/entropy_target", "target": 0.5, "step": 0.1, "maximum": 0.25}],
+        regularisers=["grpo/adaptive_entropy"],
+    )
+    state, spread = {}, torch.rand(batch.token_count, generator=torch.Generator().manual_seed(1)) / 10
+    below = [(0.3, 0.1, 0.1), (0.3, 0.2, 0.2), (0.3, 0.25, 0.25)]
+    above = [(0.9, 0.15, 0), (0.9, 0.05, 0), (0.9, 0.0, 0)]
+    for entropy, kept, used in [*below, *above]:
+        answers = torch.where(batch["loss_mask"], entropy + spread, torch.nan)
+        context = BatchContext(TrainingSection(), {"actor": Engine(answers)}, state=state)
+        ((work, *_),) = algorithm.updates(algorithm.prepare(batch, context), context)
+        assert state["entropy_target/coefficient"].item() == pytest.approx(kept)
+        assert numbers_of(context.metrics)["entropy_coefficient"] == pytest.approx(used)
+        leaf = answers.clone().requires_grad_()
+        algorithm.loss(work.batch, {"logprobs": passes["actor"], "entropy": leaf}).loss.backward()
+        expected = torch.where(batch["loss_mask"], -used / batch["loss_mask"].sum(), 0.0)
+        torch.testing.assert_close(leaf.grad, expected)
+
+
 def test_dppo_is_a_masked_importance_ratio(rollouts):
     batch, passes = rollouts
     algorithm = build(DPPOSettings)

@@ -1,11 +1,16 @@
 """The suites that every plugin author inherits, on everything that this plugin supplies."""
 
+from dataclasses import replace
+
+import torch
+
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     CorrectionSuite,
     GroupStageSuite,
     PolicyLossSuite,
+    RegulariserSuite,
     RewardSuite,
     StageSuite,
 )
@@ -110,6 +115,29 @@ class TestKPop(CorrectionSuite):
 
 class TestM2POStage(StageSuite):
     component = "grpo/m2po"
+
+
+class TestEntropyTarget(StageSuite):
+    component = "grpo/entropy_target"
+    settings = {"target": 1.0}  # noqa: RUF012
+
+
+class TestReferenceKL(RegulariserSuite):
+    component = "grpo/reference_kl"
+
+
+class TestEntropyBonus(RegulariserSuite):
+    component = "grpo/entropy_bonus"
+
+
+class TestAdaptiveEntropy(RegulariserSuite):
+    component = "grpo/adaptive_entropy"
+
+    def make(self):
+        regulariser = super().make()
+        return lambda terms: regulariser(
+            replace(terms, columns={**terms.columns, "entropy_coefficient": torch.full(terms.mask.shape, 0.3)})
+        )
 
 
 class TestGRPO(AlgorithmSuite):

@@ -157,6 +157,17 @@ def test_every_algorithm_has_a_preset_to_begin_with(name, tmp_path, monkeypatch,
     assert (tmp_path / f"{name}.yaml").read_text().count("#") >= 5
 
 
+def test_an_adaptive_bonus_asks_for_what_leads_it(read):
+    with pytest.raises(ConfigError, match=r"add update_stages: \[entropy_target\]"):
+        read("algorithm=grpo", "algorithm.regularisers=[adaptive_entropy]")
+    both = read(
+        "algorithm=grpo", "algorithm.regularisers=[adaptive_entropy]", "algorithm.update_stages=[entropy_target]"
+    )
+    assert list(both.cross_notes()) == []
+    (note,) = read("algorithm=grpo", "algorithm.update_stages=[entropy_target]").cross_notes()
+    assert "nothing reads" in note
+
+
 def test_ppo_brings_its_critic(read):
     assert list(roles_of(read("algorithm=grpo/ppo", "rollout.group_size=1").algorithm, 1)) == ["actor", "critic"]
 

@@ -143,3 +143,30 @@ class M2POStageSettings(Settings):
     def needs(self, updates: int) -> Iterable[Role | Pass]:
         """What the policy says just before each update; the stage asks for it itself."""
         return (ACTOR,)
+
+
+class EntropyTargetSettings(Settings):
+    """Settings of `update_stages.entropy_target`."""
+
+    target: float = Field(0.2, gt=0, description="the entropy that the policy is to keep, in nats per token")
+    step: float = Field(0.005, gt=0, description="what the coefficient changes by from one update to the next")
+    maximum: float = Field(1.0, gt=0, description="the largest coefficient")
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """The policy; the stage asks for its entropy itself."""
+        return (ACTOR,)
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """A coefficient is for a regulariser."""
+        if not getattr(config.algorithm.settings, "regularisers", ()):
+            yield "entropy_target leads a coefficient that nothing reads: add regularisers: [adaptive_entropy]"
+
+
+class AdaptiveEntropySettings(Settings):
+    """`regularisers.adaptive_entropy` has none; its coefficient comes from an update stage."""
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Something has to lead the coefficient."""
+        algorithm = config.algorithm.settings
+        if not getattr(algorithm, "update_stages", ()):
+            yield "adaptive_entropy reads a coefficient that an update stage leads: add update_stages: [entropy_target]"

@@ -137,6 +137,12 @@ UPDATE_STAGES = [
         "update_stages",
         "loss_settings:M2POStageSettings",
     ),
+    _part(
+        "entropy_target",
+        "leads the coefficient of adaptive_entropy so that the policy keeps its entropy",
+        "update_stages",
+        "loss_settings:EntropyTargetSettings",
+    ),
 ]
 
 REGULARISERS = [
@@ -147,6 +153,12 @@ REGULARISERS = [
         "loss_settings:ReferenceKLSettings",
     ),
     _part("entropy_bonus", "rewards an undecided policy", "regularisers", "loss_settings:EntropyBonusSettings"),
+    _part(
+        "adaptive_entropy",
+        "an entropy bonus whose coefficient the update stage entropy_target leads",
+        "regularisers",
+        "loss_settings:AdaptiveEntropySettings",
+    ),
 ]
 
 PRESETS = [

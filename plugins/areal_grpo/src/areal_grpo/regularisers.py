@@ -43,3 +43,9 @@ def entropy_bonus(terms: PolicyTerms, *, coefficient: float) -> tuple[torch.Tens
     """-η H_t with the entropy H_t of the policy's distribution (Mnih et al., arXiv 1602.01783): keeps it exploring."""
     assert terms.entropy is not None
     return -coefficient * torch.where(terms.mask, terms.entropy, 0.0), {}
+
+
+def adaptive_entropy(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """-c H_t, as `entropy_bonus`, with the coefficient of the column `entropy_coefficient`: see `entropy_target`."""
+    assert terms.entropy is not None
+    return -terms.columns["entropy_coefficient"] * torch.where(terms.mask, terms.entropy, 0.0), {}

@@ -41,3 +41,31 @@ def m2po(minibatch: PackedBatch, context: Context, *, threshold: float) -> dict[
     context.log("second_moment", Metric.mean(moment, mask))
     context.log("distrusted_fraction", Metric.mean((~trusted).float(), mask))
     return {"trusted": trusted}
+
+
+def entropy_target(
+    minibatch: PackedBatch, context: Context, *, target: float, step: float, maximum: float
+) -> dict[str, torch.Tensor]:
+    """The coefficient c of an entropy bonus, led by the entropy H just before each update (Skywork-OR1, 2505.22312).
+
+    c begins at 0; where H is below `target` it grows by `step`, where it is above it shrinks by as much, between 0 and
+    `maximum`. An update has the bonus only where H is at most `target`. It is for the regulariser `adaptive_entropy`.
+
+    Args:
+        minibatch: with `loss_mask` [T].
+        context: its `forward` is asked for the policy's entropy, one pass for each update; `state` keeps c.
+        target, step, maximum: H in nats per token; the others of c.
+
+    Returns:
+        `entropy_coefficient`: [T] float32, the same for all tokens.
+    """
+    mask = minibatch["loss_mask"]
+    found = context.forward("actor", minibatch, ["entropy"])["entropy"]
+    entropy = float(torch.where(mask, found, 0.0).double().sum() / mask.sum().clamp(min=1))
+    before = float(context.state.get("entropy_target/coefficient", torch.zeros(())))
+    change = step if entropy < target else -step
+    after = torch.tensor(before + change, dtype=torch.float64).clamp(0.0, maximum)
+    context.state["entropy_target/coefficient"] = after
+    used = float(after) if entropy <= target else 0.0
+    context.log("entropy_coefficient", Metric.mean(used))
+    return {"entropy_coefficient": torch.full(mask.shape, used)}
