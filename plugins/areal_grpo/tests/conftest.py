@@ -1,4 +1,4 @@
-import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +8,10 @@ import torch
 from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces.algorithm import PolicyTerms
 from areal_core.plugins import PluginManager
+
+sys.path.insert(0, str(Path(__file__).parent))  # for modules of tests that are no tests
+import scalar_loops
+from composed import make_rollouts
 
 
 def pytest_configure():
@@ -67,17 +71,10 @@ def make_terms():
     return _make_terms
 
 
-def _load_loops():
-    spec = importlib.util.spec_from_file_location("scalar_loops", Path(__file__).parent / "scalar_loops.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def loops():
     """The module of scalar loops."""
-    return _load_loops()
+    return scalar_loops
 
 
 def _make_sequences(sequences):
@@ -93,3 +90,8 @@ def _make_sequences(sequences):
 @pytest.fixture(scope="session")
 def make_sequences():
     return _make_sequences
+
+
+@pytest.fixture
+def rollouts(make_batch):
+    return make_rollouts(make_batch)
