@@ -52,6 +52,11 @@ def _tables(path: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
             yield from _tables(f"{path}.{key}".lstrip("."), inner, definitions)
 
 
+def settings_table(settings: dict[str, Any]) -> str:
+    """The settings of one component, from its schema."""
+    return "\n\n".join(_tables("", settings | {"description": ""}, settings.get("$defs", {})))
+
+
 def _default(part: dict[str, Any]) -> str:
     return "its own" if _model(part) and part.get("default") else f"`{json.dumps(part.get('default'))}`"
 

@@ -68,7 +68,7 @@ class OptimizerSettings:
 
     Attributes:
         total_updates: optimizer updates of the whole run, for schedules that decay.
-        temperature: sampling temperature; logits are divided by it before log-probabilities and entropy.
+        temperature: of sampling, 1 where nothing samples; logits are divided by it, in all outputs.
     """
 
     total_updates: int

@@ -109,7 +109,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     roles = roles_of(config.algorithm, config.training.updates)
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
     with link.phase("loading the model", limit):
-        engines = _engines(config, model, roles)
+        engines = _engines(config, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
     rollouts = None
     if is_first and needs_rollouts:
         address = link.ask("controller", limit)
@@ -147,9 +147,11 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
             engine.close()
 
 
-def _engines(config: RunConfig, model: ModelReference, roles: Mapping[str, Role]) -> dict[str, TrainEngine]:
+def _engines(
+    config: RunConfig, model: ModelReference, roles: Mapping[str, Role], temperature: float
+) -> dict[str, TrainEngine]:
     """An engine for each role, with the settings and the model of its section where it has one."""
-    settings = OptimizerSettings(config.steps * config.training.updates, config.sampling.temperature)
+    settings = OptimizerSettings(config.steps * config.training.updates, temperature)
     engines: dict[str, TrainEngine] = {}
     for name, role in roles.items():
         chosen = config.roles.get(name, config.train_engine)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from areal_core.algorithms.passes import run_passes
-from areal_core.config.needs import needs_of
+from areal_core.config import needs_of
 from areal_core.data import Metric
 from areal_core.interfaces import ACTOR, LossResult, Work
 from areal_finetuning.pairs import pair_metrics, sides_of, weigh_pairs
