@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, RewardSuite, make_batch
+from areal_core.testing.conformance import (
+    AdvantageSuite,
+    AlgorithmSuite,
+    EncoderSuite,
+    PolicyLossSuite,
+    RewardSuite,
+    make_batch,
+)
 
 
 def make_pairs():
@@ -80,3 +87,17 @@ class TestNoReward(RewardSuite):
     component = "finetuning/no_reward"
     row = {"prompt": "2+2="}  # noqa: RUF012
     examples = (("4", 0), ("", 0))
+
+
+class TestConversations(EncoderSuite):
+    component = "finetuning/conversations"
+    rows = ({"prompt": "4+4=", "completion": "8"}, {"prompt": "a", "completion": "b", "more": [1, 2]})
+
+
+class TestPreferences(EncoderSuite):
+    component = "finetuning/preferences"
+    sequences = 2
+    rows = (
+        {"prompt": "4+4=", "chosen": "8", "rejected": "9"},
+        {"prompt": "a", "chosen": "long", "rejected": "s"},
+    )
