@@ -8,6 +8,7 @@ from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
 from areal_core.interfaces.algorithm import Pass
+from areal_core.interfaces.training import ACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,26 +29,46 @@ def needs_of(part: object, updates: int) -> Iterator[Role | Pass]:
         owner: Any = chosen.settings if isinstance(chosen.settings, Settings) else None
         if owner is None and chosen.record is None:
             owner = chosen.load()
-        yield from getattr(owner, "needs", _nothing)(updates)
+        try:
+            yield from getattr(owner, "needs", _nothing)(updates)
+        except TypeError as error:
+            words = "must be a function of the number of updates that gives roles and passes"
+            raise ConfigError(f"'needs' of '{chosen.target}' {words}: {error}") from error
 
 
 def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
     """The roles of a run, by name; the first is the one whose weights are published and exported.
 
+    An algorithm that says of no model that it needs it has the actor.
+
     Raises:
-        ConfigError: two components mean different things by one name, or nobody needs any.
+        ConfigError: two components mean different things by one name, or a role cannot be what it is said to be.
     """
     roles: dict[str, Role] = {}
     for need in needs_of(algorithm, updates):
         role = need.role if isinstance(need, Pass) else need
         if roles.setdefault(role.name, role) != role:
             raise ConfigError(f"two components mean different roles by '{role.name}': {roles[role.name]} and {role}")
-    if not roles:
-        raise ConfigError(
-            f"'{algorithm.target}' says of no model that it needs it",
-            hints=["give its settings a function needs(updates) that names its roles, ACTOR first"],
-        )
+    roles = roles or {ACTOR.name: ACTOR}
+    for role in roles.values():
+        _check_follows(role, roles)
+    if not (first := next(iter(roles.values()))).trains:
+        raise ConfigError(f"the first role that is needed, '{first.name}', does not learn: there is nothing to publish")
     return roles
+
+
+def _check_follows(role: Role, roles: dict[str, Role]) -> None:
+    """An average must be one of a role that learns and computes the same."""
+    follows = role.follows
+    if follows is None:
+        return
+    leader = roles.get(follows.role)
+    if role.trains or leader is None or not leader.trains or leader.head != role.head:
+        words = "which is no role of the same head that learns"
+        raise ConfigError(f"the role '{role.name}' follows '{follows.role}', {words}")
+    if follows.every < 1 or not 0 <= follows.decay < 1:
+        words = "every must be at least 1, decay from 0 to below 1"
+        raise ConfigError(f"the role '{role.name}' follows {follows}: {words}")
 
 
 def _nothing(updates: int) -> tuple[()]:

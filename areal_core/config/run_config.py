@@ -13,6 +13,7 @@ from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Section, Settings
+from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,12 +77,10 @@ class RunConfig(Section):
         shared = {"type": shared} if isinstance(shared, str) else shared
         if not isinstance(shared, Mapping):
             return written
-        roles = {
-            name: {**shared, **role}
-            if isinstance(role, Mapping) and role.get("type") in {None, shared.get("type")}
-            else role
-            for name, role in written["roles"].items()
-        }
+        roles = dict(written["roles"])
+        for name, role in roles.items():
+            if isinstance(role, Mapping) and _is_same(role.get("type"), shared.get("type")):
+                roles[name] = {**shared, **role}
         return {**written, "roles": roles}
 
     @property
@@ -95,7 +94,8 @@ class RunConfig(Section):
         """Mistakes that show only when several values are seen together, those that plugins find included."""
         yield from self._arithmetic()
         yield from self._generation()
-        yield from self._unneeded_roles()
+        yield from self._roles()
+        yield from self._reward_names()
         for path, chosen in selections(self):
             if chosen.kind == "advantages" and self.rollout.group_size == 1 and _needs_group(chosen):
                 message = f"'{chosen.target}' compares the answers to one prompt, and rollout.group_size is 1"
@@ -140,13 +140,31 @@ class RunConfig(Section):
                 ("remove it, or accept the error with sampling.allow_mismatched_sampling=true",),
             )
 
-    def _unneeded_roles(self) -> Iterator[Problem]:
-        if not self.roles:
+    def _roles(self) -> Iterator[Problem]:
+        try:
+            needed = roles_of(self.algorithm, self.training.updates)
+        except ConfigError as error:
+            yield Problem(("algorithm",), error.message, tuple(error.hints))
             return
-        needed = roles_of(self.algorithm, self.training.updates)
         for name in self.roles.keys() - needed.keys():
             hint = f"roles of this algorithm: {', '.join(needed)}"
             yield Problem(("roles", name), f"'{self.algorithm.target}' and its components know no such role", (hint,))
+
+    def _reward_names(self) -> Iterator[Problem]:
+        names = [sections.reward_name(chosen) for chosen in self.rewards]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                message = f"two rewards are called '{name}', and metrics know them by it"
+                yield Problem(("rewards", number), message, ("give each a name of its own: name: ...",))
+
+
+def _is_same(own: object, shared: object) -> bool:
+    """Whether a role's engine, as written, is the shared one: not named, or by its name with and without its plugin."""
+    if own is None or own == shared:
+        return True
+    if not isinstance(own, str) or not isinstance(shared, str) or ("/" in own and "/" in shared):
+        return False
+    return own.rpartition("/")[2] == shared.rpartition("/")[2]
 
 
 def _needs_group(advantage: Selection) -> bool:

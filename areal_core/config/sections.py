@@ -55,6 +55,12 @@ class RewardTerm(Section):
     """its factor in the sum"""
 
 
+def reward_name(chosen: Selection) -> str:
+    """What a reward is called in metrics: its `name`, or else that of its component."""
+    name: str | None = getattr(chosen.common, "name", None)
+    return name or chosen.reference.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+
+
 class SamplingSection(Section):
     """How tokens are sampled; engine and trainer share these values."""
 

@@ -99,7 +99,10 @@ def combine(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     combined: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
-            combined[name] = combined[name] + metric if name in combined else metric
+            try:
+                combined[name] = combined[name] + metric if name in combined else metric
+            except ValueError as error:
+                raise ValueError(f"'{name}': {error}; two parts log it under one name") from None
     return combined
 
 

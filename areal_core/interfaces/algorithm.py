@@ -204,7 +204,7 @@ class Context(Protocol):
 
     @property
     def updates(self) -> int:
-        """Optimizer updates that follow on this batch."""
+        """Optimizer updates that follow on this batch; fewer where it has fewer groups than that."""
 
     @property
     def state(self) -> dict[str, torch.Tensor]:

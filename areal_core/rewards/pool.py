@@ -173,7 +173,7 @@ class RewardPool:
         """Hand waiting requests to the workers with the fewest."""
         while self._waiting and self._workers:
             worker = min(self._workers, key=lambda w: len(w.sent))
-            if len(worker.sent) >= REQUESTS_AHEAD:
+            if len(worker.sent) >= max(REQUESTS_AHEAD, worker.at_once):
                 return
             request = self._waiting.popleft()
             if request.result.done():

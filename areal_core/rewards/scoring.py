@@ -104,8 +104,9 @@ class RewardSum:
             raise _raised(term, error) from error
 
     def _sum(self, values: Sequence[Any]) -> RewardScore:
-        components = {t.name: _checked(t, value) for (t, _), value in zip(self._terms, values, strict=True)}
-        return RewardScore(sum(t.weight * components[t.name] for t, _ in self._terms), components)
+        checked = [(term, _checked(term, value)) for (term, _), value in zip(self._terms, values, strict=True)]
+        total = sum(term.weight * value for term, value in checked)
+        return RewardScore(total, {term.name: value for term, value in checked})
 
 
 async def _awaited(term: RewardTerm, value: Any) -> Any:

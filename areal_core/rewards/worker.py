@@ -16,6 +16,7 @@ from areal_core.background import start_task
 from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
 from areal_core.config.imports import KeptSources
+from areal_core.config.sections import reward_name
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.scores import Score, Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
@@ -35,8 +36,7 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
     for selection in selections:
         common = selection.common
         assert isinstance(common, RewardSettings)
-        name = common.name or selection.reference.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-        terms.append(RewardTerm(name, selection.build(), common.weight))
+        terms.append(RewardTerm(reward_name(selection), selection.build(), common.weight))
     return RewardSum(terms)
 
 

@@ -33,7 +33,7 @@ async def shape(
     Raises:
         RunError: a stage raised, took too long, or returned what is no group; with its traceback.
     """
-    if group.failure and section.incomplete_groups != "use":
+    if group.failure and (section.incomplete_groups != "use" or not group.finished_episodes):
         return True
     try:
         for stage in stages:

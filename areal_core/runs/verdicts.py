@@ -84,15 +84,22 @@ class Verdicts:
 
     def __init__(self) -> None:
         self._left = list(PATHOLOGIES)
+        self._first: dict[str, list[float]] = {}
 
     def of(self, lines: Sequence[Mapping[str, Any]]) -> list[str]:
         """What shows in these lines of one run, in their order, and has not been said before."""
-        if len(lines) < STEPS:
-            return []
         every = list(lines)  # a deque has no slices
+        # Of each metric its own first steps: some come only when a critic has warmed up, and old lines are forgotten.
+        for line in every if not self._first else every[-1:]:
+            for key, value in line.items():
+                known = self._first.setdefault(key, [])
+                if len(known) < STEPS:
+                    known.append(value)
+        if len(every) < STEPS:
+            return []
 
         def first(key: str) -> list[float]:
-            return [line[key] for line in every[:STEPS] if key in line]
+            return self._first.get(key, [])
 
         def last(key: str) -> list[float]:
             return [line[key] for line in every[-STEPS:] if key in line]

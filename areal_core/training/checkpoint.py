@@ -111,13 +111,20 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
         wait_for_all()
         if is_first:
             best = witness.best if math.isfinite(witness.best) else None
-            save_file(witness.state, folder / ALGORITHM_FILE)
+            save_file({name: _own(name, value) for name, value in witness.state.items()}, folder / ALGORITHM_FILE)
             seen = asdict(replace(witness, state={}))
             state = {**seen, "step": step, "best": best, "files": file_sizes(folder)}
             (folder / STATE_FILE).write_text(json.dumps(state))
             sync_names(checkpoints, checkpoints.parent)
     wait_for_all()
     return target
+
+
+def _own(name: str, value: object) -> torch.Tensor:
+    """A tensor of the algorithm's state as safetensors can write it: whole, and sharing memory with no other."""
+    if not isinstance(value, torch.Tensor):
+        raise RunError(f"the algorithm keeps '{name}' in its state, which is no tensor: {value!r:.80}")
+    return value.detach().to("cpu", copy=True).contiguous()
 
 
 def prune_checkpoints(run_dir: Path, keep: int, committed: Path) -> None:

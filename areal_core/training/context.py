@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ class BatchContext:
                 yield batch
                 continue
             random.Random(f"{self.seed}/{self.step}/{epoch}").shuffle(groups)
-            size = math.ceil(len(groups) / self.section.updates_per_batch)
-            for start in range(0, len(groups), size):
-                members = set(groups[start : start + size])
-                yield batch.select([row for row, group in enumerate(ids) if group in members])
+            parts = self.section.updates_per_batch
+            cuts = [len(groups) * part // parts for part in range(parts + 1)]
+            for start, end in pairwise(cuts):
+                if members := set(groups[start:end]):
+                    yield batch.select([row for row, group in enumerate(ids) if group in members])
 
     def log(self, name: str, metric: Metric) -> None:
         """See `Context.log`."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.errors import RunError
+from areal_core.testing.fakes import FakeWorkflow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,3 +90,29 @@ def test_weights_that_stay_do_not_make_their_tokens_stale(tmp_path: Path, build:
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == []
+
+
+def test_a_group_of_which_nothing_is_left_is_no_matter_for_stages(tmp_path: Path, build: Build) -> None:
+    """Also where incomplete groups are used: it has failed, and another takes its place."""
+
+    class FailsOnce(FakeWorkflow):
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            if row["prompt"] == "0":
+                raise ValueError("never this one")
+            return await super().run_episode(row, context)
+
+    def longest_first(episodes: Sequence[Episode]) -> Sequence[Episode]:
+        max(len(episode.trajectories) for episode in episodes)
+        return episodes
+
+    async def run() -> None:
+        controller, _ = build(tmp_path, FailsOnce(), incomplete_groups="use")
+        controller._group_stages = [longest_first]
+        controller.start()
+        for step in range(3):
+            batch, _ = await controller.next_batch(step)
+            assert batch is not None
+            await controller.keep_weights(step + 1)
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import Any
 
 import pytest
@@ -56,3 +58,17 @@ def test_what_is_well_is_not_talked_about() -> None:
 
 def test_one_odd_step_is_no_verdict() -> None:
     assert said(*[WELL, WELL, {**WELL, "batch/truncated": 0.9}] * 20) == []
+
+
+def test_a_metric_that_comes_late_begins_where_it_comes() -> None:
+    """While a critic warms up the policy has no entropy; and the first steps are remembered when lines are not."""
+    equal = {**WELL, "reward/groups_all_equal": 0.7}
+    warm = [{"reward/groups_all_equal": 0.7}] * 2 * STEPS
+    (line,) = said(*warm, *[equal] * STEPS, *[{**equal, "train/entropy": 0.01}] * STEPS)
+    assert "fallen to 0.010" in line
+    verdicts, kept = Verdicts(), deque(maxlen=2 * STEPS)  # type: ignore[var-annotated]
+    told = []
+    for step in range(400):
+        kept.append({**WELL, "train/entropy": 2 * math.exp(-step / 50), "reward/groups_all_equal": 0.7})
+        told += verdicts.of(kept)
+    assert len(told) == 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, Follows, Role
 from areal_core.training.checkpoint import restore_checkpoint
 from tests.training.loop_parts import Parts, config, metrics, train
@@ -63,3 +65,27 @@ def test_what_an_algorithm_keeps_comes_back_with_the_checkpoint(tmp_path: Path) 
     engines: Any = {"actor": again}
     witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000003", engines)
     assert float(witness.state["batches"]) == 3
+
+
+def test_what_an_algorithm_keeps_may_be_any_tensor(tmp_path: Path) -> None:
+    """A view, and one tensor under two names; what is no tensor is named."""
+
+    class Keeps(Parts):
+        def prepare(self, batch: PackedBatch, context: Any) -> PackedBatch:
+            table = torch.arange(6.0).view(2, 3)
+            context.state.update(turned=table.T, same=table, again=table)
+            return super().prepare(batch, context)
+
+    train(tmp_path, Keeps(), config(1))
+    engines: Any = {"actor": Parts()}
+    state = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000001", engines).state
+    assert state["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert state["same"].tolist() == state["again"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    class KeepsANumber(Parts):
+        def prepare(self, batch: PackedBatch, context: Any) -> PackedBatch:
+            context.state["coefficient"] = 0.5
+            return batch
+
+    with pytest.raises(RunError, match="the algorithm keeps 'coefficient' in its state, which is no tensor"):
+        train(tmp_path / "number", KeepsANumber(), config(1))

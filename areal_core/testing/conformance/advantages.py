@@ -144,6 +144,7 @@ class GroupStageSuite(ComponentSuite):
 
     def test_examples(self) -> None:
         """What the author says of it holds."""
+        assert self.examples, "the suite has no examples: set `examples`"
         for rewards, wanted in self.examples:
             found = self.run(make_episodes(rewards))
             assert (found is None) == (wanted is None), f"rewards {list(rewards)}: dropped is {found is None}"

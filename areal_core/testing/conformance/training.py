@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, Follows, LossResult, Role, Work
+from areal_core.interfaces import ACTOR, CRITIC, Follows, LossResult, Role, Work
 from areal_core.testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
 from areal_core.testing.conformance.training_session import (
@@ -21,6 +21,7 @@ from areal_core.testing.conformance.training_session import (
     policy_loss,
     same_tensors,
     train,
+    value_loss,
 )
 
 if TYPE_CHECKING:
@@ -234,6 +235,18 @@ class TrainEngineSuite(CheckpointsAndRoles):
             same_tensors(parameters_of(average), leader, "an average that keeps nothing of itself is a copy")
             average.load(tmp_path / "checkpoint")
             same_tensors(parameters_of(average), found, "an average after load")
+
+    def test_an_average_may_be_of_a_critic(self, tmp_path: Path) -> None:
+        """Its head is new as the critic's is, and the same."""
+        if CRITIC not in self.roles:
+            pytest.skip("the engine does not play the role critic")
+        role = Role("target", head="scalar", follows=Follows(CRITIC.name, decay=0.5))
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        with self.engine(model, role=CRITIC) as critic, self.engine(model, role=role) as target:
+            same_tensors(parameters_of(target), parameters_of(critic), "an average of a critic begins as the critic")
+            train(critic, batch, value_loss, ["values"])
+            target.follow(critic, 0.0)
+            same_tensors(parameters_of(target), parameters_of(critic), "an average of a critic after a copy")
 
     def test_each_update_has_its_own_gradient(self, tmp_path: Path) -> None:
         """Nothing of the last one is left in it."""

@@ -184,3 +184,27 @@ def test_clip_settings_that_clip_nothing_are_told(read):
     assert list(read(loss, "training.updates_per_batch=2").cross_notes()) == []
     assert list(read("algorithm=grpo/grpo").cross_notes()) == []
     assert main(["config", "check", "run.yaml", loss]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["algorithm=ppo", "algorithm.advantage=group_normalised"], "which 'grpo/group_normalised' does not make"),
+        (["algorithm=m2po", "algorithm.regularisers=[adaptive_entropy]"], "add update_stages: \\[entropy_target\\]"),
+        (
+            ["algorithm=grpo", "algorithm.advantage=gdpo", "algorithm.stages=[{type: reward_scaling, scale: 2}]"],
+            "changes only their sum",
+        ),
+        (
+            [
+                "algorithm=dppo",
+                "algorithm.regularisers=[{type: reference_kl, estimator: unbiased}]",
+                "training.updates_per_batch=4",
+            ],
+            "'grpo/dppo' knows none; choose k2",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(words, told, read):
+    with pytest.raises(ConfigError, match=told):
+        read(*words)

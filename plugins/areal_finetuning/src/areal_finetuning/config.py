@@ -44,7 +44,16 @@ class EncodingSettings(Settings):
         return self
 
 
-class SupervisedSettings(Settings):
+class RowsSettings(Settings):
+    """What algorithms have in common that learn from rows as they are."""
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Nothing is to be generated."""
+        if config.workflow is not None:
+            yield "it learns from the data set's rows, and nothing generates: leave workflow and inference_engine out"
+
+
+class SupervisedSettings(RowsSettings):
     """Supervised fine-tuning: L = -Σ_t w_t log π(y_t), the negative log-likelihood of what the rows say.
 
     On answers that a stronger model has written it is supervised distillation (sequence-level knowledge distillation,
@@ -63,7 +72,7 @@ class SupervisedSettings(Settings):
         return (ACTOR,)
 
 
-class DPOSettings(Settings):
+class DPOSettings(RowsSettings):
     """Direct preference optimisation (arXiv 2305.18290, equation 7).
 
     L = -1/U Σ log σ(β h), with h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r), each a sum over the tokens of an
@@ -114,7 +123,7 @@ class IPOSettings(DPOSettings):
     loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))
 
 
-class RewardModelSettings(Settings):
+class RewardModelSettings(RowsSettings):
     """A reward model of Bradley and Terry: L = -1/U Σ [log σ(s_c - s_r - m) - c (s_c + s_r)²].
 
     s is the score at the last token of a sequence (InstructGPT, arXiv 2203.02155, equation 1). m is the row's `margin`,

@@ -182,7 +182,7 @@ def load_model(reference: ModelReference, role: Role, *, compiled: bool = False)
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
     """A critic may start with a new head, which was drawn in loading; nothing else may be made up."""
-    if role.head == "scalar" and role.trains:
+    if role.head == "scalar" and role.changes:
         head = _scalar_head_name(model)
         missing = [name for name in missing if not name.startswith(f"{head}.")]
     if missing:

@@ -63,6 +63,13 @@ class GDPOAdvantageSettings(Settings):
     )
     epsilon: float = Field(1e-6, gt=0, description="added to standard deviations")
 
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What shapes the sum of the rewards shapes none of them."""
+        shaping = ("overlong_penalty", "length_penalty", "reward_bounds", "reward_scaling")
+        for _, chosen in selections(config.algorithm):
+            if chosen.target.partition("/")[2] in shaping:
+                yield f"gdpo compares the named rewards, and '{chosen.target}' changes only their sum: leave it out"
+
     def notes(self, config: RunConfig) -> Iterable[str]:
         """The weights of the sum are not those of the advantage."""
         weighed = [chosen.target for chosen in config.rewards if getattr(chosen.common, "weight", 1.0) != 1]
@@ -75,6 +82,8 @@ class GDPOAdvantageSettings(Settings):
 
 class GAESettings(Settings):
     """Settings of `generalised_advantages.gae`."""
+
+    makes_returns: ClassVar[bool] = True
 
     gamma: float = Field(1.0, ge=0, le=1, description="what one step later a reward still counts")
     gae_lambda: float = Field(
@@ -117,3 +126,10 @@ class ValueRegressionSettings(Settings):
     def needs(self, updates: int) -> Iterable[Role | Pass]:
         """A critic that learns, and what it said of each token before."""
         return (Pass(CRITIC, "values", "values"),)
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The column `returns` comes from the advantage; of one that is named by import nobody knows."""
+        advantage = getattr(config.algorithm.settings, "advantage", None)
+        if advantage is None or advantage.record is None or getattr(advantage.settings, "makes_returns", False):
+            return
+        yield f"value_regression learns the column 'returns', which '{advantage.target}' does not make; choose gae"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -13,7 +13,7 @@ from areal_core.interfaces import ACTOR, REFERENCE, Pass
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from areal_core.config import RunConfig
+    from areal_core.config import RunConfig, Selection
     from areal_core.interfaces import Role
 
 
@@ -128,6 +128,13 @@ class ReferenceKLSettings(Settings):
         """What the reference says of each token."""
         return (Pass(REFERENCE, "logprobs", "reference_logprobs"),)
 
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The unbiased estimate needs the ratio to the proximal policy, which such losses do without."""
+        loss: Any = getattr(config.algorithm.settings, "policy_loss", None)
+        anchor = getattr(getattr(loss, "settings", None), "anchor", "proximal")
+        if self.estimator == "unbiased" and anchor == "behaviour" and config.training.updates > 1:
+            yield f"unbiased takes the ratio to the proximal policy, and '{loss.target}' knows none; choose k2 or k3"
+
 
 class EntropyBonusSettings(Settings):
     """Settings of `regularisers.entropy_bonus`."""
@@ -167,6 +174,7 @@ class AdaptiveEntropySettings(Settings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Something has to lead the coefficient."""
-        algorithm = config.algorithm.settings
-        if not getattr(algorithm, "update_stages", ()):
+        stages: list[Selection] = getattr(config.algorithm.settings, "update_stages", [])
+        # What a stage that is named by import does nobody knows.
+        if all(stage.record is not None and stage.target != "grpo/entropy_target" for stage in stages):
             yield "adaptive_entropy reads a coefficient that an update stage leads: add update_stages: [entropy_target]"

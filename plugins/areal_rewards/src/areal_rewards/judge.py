@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import sqlite3
-from collections import Counter
+from collections import Counter, OrderedDict
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from areal_rewards.config import JudgeSettings
 
+REMEMBERED = 10_000
+"""Answers that are kept in memory; a run may ask for weeks."""
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before a request is tried again; doubled each time."""
 
@@ -132,11 +134,11 @@ class Judge:
 
 
 class Answers:
-    """What a judge has answered: in memory, and in a file where one is named, which runs and processes may share."""
+    """What a judge has answered: the latest in memory, or all in a file, which runs and processes may share."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._memory: dict[str, str] = {}
+        self._memory: OrderedDict[str, str] = OrderedDict()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._open() as database:
@@ -144,19 +146,21 @@ class Answers:
 
     def get(self, key: str) -> str | None:
         """The answer, where it is known."""
-        if key not in self._memory and self._path is not None:
-            with closing(self._open()) as database:
-                found = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-            if found is not None:
-                self._memory[key] = found[0]
-        return self._memory.get(key)
+        if self._path is None:
+            return self._memory.get(key)
+        with closing(self._open()) as database:
+            found = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
 
     def put(self, key: str, answer: str) -> None:
         """Remember an answer."""
-        self._memory[key] = answer
         if self._path is not None:
             with closing(self._open()) as database, database:
                 database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
+            return
+        self._memory[key] = answer
+        while len(self._memory) > REMEMBERED:
+            self._memory.popitem(last=False)
 
     def _open(self) -> sqlite3.Connection:
         assert self._path is not None

@@ -49,7 +49,8 @@ class ModelServer:
                 scores = await asyncio.to_thread(self._model.score, [ids for ids, _ in taken])
             except Exception as error:  # noqa: BLE001 - such as memory; whoever asked is told, and others may ask again
                 for _, answer in taken:
-                    answer.set_exception(RuntimeError(str(error)))
+                    if not answer.done():
+                        answer.set_exception(RuntimeError(str(error)))
                 continue
             for (_, answer), value in zip(taken, scores, strict=True):
                 if not answer.done():

@@ -1,0 +1,27 @@
+"""The weighted sum of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from areal_core.rewards.scoring import RewardSum, RewardTerm
+
+
+def short(completion: str) -> float:
+    return 1.0 / len(completion)
+
+
+async def right(completion: str, answer: str) -> float:
+    return float(answer in completion)
+
+
+def test_every_reward_counts_with_its_weight() -> None:
+    """Also where two have one name, which a config refuses."""
+    arguments: dict[str, Any] = {"completion": "8888", "row": {"answer": "8"}}
+    plain = RewardSum([RewardTerm("short", short), RewardTerm("short", short, 2.0)])
+    assert plain(arguments).value == 0.75
+    mixed = RewardSum([RewardTerm("short", short, 2.0), RewardTerm("right", right, 0.5)])
+    score = asyncio.run(mixed.score(arguments))
+    assert (score.value, score.components) == (1.0, {"short": 0.25, "right": 1.0})
+    assert (plain.at_once, mixed.at_once) == (1, 32)
