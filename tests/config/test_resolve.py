@@ -158,66 +158,6 @@ def test_cross_checks_are_told_together_and_can_be_answered(kit):
     assert kit.resolve("algorithm.kl=0.1", "evaluation={dataset: kit/rows}") == "valid\n"
 
 
-def test_a_role_is_the_training_engine_but_for_what_is_said_of_it(kit):
-    """By the keys of that engine, in the file and on the command line; a role that nobody needs is a mistake."""
-    needed = ["algorithm.kl=0.1", "evaluation={dataset: kit/rows}"]
-    changed = ["roles.reference.path=other", "roles.reference.betas=[0.5, 0.5]"]
-    shown = kit.shown("resolved.to_tree()['roles']['reference']", *needed, *changed)
-    assert shown == "{'type': 'kit/engine', 'path': 'other', 'learning_rate': 0.0003, 'betas': [0.5, 0.5]}"
-    by_plugin = kit.shown("resolved.to_tree()['roles']['reference']", *needed, "roles.reference.type=engine")
-    assert "'learning_rate': 0.0003" in by_plugin, "the same engine, written without its plugin"
-    assert "must be" in kit.resolve(*needed, "roles.reference.type=[x]") or "type" in kit.resolve(
-        *needed, "roles.reference.type=[x]"
-    )
-    assert "roles.reference.bets: unknown key" in kit.resolve(*needed, "roles.reference.bets=1")
-    told = kit.resolve("roles.reference.path=other")
-    assert "roles.reference: 'kit/policy' and its components know no such role" in told
-    assert "roles of this algorithm: actor" in told
-
-
-ODD = """
-from areal_core.config import Settings
-from areal_core.interfaces import ACTOR, Follows, Role
-
-class Odd:
-    class Config(Settings):
-        kind: str
-        def needs(self, updates):
-            return {
-                "frozen": [Role("actor")],
-                "two": [ACTOR, Role("actor", head="scalar")],
-                "nobody": [ACTOR, Role("ema", follows=Follows("aktor"))],
-                "never": [ACTOR, Role("ema", follows=Follows("actor", every=0))],
-            }[self.kind]
-    def __init__(self, settings): ...
-
-class Method:
-    def __init__(self): ...
-    def needs(self, updates): return []
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("frozen", "the first role that is needed, 'actor', does not learn"),
-        ("two", "two components mean different roles by 'actor'"),
-        ("nobody", "the role 'ema' follows 'aktor', which is no role of the same head that learns"),
-        ("never", "every must be at least 1"),
-    ],
-)
-def test_roles_that_cannot_be_are_told_before_anything_starts(kit, kind, words):
-    kit.file("odd.py", ODD)
-    assert words in kit.resolve(f"algorithm={{type: 'odd.py:Odd', kind: {kind}}}")
-    assert "must be a function of the number of updates" in kit.resolve("algorithm=odd.py:Method")
-
-
-def test_two_rewards_of_one_name_are_refused(kit):
-    two = "rewards=[kit/exact, {type: kit/exact, weight: 2}]"
-    assert "rewards.1: two rewards are called 'exact'" in kit.resolve(two)
-    assert kit.resolve("rewards=[kit/exact, {type: kit/exact, weight: 2, name: other}]") == "valid\n"
-
-
 def test_a_secret_is_named_never_written_and_never_told(kit):
     out = kit.resolve("trackers=[{type: kit/remote, token: hunter2}]")
     assert "trackers.0.token: a secret is named by an environment variable, written env:NAME" in out
