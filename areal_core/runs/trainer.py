@@ -30,6 +30,7 @@ from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
 from areal_core.training.examples import ExampleSource
 from areal_core.training.journal import Journal
+from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
 from areal_core.training.publication import KEPT, Publication, roomy_folder
 from areal_core.training.rollouts import RolloutClient
@@ -110,6 +111,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
     with link.phase("loading the model", limit):
         engines = _engines(config, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
+    learner = Learner(config, algorithm, roles, engines)
     rollouts = None
     if is_first and needs_rollouts:
         address = link.ask("controller", limit)
@@ -123,17 +125,16 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     beginning = share_beginning(source.where_to_begin() if source is not None else None)
     witness = Witness()
     if beginning.checkpoint is not None:
-        changing = {name: engine for name, engine in engines.items() if roles[name].changes}
-        witness = restore_checkpoint(beginning.checkpoint, changing)
+        witness = restore_checkpoint(beginning.checkpoint, learner.changing)
     publication = None
     if needs_rollouts:
         folders = _weights_folders(config, epoch, model)
-        first = next(iter(engines.values()))
-        publication = Publication(config.publication, first, rollouts, folders, getattr(torch, model.dtype))
+        dtype = getattr(torch, model.dtype)
+        publication = Publication(config.publication, learner.policy, rollouts, folders, dtype)
     # Of a step whose evaluation is still owed the metrics are written again.
     written = beginning.step - (witness.unevaluated is not None)
     journal = _journal(resolved, run, link, written) if is_first else None
-    trainer = Trainer(config, algorithm, roles, engines, publication, run.path, epoch.checkpoints, source, journal)
+    trainer = Trainer(config, learner, publication, run.path, epoch.checkpoints, source, journal)
     link.enter("training", limit)
     interruption.listen()
     try:

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data import combine, shift_to_predictions
 from areal_core.disk import DiskError, patiently, replacing_folder, require_room, settle_folder, tree_size
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
-from areal_core.training.context import BatchContext
 from areal_core.training.distribution import agree, distribute
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.data import Metric, PackedBatch
-    from areal_core.interfaces.algorithm import Algorithm, Work
-    from areal_core.interfaces.training import Role, TrainEngine
+    from areal_core.data import PackedBatch
     from areal_core.training.journal import Journal
+    from areal_core.training.learner import Learner
     from areal_core.training.publication import Publication
     from areal_core.training.source import BatchSource
 
@@ -44,9 +41,7 @@ class Trainer:
 
     Args:
         config: of the run.
-        algorithm: what to do with a batch.
-        roles: by name; the weights of the first are published and exported.
-        engines: of the roles, by name.
+        learner: learns from a batch.
         publication: brings weights to the inference engines; None where nothing generates.
         run_dir: where exports go.
         checkpoints: where this epoch's checkpoints go.
@@ -57,9 +52,7 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        algorithm: Algorithm,
-        roles: Mapping[str, Role],
-        engines: Mapping[str, TrainEngine],
+        learner: Learner,
         publication: Publication | None,
         run_dir: Path,
         checkpoints: Path,
@@ -67,10 +60,7 @@ class Trainer:
         journal: Journal | None,
     ) -> None:
         self._config = config
-        self._algorithm = algorithm
-        self._roles = roles
-        self._engines = engines
-        self._first = next(iter(roles))
+        self._learner = learner
         self._publication = publication
         self._run_dir = run_dir
         self._checkpoints = checkpoints
@@ -78,9 +68,7 @@ class Trainer:
         self._journal = journal
         self._step = 0
         self._committed = 0
-        self._skipped: dict[str, int] = {}
         self._version = 0
-        self._has_learned = False
         self._witness = Witness()
         self._saved_at = time.monotonic()
         self._save_s = 0.0
@@ -166,52 +154,19 @@ class Trainer:
         self._witness.see(batch)
         if batch is None:
             return {}
-        batch = shift_to_predictions(batch)
-        context = BatchContext(
-            self._config.training, self._engines, self._config.seed, self._step, self._version, self._witness.state
-        )
-        batch = self._algorithm.prepare(batch, context)
-        metrics = combine(
-            [*(self._update(works) for works in self._algorithm.updates(batch, context)), context.metrics]
-        )
-        self._follow()
-        return {key: number for name, m in metrics.items() for key, number in m.as_numbers(f"train/{name}").items()}
-
-    def _update(self, works: Sequence[Work]) -> dict[str, Metric]:
-        """One optimizer update of each role that has work; metrics of all but the first role carry the role's name."""
-        metrics: dict[str, Metric] = {}
-        for role in dict.fromkeys(work.role for work in works):
-            found = self._engines[role].train([work for work in works if work.role == role])
-            self._has_learned |= role == self._first
-            self._count_skipped(role, is_skipped=bool(found["skipped"].values))
-            metrics |= found if role == self._first else {f"{role}/{name}": value for name, value in found.items()}
-        return metrics
-
-    def _count_skipped(self, role: str, *, is_skipped: bool) -> None:
-        self._skipped[role] = self._skipped.get(role, 0) + 1 if is_skipped else 0
-        if self._skipped[role] >= self._config.training.max_skipped_updates:
-            raise RunError(
-                f"the gradient of {role} was not finite in {self._skipped[role]} updates in a row (step {self._step})",
-                hints=["lower its learning_rate or look at the rewards; training.max_skipped_updates is the limit"],
-            )
-
-    def _follow(self) -> None:
-        """Move the roles that are averages of others."""
-        for name, role in self._roles.items():
-            if role.follows is not None and (self._step + 1) % role.follows.every == 0:
-                self._engines[name].follow(self._engines[role.follows.role], role.follows.decay)
+        return self._learner.learn(batch, self._step, self._version, self._witness.state)
 
     def _publish(self) -> dict[str, float]:
         if self._publication is None:
             return {}
         with self._phase("publish"):
-            if not self._has_learned and not self._config.placement.in_turns:
+            if not self._learner.has_learned and not self._config.placement.in_turns:
                 self._publication.keep(self._step)
                 return {"version": float(self._version)}
             if self._config.placement.in_turns:
                 torch.cuda.empty_cache()  # the engines take their memory back with this publication
             version = self._version = self._publication.publish(self._step)
-            self._has_learned = False
+            self._learner.has_learned = False
             if self._journal is not None:
                 self._journal.weights_published(self._step, version)
         with self._phase("verify"):
@@ -271,7 +226,7 @@ class Trainer:
         is_first = self._journal is not None
         self._wait_for_room("a model")
         with replacing_folder(f"the model of step {self._step}", self._run_dir / name, swaps=is_first) as folder:
-            self._engines[self._first].export(folder)
+            self._learner.policy.export(folder)
             if is_first:
                 self._sizes["a model"] = tree_size(folder)
                 if score is not None:
@@ -295,8 +250,7 @@ class Trainer:
         began = time.monotonic()
         with self._phase("checkpoint"):
             self._wait_for_room("a checkpoint")
-            changing = {n: self._engines[n] for n, role in self._roles.items() if role.changes}
-            folder = write_checkpoint(self._checkpoints, self._step, changing, self._witness)
+            folder = write_checkpoint(self._checkpoints, self._step, self._learner.changing, self._witness)
             self._committed = self._step
             self._sizes["a checkpoint"] = tree_size(folder)
             if self._source is not None:

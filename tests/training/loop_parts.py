@@ -14,6 +14,7 @@ from areal_core.data import Metric, PackedBatch, Trajectory
 from areal_core.interfaces import ACTOR, LossResult, Role, Work
 from areal_core.training.checkpoint import Witness
 from areal_core.training.journal import Journal
+from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
 from areal_core.training.source import Interrupted
 
@@ -161,7 +162,8 @@ def train(
     journal = Journal(folder / "metrics.jsonl", written, phase=lambda _: nullcontext())
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
-    trainer = Trainer(settings, parts, roles, engines, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
+    learner = Learner(settings, parts, roles, engines)
+    trainer = Trainer(settings, learner, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
     return trainer.run(step, 0, witness or Witness())
 
 

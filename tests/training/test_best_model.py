@@ -13,6 +13,7 @@ import pytest
 from areal_core.disk import DiskError
 from areal_core.interfaces import ACTOR
 from areal_core.training.journal import Journal
+from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def trainer(run_dir: Path, weights: str = "", told: list[str] | None = None) -> 
     journal = Journal(run_dir / "metrics.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)
     nothing: Any = None
     engine: Any = Engine(weights)
-    roles, engines = {"actor": ACTOR}, {"actor": engine}
-    return Trainer(nothing, nothing, roles, engines, None, run_dir, run_dir / "checkpoints", None, journal)
+    learner = Learner(nothing, nothing, {"actor": ACTOR}, {"actor": engine})
+    return Trainer(nothing, learner, None, run_dir, run_dir / "checkpoints", None, journal)
 
 
 def files(folder: Path) -> dict[str, str]:

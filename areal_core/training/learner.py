@@ -1,0 +1,97 @@
+"""What the trainer does with one batch: an algorithm's passes and updates, on the engines of its roles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_core.data import combine, shift_to_predictions
+from areal_core.errors import RunError
+from areal_core.training.context import BatchContext
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from areal_core.config import RunConfig
+    from areal_core.data import Metric, PackedBatch
+    from areal_core.interfaces.algorithm import Algorithm, Work
+    from areal_core.interfaces.training import Role, TrainEngine
+
+
+class Learner:
+    """The same on every rank.
+
+    Args:
+        config: of the run.
+        algorithm: what to do with a batch.
+        roles: by name.
+        engines: of the roles, by name.
+
+    Attributes:
+        has_learned: whether the first role has, since this was set to False.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        algorithm: Algorithm,
+        roles: Mapping[str, Role],
+        engines: Mapping[str, TrainEngine],
+    ) -> None:
+        self._config = config
+        self._algorithm = algorithm
+        self._roles = roles
+        self._engines = engines
+        self._skipped: dict[str, int] = {}
+        self._first = next(iter(roles))
+        self.has_learned = False
+
+    @property
+    def changing(self) -> dict[str, TrainEngine]:
+        """The engines that a checkpoint must hold, by role: of those that learn, and of those that follow them."""
+        return {name: self._engines[name] for name, role in self._roles.items() if role.changes}
+
+    @property
+    def policy(self) -> TrainEngine:
+        """The engine whose weights are published and exported: that of the first role."""
+        return self._engines[self._first]
+
+    def learn(self, batch: PackedBatch, step: int, version: int, state: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Train on a batch, as it came from its source.
+
+        Args:
+            batch: not yet shifted.
+            step: batches that were trained on before.
+            version: of the weights that are published.
+            state: the algorithm's own.
+
+        Returns:
+            The metrics of the step; those of all roles but the first carry the role's name.
+
+        Raises:
+            RunError: gradients stay non-finite.
+        """
+        context = BatchContext(self._config.training, self._engines, self._config.seed, step, version, state)
+        prepared = self._algorithm.prepare(shift_to_predictions(batch), context)
+        learned = [self._update(works, step) for works in self._algorithm.updates(prepared, context)]
+        for name, role in self._roles.items():
+            if role.follows is not None and (step + 1) % role.follows.every == 0:
+                self._engines[name].follow(self._engines[role.follows.role], role.follows.decay)
+        metrics = combine([*learned, context.metrics])
+        return {key: number for name, m in metrics.items() for key, number in m.as_numbers(f"train/{name}").items()}
+
+    def _update(self, works: Sequence[Work], step: int) -> dict[str, Metric]:
+        """One optimizer update of each role that has work."""
+        metrics: dict[str, Metric] = {}
+        for role in dict.fromkeys(work.role for work in works):
+            found = self._engines[role].train([work for work in works if work.role == role])
+            self.has_learned |= role == self._first
+            self._skipped[role] = self._skipped.get(role, 0) + 1 if bool(found["skipped"].values) else 0
+            if self._skipped[role] >= self._config.training.max_skipped_updates:
+                raise RunError(
+                    f"the gradient of {role} was not finite in {self._skipped[role]} updates in a row (step {step})",
+                    hints=["lower its learning_rate or look at the rewards; training.max_skipped_updates is the limit"],
+                )
+            metrics |= found if role == self._first else {f"{role}/{name}": value for name, value in found.items()}
+        return metrics
