@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from areal_core.config.needs import roles_of
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -
     ranks = launcher.get("trainer_processes", 1)
     lines = ["plan", f"  plugins        {', '.join(record.name for record in resolved.provenance())}", *model]
     lines.append(f"  data           {config.dataset.reference}: {rows:,} rows")
+    roles = roles_of(config.algorithm, config.training.updates).values()
+    if len(roles) > 1:
+        models = [
+            f"{role.name} ({'learns' if role.trains else 'follows' if role.follows else 'frozen'})" for role in roles
+        ]
+        lines.append(f"  roles          {', '.join(models)}: a model each")
     rollout = config.rollout
     processes = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
     if config.inference_engine is not None:
