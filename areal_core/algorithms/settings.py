@@ -96,6 +96,8 @@ class PolicyGradientSettings(Settings):
                 f"'{self.policy_loss.target}' has the ratio to the policy that sampled in it already, and "
                 f"{', '.join(weighing)} would weigh by it twice; leave it out, or choose one that only masks"
             )
+        if self.warmup_steps >= config.steps:
+            yield f"warmup_steps is {self.warmup_steps} of {config.steps} steps: the policy would never learn"
         if self.warmup_steps and not self.objectives:
             yield "warmup_steps is set, and nothing learns in them: there are no objectives"
 

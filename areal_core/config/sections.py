@@ -42,7 +42,7 @@ class ModelSection(Section):
 class RoleTerm(Section):
     """What stands beside the settings of the training engine in an entry of `roles`."""
 
-    path: str | None = None
+    path: str | None = Field(default=None, min_length=1)
     """a Hugging Face model, a folder or a name on the hub; null is the run's own model, as it was before the run"""
 
 

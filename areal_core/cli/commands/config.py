@@ -9,7 +9,9 @@ init    print a config to begin with, or write it to CONFIG; with --plugins, the
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +122,7 @@ def _preset(request: Request) -> str:
 
     written = request.config or ""
     owner, _, name = written.rpartition("/")
-    if not name or Path(name).suffix or "/" in owner or Path(owner or name).is_dir():
+    if not name or Path(name).suffix or "/" in owner or os.path.isdir(owner or name):  # noqa: PTH112  names of any length
         return ""
     if owner:
         return written
@@ -128,7 +130,13 @@ def _preset(request: Request) -> str:
     found = [record.reference for record in records if record.name == name]
     if len(found) > 1:
         raise UsageError(f"{' and '.join(found)} are both presets", hints=("write it with its plugin",))
-    return found[0] if found else ""
+    if not found:
+        near = difflib.get_close_matches(name.lower(), {record.name for record in records}, n=1)
+        raise UsageError(
+            f"no installed plugin has a preset named '{name:.80}'",
+            hints=(*(f"did you mean '{each}'?" for each in near), "a file to write has the ending .yaml"),
+        )
+    return found[0]
 
 
 def _resolve(request: Request) -> Resolved:

@@ -121,14 +121,17 @@ class JudgeSettings(Settings):
         if self.request_timeout_s >= config.rollout.reward_timeout_s:
             yield (
                 f"request_timeout_s is {self.request_timeout_s:g}, and all of a completion's rewards have "
-                f"{config.rollout.reward_timeout_s:g} s: raise rollout.reward_timeout_s, retries included"
+                f"{config.rollout.reward_timeout_s:g} s: raise rollout.reward_timeout_s, with retries to some "
+                f"{self.request_timeout_s * (self.max_retries + 1):g}"
             )
 
 
 class RewardModelSettings(Settings):
     """Settings of `reward_models.RewardModel`."""
 
-    path: str = Field(description="Hugging Face folder, or a name on the hub, of a model with a head of one output")
+    path: str = Field(
+        min_length=1, description="Hugging Face folder, or a name on the hub, of a model with a head of one output"
+    )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the model")
     same_tokens: bool = Field(
         default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
