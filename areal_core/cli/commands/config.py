@@ -122,7 +122,8 @@ def _preset(request: Request) -> str:
 
     written = request.config or ""
     owner, _, name = written.rpartition("/")
-    if not name or Path(name).suffix or "/" in owner or os.path.isdir(owner or name):  # noqa: PTH112  names of any length
+    # Path.is_dir raises where a name is too long.
+    if not name or Path(name).suffix or "/" in owner or os.path.isdir(owner or name):  # noqa: PTH112
         return ""
     if owner:
         return written
