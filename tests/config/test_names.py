@@ -42,7 +42,7 @@ steps: 7
 model: {path: tiny}
 dataset: kit/rows
 workflow: single_turn
-rewards: [exact, {type: exact, weight: 3}]
+rewards: [exact, {type: exact, name: again, weight: 3}]
 inference_engine: kit/generator
 train_engine: engine
 algorithm: learns

@@ -43,7 +43,8 @@ def test_a_script_with_a_reward_of_its_own_and_one_by_a_relative_path(workplace:
     (workplace.folder / "script.py").write_text(
         f"{REWARD}\nif __name__ == '__main__':\n"
         + "".join(f"    {line}\n" for line in TRAIN.splitlines())
-        + "    config['rewards'] = [digits, 'parts.py:digits']\n    train(config, plugins=plugins, run_dir='run')\n"
+        + "    config['rewards'] = [digits, {'type': 'parts.py:digits', 'name': 'again'}]\n"
+        + "    train(config, plugins=plugins, run_dir='run')\n"
     )
     done = python(workplace, "", "script.py")
     assert done.returncode == 0, done.stderr

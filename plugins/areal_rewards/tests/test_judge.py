@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
+from areal_rewards import asking
 from areal_rewards import judge as judge_module
 from areal_rewards.config import JudgeSettings
 from areal_rewards.judge import Judge
@@ -37,7 +38,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(judge_module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(asking, "PAUSE_S", 0.01)
 
 
 def judged(server, completions, **settings):
@@ -59,8 +60,7 @@ def judged(server, completions, **settings):
             found = await asyncio.gather(*asked, return_exceptions=True)
             return [score if isinstance(score, Exception) else score.value for score in found], rewards.take_metrics()
         finally:
-            if judge._session is not None:
-                await judge._session.close()
+            await judge._asker.close()
             await runner.cleanup()
 
     return asyncio.run(asyncio.wait_for(work(), 60))

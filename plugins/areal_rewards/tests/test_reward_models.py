@@ -92,7 +92,7 @@ def test_behind_an_address_it_scores_the_same(folder):
                         await remote(prompt="", completion="", completion_ids=[])
                     return found
                 finally:
-                    await remote._session.close()
+                    await remote._asker.close()
 
             found = asyncio.run(asyncio.wait_for(ask(), 120))
             assert found == pytest.approx([local(**each) for each in asked], abs=1e-5)
@@ -106,7 +106,7 @@ def test_an_address_that_nobody_serves_is_told():
         try:
             await remote(prompt="a", completion="b", completion_ids=[1])
         finally:
-            await remote._session.close()
+            await remote._asker.close()
 
     with pytest.raises(RuntimeError, match=r"the reward model at http://127\.0\.0\.1:9/score did not answer"):
         asyncio.run(asyncio.wait_for(ask(), 60))

@@ -7,11 +7,11 @@ import hashlib
 import json
 import re
 import sqlite3
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from areal_rewards.libraries import load_library
+from areal_rewards.asking import Asker
 from areal_rewards.templates import fill
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 REMEMBERED = 10_000
 """Answers that are kept in memory; a run may ask for weeks."""
-PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before a request is tried again; doubled each time."""
 
 
 class Judge:
@@ -35,12 +33,12 @@ class Judge:
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
-        self._aiohttp = load_library("the reward judge", "aiohttp", "judge")
+        url = f"{settings.address.rstrip('/')}/chat/completions"
+        self._asker = Asker("judge", "judge", url, settings, settings.key)
         self._pattern = re.compile(settings.pattern)
-        self._session: Any = None
         self._known = Answers(settings.cache)
         self._under_way: dict[str, asyncio.Future[str]] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts = self._asker.counts
         self.at_once = settings.requests_at_once
 
     async def __call__(self, prompt: str, completion: str, row: Mapping[str, Any]) -> float:
@@ -63,8 +61,9 @@ class Judge:
 
     def take_metrics(self) -> dict[str, float]:
         """Requests, tokens and cost since the last call; see `areal_core.interfaces.Reward`."""
-        taken, self._counts = self._counts, Counter()
-        return dict(taken)
+        taken: dict[str, float] = dict(self._counts)
+        self._counts.clear()
+        return taken
 
     async def _answer(self, asked: str) -> str:
         """What the judge says; the same question is asked once, also by completions that ask it at the same time."""
@@ -81,7 +80,7 @@ class Judge:
         if key in self._under_way:
             self._counts["cached"] += 1
         else:
-            asking = self._under_way[key] = asyncio.ensure_future(self._ask(body))
+            asking = self._under_way[key] = asyncio.ensure_future(self._asker.ask(body, self._read))
             asking.add_done_callback(lambda done: self._answered(key, done))
         # Whoever asked first may run out of time; the others wait for the same answer.
         return await asyncio.shield(self._under_way[key])
@@ -91,27 +90,8 @@ class Judge:
         if not asking.cancelled() and asking.exception() is None and self._pattern.search(asking.result()):
             self._known.put(key, asking.result())
 
-    async def _ask(self, body: Mapping[str, Any]) -> str:
-        """The answer to a request, which is tried again where the server is busy, broken or gone."""
-        url, why = f"{self._settings.address.rstrip('/')}/chat/completions", ""
-        for attempt in range(self._settings.max_retries + 1):
-            if attempt:
-                self._counts["retries"] += 1
-                await asyncio.sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
-            self._counts["requests"] += 1
-            try:
-                async with self._connected().post(url, json=body) as response:
-                    text = await response.text()
-                    if response.status == 200:
-                        return self._read(text)
-                    why = f"{response.status} {response.reason}: {text[:200]}"
-                    if response.status != 429 and response.status < 500:
-                        break  # asked again it would answer the same
-            except (self._aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-                why = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"the judge at {url} did not answer: {why}")
-
-    def _read(self, text: str) -> str:
+    async def _read(self, response: Any) -> str:
+        text = await response.text()
         answer = json.loads(text)
         said = answer["choices"][0]["message"]["content"]
         if not isinstance(said, str):
@@ -123,14 +103,6 @@ class Judge:
         price = self._settings.input_price * read + self._settings.output_price * written
         self._counts["cost"] += price / 1e6  # type: ignore[assignment]  # a counter of floats
         return said
-
-    def _connected(self) -> Any:
-        if self._session is None:
-            key = self._settings.key
-            headers = {} if key is None else {"Authorization": f"Bearer {key.get()}"}
-            limit = self._aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
-            self._session = self._aiohttp.ClientSession(headers=headers, timeout=limit)
-        return self._session
 
 
 class Answers:

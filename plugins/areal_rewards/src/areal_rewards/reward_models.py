@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
+from areal_rewards.asking import Asker
 from areal_rewards.libraries import load_library
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_rewards.config import RewardModelSettings
-
-PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class ScoringModel:
@@ -92,8 +90,7 @@ class RemoteRewardModel:
 
     def __init__(self, settings: Any) -> None:
         self._settings = settings
-        self._aiohttp = load_library("the reward remote_reward_model", "aiohttp", "judge")
-        self._session: Any = None
+        self._asker = Asker("reward model", "remote_reward_model", f"{settings.address.rstrip('/')}/score", settings)
         self.at_once = settings.requests_at_once
 
     async def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
@@ -102,24 +99,10 @@ class RemoteRewardModel:
         Raises:
             RuntimeError: it could not be asked, in all tries.
         """
-        if self._session is None:
-            limit = self._aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
-            self._session = self._aiohttp.ClientSession(timeout=limit)
         body: dict[str, Any] = {"prompt": prompt, "completion": completion}
         if self._settings.same_tokens:
             body["completion_ids"] = list(completion_ids)
-        url, why = f"{self._settings.address.rstrip('/')}/score", ""
-        for attempt in range(self._settings.max_retries + 1):
-            if attempt:
-                await asyncio.sleep(min(PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
-            try:
-                async with self._session.post(url, json=body) as response:
-                    text = await response.text()
-                    if response.status == 200:
-                        return float((await response.json())["score"])
-                    why = f"{response.status} {response.reason}: {text[:200]}"
-                    if response.status < 500:
-                        break
-            except (self._aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-                why = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"the reward model at {url} did not answer: {why}")
+        return await self._asker.ask(body, self._read)
+
+    async def _read(self, response: Any) -> float:
+        return float((await response.json())["score"])
