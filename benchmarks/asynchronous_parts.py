@@ -115,21 +115,6 @@ class _StayingAdapter(SGLangAdapter):
                 yield replace(chunk, spans=[(self._label, 0, count)]) if chunk.spans is None else chunk
 
 
-class StayingEngine(ServerFleet):
-    """SGLang servers in which requests stay over an update; see `_StayingAdapter`."""
-
-    Config = SGLangConfig
-
-    def __init__(
-        self,
-        settings: SGLangConfig,
-        log_dir: Path,
-        processes: Processes | None = None,
-        gpus: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(settings, _StayingAdapter(settings), log_dir, processes, gpus)
-
-
 class _DrainingAdapter(SGLangAdapter):
     """Has a weight update wait for the requests under way, where it would end them and go on with them afterwards.
 
@@ -144,10 +129,11 @@ class _DrainingAdapter(SGLangAdapter):
         """Leave them alone."""
 
 
-class DrainingEngine(ServerFleet):
-    """SGLang servers whose requests end before an update; see `_DrainingAdapter`."""
+class _Engine(ServerFleet):
+    """SGLang servers behind an adapter of this file."""
 
     Config = SGLangConfig
+    adapter: type[SGLangAdapter]
 
     def __init__(
         self,
@@ -156,4 +142,16 @@ class DrainingEngine(ServerFleet):
         processes: Processes | None = None,
         gpus: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(settings, _DrainingAdapter(settings), log_dir, processes, gpus)
+        super().__init__(settings, self.adapter(settings), log_dir, processes, gpus)
+
+
+class StayingEngine(_Engine):
+    """Requests stay over an update; see `_StayingAdapter`."""
+
+    adapter = _StayingAdapter
+
+
+class DrainingEngine(_Engine):
+    """Requests end before an update; see `_DrainingAdapter`."""
+
+    adapter = _DrainingAdapter

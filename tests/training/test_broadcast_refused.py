@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
@@ -15,19 +14,13 @@ from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.messages.rollouts import FormGroup
 from areal_core.training.broadcast import Broadcast, BroadcastFailedError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(autouse=True)
-def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A trainer of one process, on the CPU."""
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if dist.is_initialized():  # an engine of another file, in the same process, leaves its group to the end
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Rollouts:

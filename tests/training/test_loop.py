@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from areal_core.config.sections import (
     CheckpointSection,
@@ -26,20 +25,11 @@ from areal_core.training.source import Interrupted
 from tests.training.loop_parts import Parts, config, metrics, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from areal_core.data import PackedBatch
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    """A group of this process alone."""
-    if dist.is_initialized():  # an engine of another file, in the same process, leaves its group to the end
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def test_a_step_waits_learns_and_publishes(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, Follows, Role
@@ -20,15 +19,7 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
     from areal_core.interfaces import Work
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    """A group of this process alone."""
-    if dist.is_initialized():  # an engine of another file, in the same process, leaves its group to the end
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def test_an_update_trains_each_role_that_has_work(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSui
 from areal_core.testing.conformance.model_sources import ModelSourceSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
 from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
+from areal_core.testing.conformance.plugins import PluginSuite
 from areal_core.testing.conformance.rewards import RewardSuite
 from areal_core.testing.conformance.stages import ObjectiveSuite, StageSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
@@ -44,6 +45,7 @@ __all__ = [
     "InferenceEngineSuite",
     "ModelSourceSuite",
     "ObjectiveSuite",
+    "PluginSuite",
     "PolicyLossSuite",
     "RegulariserSuite",
     "RewardSuite",

@@ -14,6 +14,7 @@ import torch
 from areal_core.data import Episode, FinishReason, Trajectory
 from areal_core.data.trajectory import Generation
 from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -70,14 +71,14 @@ class AdvantageSuite(ComponentSuite):
         for seed in range(3):
             order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
             moved = batch.select(order)
-            _same(self.of_tokens(moved), whole[moved["place"]], self.tolerance, "the order of sequences matters")
+            same(self.of_tokens(moved), whole[moved["place"]], self.tolerance, "the order of sequences matters")
 
     def test_group_ids_are_only_names(self) -> None:
         """Other ids for the same groups change nothing."""
         batch = self.make_batch()
         _, renamed = torch.unique(batch["group_id"], return_inverse=True)
         other = batch.with_sequences(group_id=77 - 5 * renamed)
-        _same(self.of_tokens(other), self.of_tokens(batch), self.tolerance, "the numbers of groups matter")
+        same(self.of_tokens(other), self.of_tokens(batch), self.tolerance, "the numbers of groups matter")
 
     def test_groups_are_compared_with_themselves_alone(self) -> None:
         """Other rewards in one group leave the other groups' advantages as they are."""
@@ -87,7 +88,7 @@ class AdvantageSuite(ComponentSuite):
         in_first = batch["group_id"] == batch["group_id"][0]
         raised = batch.with_sequences(reward=torch.where(in_first, batch["reward"] * 3 + 5, batch["reward"]))
         others = ~in_first[batch.tokens.row_index]
-        _same(
+        same(
             self.of_tokens(raised)[others], self.of_tokens(batch)[others], self.tolerance, "groups influence each other"
         )
 
@@ -99,7 +100,7 @@ class AdvantageSuite(ComponentSuite):
         order = [*range(len(batch)), 2, 2]
         doubled = batch.select(order)
         found = self.of_tokens(doubled)
-        _same(
+        same(
             found,
             self.of_tokens(batch)[doubled["place"]],
             self.tolerance,
@@ -194,8 +195,3 @@ def make_episodes(rewards: Sequence[float]) -> list[Episode]:
         )
         for i, reward in enumerate(rewards)
     ]
-
-
-def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
-    worst = float((found - wanted).abs().max())
-    assert worst <= tolerance, f"{message}: advantages differ by {worst:.6f}"

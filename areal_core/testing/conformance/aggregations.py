@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class AggregationSuite(ComponentSuite):
         wanted = self.make()(batch)
         other = batch.with_tokens(logprobs=-3 * batch["logprobs"], input_ids=batch["input_ids"].flip(0))
         found = self.make()(other.with_sequences(reward=-5 * batch["reward"] + 1))
-        _same(found, wanted, 0.0, "weights depend on what tokens are")
+        same(found, wanted, 0.0, "weights depend on what tokens are")
 
     def test_the_order_of_sequences_does_not_matter(self) -> None:
         """Every token has the same weight wherever its sequence stands."""
@@ -48,7 +49,7 @@ class AggregationSuite(ComponentSuite):
         wanted = self.make()(batch)
         order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(3))
         moved = batch.select(order)
-        _same(self.make()(moved), wanted[moved["place"]], self.tolerance, "the order of sequences matters")
+        same(self.make()(moved), wanted[moved["place"]], self.tolerance, "the order of sequences matters")
 
     def test_a_mean_of_equal_losses_is_not_larger_than_one_of_them(self) -> None:
         """Weights add up to 1 at most where every token counts as a share of a mean; twice the data weighs no more."""
@@ -69,8 +70,3 @@ class AggregationSuite(ComponentSuite):
 def _renamed(batch: PackedBatch) -> PackedBatch:
     """The same sequences as other episodes of other groups."""
     return batch.with_sequences(group_id=batch["group_id"] + 10**7, episode_id=batch["episode_id"] + 10**7)
-
-
-def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
-    worst = float((found - wanted).abs().max())
-    assert worst <= tolerance, f"{message}: they differ by {worst:.6f}"

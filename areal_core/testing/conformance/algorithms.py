@@ -9,6 +9,7 @@ import torch
 from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric, combine
 from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.comparisons import same, same_gradients, same_sums
 from areal_core.testing.conformance.components import ComponentSuite
 from areal_core.testing.conformance.training_session import numbers_of
 from areal_core.training.context import BatchContext
@@ -198,27 +199,3 @@ def check_splits(works: Sequence[Work], tolerance: float) -> None:
         found, other = gradients_of(works, split)
         same_gradients(found, wanted, tolerance, f"split into {len(split)} micro-batches")
         same_sums(other, sums, f"split into {len(split)} micro-batches")
-
-
-def same_gradients(
-    found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], tolerance: float, message: str
-) -> None:
-    """Assert that gradients are the same, by name."""
-    assert found.keys() == wanted.keys(), f"{message}: gradients of {sorted(found)} instead of {sorted(wanted)}"
-    for name, value in wanted.items():
-        same(found[name], value, tolerance, message)
-
-
-def same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
-    """Assert that two tensors differ nowhere by more than the tolerance."""
-    worst = float((found.double() - wanted.double()).abs().max())
-    assert worst <= tolerance, f"{message}: values differ by {worst:.7f}"
-
-
-def same_sums(found: dict[str, float], wanted: dict[str, float], message: str) -> None:
-    """Assert that losses and metrics are the same but for rounding."""
-    assert found.keys() == wanted.keys(), f"{message}: metrics {sorted(found)} instead of {sorted(wanted)}"
-    for name, value in wanted.items():
-        assert abs(found[name] - value) <= 1e-4 * max(1.0, abs(value)), (
-            f"{message}: {name} is {found[name]:.6f} instead of {value:.6f}"
-        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from areal_core.testing.conformance.batches import make_terms, select_terms, with_garbage
+from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ class _TermSuite(ComponentSuite):
             for rows in split:
                 part, places = select_terms(terms, rows)
                 losses, _ = self.make()(part)
-                _same(losses, whole[places], self.tolerance, f"losses depend on the micro-batch (rows {rows})")
+                same(losses, whole[places], self.tolerance, f"losses depend on the micro-batch (rows {rows})")
 
     def test_tokens_out_of_the_mask_do_not_matter(self) -> None:
         """Whatever they hold, the losses and gradients of the others stay as they are."""
         terms = make_terms()
         spoiled = with_garbage(terms)
         for found, wanted in zip(self._in_mask(spoiled), self._in_mask(terms), strict=True):
-            _same(found, wanted, self.tolerance, "tokens that the policy did not sample influence others")
+            same(found, wanted, self.tolerance, "tokens that the policy did not sample influence others")
 
     def _in_mask(self, terms: PolicyTerms) -> tuple[torch.Tensor, torch.Tensor]:
         losses, _ = self.make()(terms)
@@ -81,7 +82,7 @@ class PolicyLossSuite(_TermSuite):
         terms = make_terms(distance=0.0)
         losses, _ = self.make()(terms)
         found, wanted = terms.row_sum(self._gradient(terms, losses)), terms.row_sum(-terms.advantages)
-        _same(found, wanted, 1e-4, "on policy the gradient of a sequence is not that of REINFORCE")
+        same(found, wanted, 1e-4, "on policy the gradient of a sequence is not that of REINFORCE")
 
     def test_the_sign(self) -> None:
         """A step against the gradient makes tokens with a positive advantage more probable."""
@@ -102,7 +103,7 @@ class RegulariserSuite(_TermSuite):
         terms = make_terms()
         losses, _ = self.make()(terms)
         other, _ = self.make()(replace(terms, advantages=-3 * terms.advantages))
-        _same(other[terms.mask], losses[terms.mask], 0.0, "other advantages change the term")
+        same(other[terms.mask], losses[terms.mask], 0.0, "other advantages change the term")
 
     @staticmethod
     def _gradient(terms: PolicyTerms, losses: torch.Tensor) -> torch.Tensor:
@@ -138,7 +139,7 @@ class CorrectionSuite(ComponentSuite):
         """Every weight is 1 where the policy that sampled is the one that learns."""
         terms = make_terms(distance=0.0)
         weights, _ = self.make()(terms)
-        _same(weights[terms.mask], torch.ones(int(terms.mask.sum())), self.tolerance, "weights on policy are not 1")
+        same(weights[terms.mask], torch.ones(int(terms.mask.sum())), self.tolerance, "weights on policy are not 1")
 
     def test_denominators_stay_as_they_are(self) -> None:
         """Masking or down-weighting one sequence does not raise the weights of the others."""
@@ -151,7 +152,7 @@ class CorrectionSuite(ComponentSuite):
                 terms, behaviour_logprobs=torch.where(far, terms.behaviour_logprobs + shift, terms.behaviour_logprobs)
             )
             after, _ = self.make()(moved)
-            _same(after[others], before[others], self.tolerance, "a far-off sequence changes the weights of others")
+            same(after[others], before[others], self.tolerance, "a far-off sequence changes the weights of others")
 
     def test_a_split_changes_nothing(self) -> None:
         """A sequence's weights are the same whatever other sequences the micro-batch holds."""
@@ -162,7 +163,7 @@ class CorrectionSuite(ComponentSuite):
                 part, places = select_terms(terms, rows)
                 weights, _ = self.make()(part)
                 inside = part.mask
-                _same(
+                same(
                     weights[inside],
                     whole[places][inside],
                     self.tolerance,
@@ -174,9 +175,4 @@ class CorrectionSuite(ComponentSuite):
         terms = make_terms()
         wanted, _ = self.make()(terms)
         found, _ = self.make()(with_garbage(terms))
-        _same(found[terms.mask], wanted[terms.mask], self.tolerance, "tokens out of the mask influence weights")
-
-
-def _same(found: torch.Tensor, wanted: torch.Tensor, tolerance: float, message: str) -> None:
-    worst = float((found - wanted).detach().abs().max()) if len(found) else 0.0
-    assert worst <= tolerance, f"{message}: they differ by {worst:.6f}"
+        same(found[terms.mask], wanted[terms.mask], self.tolerance, "tokens out of the mask influence weights")

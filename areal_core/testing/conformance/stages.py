@@ -15,11 +15,9 @@ from areal_core.testing.conformance.algorithms import (
     Answers,
     check_splits,
     gradients_of,
-    same,
-    same_gradients,
-    same_sums,
 )
 from areal_core.testing.conformance.batches import make_batch
+from areal_core.testing.conformance.comparisons import same, same_gradients, same_sums
 from areal_core.testing.conformance.components import ComponentSuite
 from areal_core.testing.conformance.training_session import numbers_of
 from areal_core.training.context import BatchContext

@@ -2,7 +2,18 @@
 
 from typing import ClassVar
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, PolicyLossSuite, RewardSuite, WorkflowSuite
+from areal_core.testing.conformance import (
+    AdvantageSuite,
+    AlgorithmSuite,
+    PluginSuite,
+    PolicyLossSuite,
+    RewardSuite,
+    WorkflowSuite,
+)
+
+
+class TestPlugin(PluginSuite):
+    plugin = "example"
 
 
 class TestBrevity(RewardSuite):

@@ -1,18 +1,14 @@
 """The records lead to what exists, configs need no torch, presets are whole, and mistakes are found before a start."""
 
-import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from areal_core.config import Settings, resolve
+from areal_core.config import resolve
 from areal_core.config.needs import roles_of
 from areal_core.errors import ArealError, ConfigError
-from areal_core.plugins import PluginManager
+from areal_core.testing.conformance import PluginSuite
 
-KINDS = ("algorithms", "advantages", "policy_losses", "reward_functions", "encoders")
 PARTS = """
 class Rows:
     def __init__(self): ...
@@ -38,30 +34,8 @@ def read(tmp_path, monkeypatch):
     return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
 
 
-def records():
-    manager = PluginManager.load(["finetuning"])
-    own = [record for kind in KINDS for record in manager.components(kind) if record.plugin == "finetuning"]
-    return [pytest.param(manager, record, id=f"{record.reference}") for record in own]
-
-
-@pytest.mark.parametrize(("manager", "record"), records())
-def test_a_record_leads_to_code_whose_settings_it_describes(manager, record):
-    target = manager.import_from(record, record.target)
-    if record.config is None:
-        assert all(p.default is p.empty for p in inspect.signature(target).parameters.values())
-        return
-    model = manager.import_from(record, record.config)
-    assert issubclass(model, Settings)
-    assert all(field.description for field in model.model_fields.values())
-    if inspect.isfunction(target):
-        parameters = [p for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        assert {p.name for p in parameters} == model.model_fields.keys()
-        assert all(p.default is p.empty for p in parameters), "defaults stand in the settings alone"
-
-
-def test_records_and_settings_import_no_torch():
-    code = "import sys, areal_finetuning.plugin, areal_finetuning.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+class TestPlugin(PluginSuite):
+    plugin = "finetuning"
 
 
 @pytest.mark.parametrize(

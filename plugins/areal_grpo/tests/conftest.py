@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from areal_core.config import resolve
 from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces.algorithm import PolicyTerms
 from areal_core.plugins import PluginManager
@@ -12,6 +13,24 @@ from areal_core.plugins import PluginManager
 sys.path.insert(0, str(Path(__file__).parent))  # for modules of tests that are no tests
 import scalar_loops
 from composed import make_rollouts
+
+PARTS = """
+class Rows:
+    def __init__(self): ...
+class Engine:
+    def __init__(self): ...
+def score(completion): ...
+"""
+RUN = """
+plugins: [grpo]
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Rows
+workflow: single_turn
+inference_engine: parts.py:Engine
+train_engine: parts.py:Engine
+algorithm: {type: grpo/grpo}
+"""
 
 
 def pytest_configure():
@@ -21,6 +40,15 @@ def pytest_configure():
 @pytest.fixture(scope="session")
 def manager():
     return PluginManager.load(["grpo"])
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """A function that resolves a config with these overrides."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts.py").write_text(PARTS)
+    Path("run.yaml").write_text(RUN)
+    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
 
 
 def _make_batch(rewards, groups, episodes=None, lengths=None, seed=0):

@@ -1,40 +1,10 @@
 """What the settings of advantages, stages and objectives bring into a run, and which mistakes they find."""
 
-from pathlib import Path
-
 import pytest
 
-from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
 from areal_core.interfaces import Pass
-
-PARTS = """
-class Rows:
-    def __init__(self): ...
-class Engine:
-    def __init__(self): ...
-def score(completion): ...
-"""
-RUN = """
-plugins: [grpo]
-steps: 1
-model: {path: tiny}
-dataset: parts.py:Rows
-workflow: single_turn
-inference_engine: parts.py:Engine
-train_engine: parts.py:Engine
-algorithm: {type: grpo/grpo}
-"""
-
-
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-    """A function that resolves a config with these overrides."""
-    monkeypatch.chdir(tmp_path)
-    Path("parts.py").write_text(PARTS)
-    Path("run.yaml").write_text(RUN)
-    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
 
 
 def passes(config, updates=1):

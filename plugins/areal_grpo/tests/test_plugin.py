@@ -1,80 +1,18 @@
 """The records lead to what exists, configs need no torch, and mistakes are found before anything starts."""
 
-import inspect
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from areal_core.cli import main
-from areal_core.config import Settings, resolve
+from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
 from areal_core.interfaces import Pass
-from areal_core.plugins import PluginManager
+from areal_core.testing.conformance import PluginSuite
 from areal_grpo.records import ALGORITHMS
 
-KINDS = (
-    "algorithms",
-    "group_stages",
-    "stages",
-    "advantages",
-    "policy_losses",
-    "corrections",
-    "regularisers",
-    "objectives",
-)
-PARTS = """
-class Rows:
-    def __init__(self): ...
-class Engine:
-    def __init__(self): ...
-"""
-RUN = """
-plugins: [grpo]
-steps: 1
-model: {path: tiny}
-dataset: parts.py:Rows
-workflow: single_turn
-inference_engine: parts.py:Engine
-train_engine: parts.py:Engine
-"""
 
-
-@pytest.fixture
-def read(tmp_path, monkeypatch):
-    """A function that resolves a config with these overrides."""
-    monkeypatch.chdir(tmp_path)
-    Path("parts.py").write_text(PARTS)
-    Path("run.yaml").write_text(RUN)
-    return lambda *overrides: resolve("run.yaml", overrides=overrides, environment={}).config
-
-
-def records():
-    manager = PluginManager.load(["grpo"])
-    own = [record for kind in KINDS for record in manager.components(kind) if record.plugin == "grpo"]
-    return [pytest.param(manager, record, id=f"{record.reference}") for record in own]
-
-
-@pytest.mark.parametrize(("manager", "record"), records())
-def test_a_record_leads_to_code_whose_settings_it_describes(manager, record):
-    target = manager.import_from(record, record.target)
-    if record.config is None:
-        assert all(p.default is p.empty for p in inspect.signature(target).parameters.values())
-        return
-    model = manager.import_from(record, record.config)
-    assert issubclass(model, Settings)
-    assert all(field.description for field in model.model_fields.values())
-    if inspect.isfunction(target):
-        parameters = inspect.signature(target).parameters.values()
-        keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert keywords == model.model_fields.keys()
-
-
-def test_records_and_settings_import_no_torch():
-    code = "import sys, areal_grpo.plugin, areal_grpo.config; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+class TestPlugin(PluginSuite):
+    plugin = "grpo"
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "grpo/rloo", "grpo/reinforce_pp", "grpo/ppo", "grpo/m2po"])

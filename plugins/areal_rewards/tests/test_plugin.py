@@ -1,16 +1,13 @@
 """The records lead to what exists, configs need no torch, and mistakes are found before anything starts."""
 
-import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from areal_core.config import Settings, resolve
+from areal_core.config import resolve
 from areal_core.errors import ConfigError
-from areal_core.plugins import PluginManager
+from areal_core.testing.conformance import PluginSuite
 
 PARTS = "class Engine:\n    def __init__(self): ...\ndef loss(): ...\n"
 RUN = """
@@ -38,27 +35,9 @@ def read(tmp_path, monkeypatch):
     return lambda *overrides: resolve("configs/run.yaml", overrides=overrides, environment={})
 
 
-def records():
-    manager = PluginManager.load(["rewards"])
-    own = [*manager.components("reward_functions"), *manager.components("datasets")]
-    return [pytest.param(manager, r, id=f"{r.name}-{r.config}") for r in own if r.plugin == "rewards"]
-
-
-@pytest.mark.parametrize(("manager", "record"), records())
-def test_a_record_leads_to_code_whose_settings_it_describes(manager, record):
-    target, model = manager.import_from(record, record.target), manager.import_from(record, record.config)
-    assert issubclass(model, Settings)
-    assert all(field.description for field in model.model_fields.values())
-    if inspect.isfunction(target):
-        parameters = inspect.signature(target).parameters.values()
-        assert {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} == set(model.model_fields)
-        assert all(model.model_fields[p.name].default == p.default for p in parameters if p.default is not p.empty)
-
-
-def test_records_and_settings_import_no_torch_and_no_library():
-    heavy = "{'torch', 'datasets', 'math_verify', 'reasoning_gym'}"
-    code = f"import sys, areal_rewards.plugin, areal_rewards.config; sys.exit(bool({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+class TestPlugin(PluginSuite):
+    plugin = "rewards"
+    heavy = ("torch", "transformers", "datasets", "math_verify", "reasoning_gym", "aiohttp")
 
 
 def test_paths_are_relative_to_the_config_and_stay_right_in_the_run_folder(read, tmp_path, monkeypatch):
