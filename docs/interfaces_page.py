@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 PROTOCOLS: Final = {
     "train_engines": (
-        interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work, interfaces.OptimizerSettings,
+        interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work,
+        interfaces.OptimizerSettings, interfaces.ComparingEngine,
     ),
     "inference_engines": (
         interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,

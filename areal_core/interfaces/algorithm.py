@@ -182,7 +182,7 @@ class Pass:
 
     Attributes:
         role: the model.
-        output: `logprobs`, `entropy` or `values`.
+        output: `logprobs`, `entropy`, `values`, or `divergence:ROLE:BETA` of a `ComparingEngine`.
         column: what the batch shall call it, [T] float32.
     """
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -94,7 +94,8 @@ class TrainEngine(Protocol):
 
         Args:
             batch: with `input_ids` and `targets`.
-            outputs: of `logprobs`, `entropy` (a head of the vocabulary) and `values` (a scalar head).
+            outputs: of `logprobs`, `entropy` (a head of the vocabulary) and `values` (a scalar head), and of what
+                `ComparingEngine` adds.
 
         Returns:
             By name, float32 [sum(T)] on the CPU: at position t what is predicted of `targets[t]`.
@@ -107,6 +108,10 @@ class TrainEngine(Protocol):
         Each batch is split over ranks and micro-batches, units whole; its `loss` is called for each micro-batch with
         the outputs on its tokens (with gradients, on the engine's device) and returns a *sum*, so that any split adds
         up to the same gradient; metrics are put together over works, micro-batches and ranks by their kind.
+
+        An engine may offer outputs that are wider than one number a token; they are there for a loss alone, and never
+        leave the device: `hidden`, the last hidden states [T, hidden size]; `topk:K`, which gives `topk_logprobs`
+        [T, K] float32 and `topk_ids` [T, K] int64, the likeliest first.
 
         Args:
             works: all of this role.
@@ -142,3 +147,17 @@ class TrainEngine(Protocol):
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+
+
+@runtime_checkable
+class ComparingEngine(Protocol):
+    """A `TrainEngine` that also computes `divergence:ROLE:BETA`, with gradients where it learns.
+
+    With P the distribution of ROLE behind a token, Q that of the engine's own role and M = β P + (1 - β) Q it is
+    β KL(P ‖ M) + (1 - β) KL(Q ‖ M) in nats, [T] float32, the generalised Jensen-Shannon divergence (GKD, arXiv
+    2306.13649, equation 1); at the ends, where that is 0, KL(P ‖ Q) for BETA 0 and KL(Q ‖ P) for BETA 1, which is also
+    meant where no BETA stands. Neither distribution leaves the device.
+    """
+
+    def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
+        """Called once, when every role has its engine: these, by role, its own among them."""

@@ -47,6 +47,25 @@ def load_tokenizer(model: ModelReference) -> Any:
     return tokenizer
 
 
+def check_same_tokens(model: ModelReference, role: str, other: ModelReference) -> None:
+    """Every role reads the token ids of the run's own model; a folder without a tokenizer says nothing of its ids.
+
+    Raises:
+        RunError: another model means other texts by them.
+    """
+    try:
+        theirs = load_tokenizer(other).get_vocab()
+    except RunError:
+        return
+    own = load_tokenizer(model).get_vocab()
+    if differing := [token for token, number in own.items() if theirs.get(token) != number]:
+        raise RunError(
+            f"role '{role}': the model '{other.path}' has other tokens than '{model.path}': {len(differing)} of "
+            f"{len(own)} differ, such as {differing[0]!r}",
+            hints=["it is given the policy's token ids: choose a model of the same family for this role"],
+        )
+
+
 def vocabulary_size(model: ModelReference, tokenizer: Any) -> int:
     """How many token ids the model has; some of them may have no text."""
     from transformers import AutoConfig

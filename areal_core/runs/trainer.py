@@ -19,12 +19,12 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
-from areal_core.interfaces import OptimizerSettings
+from areal_core.interfaces import ComparingEngine, OptimizerSettings
 from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Notice, Status, StepMetrics
-from areal_core.runs.models import load_tokenizer, model_reference
+from areal_core.runs.models import check_same_tokens, load_tokenizer, model_reference
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
@@ -157,8 +157,14 @@ def _engines(
     for name, role in roles.items():
         chosen = config.roles.get(name, config.train_engine)
         path = getattr(chosen.common, "path", None)
+        its_model = model if path is None else replace(model, path=path)
+        if path is not None and dist.get_rank() == 0:
+            check_same_tokens(model, name, its_model)
         engines[name] = chosen.build()
-        engines[name].setup(model if path is None else replace(model, path=path), role, settings)
+        engines[name].setup(its_model, role, settings)
+    for engine in engines.values():
+        if isinstance(engine, ComparingEngine):
+            engine.compare_with(engines)
     return engines
 
 

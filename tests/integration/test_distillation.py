@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,3 +26,27 @@ def test_the_distance_from_the_teacher_falls(workplace: Workplace) -> None:
     assert distances[0] > 30, distances
     assert sum(distances[-3:]) / 3 < 0.85 * distances[0], distances
     assert all(line["reward/mean"] == 0 for line in workplace.metrics())
+
+
+ROWS = "dataset={type: rewards/jsonl, paths: [rows.jsonl]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("takes", ["what it writes", "rows"])
+def test_the_divergence_from_the_teacher_falls(workplace: Workplace, takes: str) -> None:
+    """Over the whole vocabulary, with two trainer processes."""
+    make_constant_model(workplace.folder / "teacher", 0)
+    words = ["algorithm={type: finetuning/gkd, beta: 1}", "rewards=[finetuning/no_reward]", "rollout.group_size=1"]
+    if takes == "rows":
+        rows = [{"prompt": f"{number}+1=", "completion": f" {number + 1}"} for number in range(64)]
+        (workplace.folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        words = ["algorithm={type: finetuning/gkd, beta: 1, encoder: conversations}", ROWS, "rewards=[]"]
+        words += ["workflow=null", "inference_engine=null"]
+    done = workplace.areal(
+        "run", "run.yaml", "run_dir=run", "plugins=[finetuning,grpo,hf,fsdp,rewards]", *words,
+        "roles.teacher.path=teacher", "steps=12", "rollout.batch_size=32", "launcher.trainer_processes=2",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    distances = [line["train/teacher_divergence"] for line in workplace.metrics()]
+    assert distances[0] > 30, distances
+    assert sum(distances[-3:]) / 3 < 0.9 * distances[0], distances

@@ -5,7 +5,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference
-from areal_core.runs.models import end_tokens, load_tokenizer
+from areal_core.runs.models import check_same_tokens, end_tokens, load_tokenizer
 from areal_core.testing.conformance import make_model
 
 WORDS = {"<end of text>": 0, "<end of turn>": 1, "word": 2}
@@ -32,3 +32,16 @@ def test_a_tokenizer_made_out_of_nothing_is_refused(tmp_path):
     """Qwen's comes without an error where its files are missing, and every prompt would be no token at all."""
     with pytest.raises(RunError, match="has no tokenizer files"):
         load_tokenizer(ModelReference(str(make_model(tmp_path))))
+
+
+def test_a_role_with_other_tokens_is_refused(tmp_path):
+    """It would be given numbers that mean other texts to it, and all that could be seen is that nothing is learnt."""
+    folders = {}
+    for name, words in {"own": WORDS, "same": {**WORDS, "more": 3}, "other": {**WORDS, "word": 3, "more": 2}}.items():
+        folders[name] = ModelReference(str(tmp_path / name))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words)), eos_token="<end of text>")
+        tokenizer.save_pretrained(tmp_path / name)
+    check_same_tokens(folders["own"], "teacher", folders["same"])
+    check_same_tokens(folders["own"], "teacher", ModelReference(str(make_model(tmp_path / "without"))))
+    with pytest.raises(RunError, match=r"role 'teacher': the model '.*other' has other tokens than '.*own': 1 of 3"):
+        check_same_tokens(folders["own"], "teacher", folders["other"])

@@ -302,12 +302,44 @@ class BatchChangedInPlace(OneWork):
         return super().train_one(batch, loss, outputs)
 
 
+class ComparedTheWrongWayRound(FSDPEngine):
+    """A β from 0 to 1 means what 1 - β does."""
+
+    def _compute(self, part, layout, outputs):
+        turned = {name: turn(name) for name in outputs}
+        computed = super()._compute(part, layout, list(turned.values()))
+        return {name: computed[other] for name, other in turned.items()}
+
+
+def turn(name):
+    head, _, beta = name.rpartition(":")
+    return f"{head}:{1 - float(beta)}" if head else name
+
+
+class ComparedWithoutAGradient(FSDPEngine):
+    def _compute(self, part, layout, outputs):
+        computed = super()._compute(part, layout, outputs)
+        return {name: value.detach() + 0 * value if ":" in name else value for name, value in computed.items()}
+
+
+class ComparedWithItself(FSDPEngine):
+    """The frozen engine computes with the parameters of the one that learns."""
+
+    @torch.no_grad()
+    def compare_with(self, engines):
+        super().compare_with(engines)
+        for other in engines.values():
+            for name, parameter in other._parameters.items():
+                parameter.copy_(self._parameters[name])
+
+
 LOGPROBS = "test_logprobs_are_of_the_tempered_distribution"
 ENTROPY = "test_entropy_is_of_the_tempered_distribution"
 GRADIENT = "test_the_gradient_is_that_of_the_whole_loss"
 ADD_UP = "test_micro_batches_add_up"
 KINDS = "test_metrics_are_put_together_by_their_kind"
 UNITS = "test_units_stay_whole"
+DIVERGENCE = "test_a_divergence_is_of_two_whole_distributions"
 WORKS = "test_several_works_are_one_update"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
@@ -317,6 +349,9 @@ MUTANTS = [
         "test_an_update_in_which_no_token_counts_changes_nothing",
         "no token counts moved",
     ),
+    (ComparedTheWrongWayRound, DIVERGENCE, "at beta 0.0 differs from its formula"),
+    (ComparedWithoutAGradient, DIVERGENCE, "the gradient's norm is"),
+    (ComparedWithItself, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (FirstWorkAlone, WORKS, "loss is"),
     (UpdateForEachWork, WORKS, "loss is"),
     (AverageTheWrongWay, "test_an_average_follows", "after a step"),

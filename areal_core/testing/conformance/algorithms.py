@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces import Algorithm, Work
 
 OUTPUTS = {"logprobs", "entropy", "values"}
+"""Of every engine; and `divergence:ROLE:BETA`, which some have."""
 
 
 class Answers(dict[str, Any]):
@@ -36,8 +37,13 @@ class _Answer:
 
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         logprobs = batch[self._key]
-        known = {"logprobs": logprobs, "values": batch["values"], "entropy": logprobs.abs()}
-        return {name: known[name] for name in outputs}
+        return {name: _made_up(name, logprobs, batch) for name in outputs}
+
+
+def _made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
+    if output.startswith("divergence:"):
+        return logprobs.square()
+    return {"logprobs": logprobs, "values": batch["values"], "entropy": logprobs.abs()}[output]
 
 
 class AlgorithmSuite(ComponentSuite):
@@ -77,7 +83,8 @@ class AlgorithmSuite(ComponentSuite):
         assert all(callable(stage) for stage in algorithm.group_stages)
         works = self.works(algorithm, self.make_batch())
         assert works, "an update has no work"
-        unknown = {name for work in works for name in work.outputs} - OUTPUTS
+        asked = {name for work in works for name in work.outputs}
+        unknown = {name for name in asked - OUTPUTS if not name.startswith("divergence:")}
         assert not unknown, f"outputs that no engine has: {unknown}"
 
     def test_prepare_adds_numbers(self) -> None:
@@ -165,11 +172,9 @@ def gradients_of(
     numbers: dict[str, float] = {}
     for number, work in enumerate(works):
         place, units = work.batch["place"], work.batch.unit_rows
-        given = {"logprobs": work.batch["actor_logprobs"], "values": work.batch["values"]}
-        given["entropy"] = given["logprobs"].abs()
         made = {name: torch.zeros(int(place.max()) + 1) for name in work.outputs}
         for name, value in made.items():
-            value[place] = given[name]
+            value[place] = _made_up(name, work.batch["actor_logprobs"], work.batch)
             value.requires_grad_()
         parts: list[dict[str, Metric]] = []
         for members in split or [range(len(units))]:

@@ -63,6 +63,15 @@ class TestDistill(AlgorithmSuite):
     component = "finetuning/distill"
 
 
+class TestGKD(AlgorithmSuite):
+    component = "finetuning/gkd"
+    is_policy_gradient = False
+
+
+class TestGKDOnRows(TestGKD):
+    settings = {"encoder": "finetuning/conversations", "beta": 0.1, "aggregation": "core/sequence_mean"}  # noqa: RUF012
+
+
 class TestTeacherKL(AdvantageSuite):
     component = "finetuning/teacher_kl"
 

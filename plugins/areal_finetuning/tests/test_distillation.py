@@ -5,9 +5,12 @@ import math
 import pytest
 import torch
 
+from areal_core.config.sections import TrainingSection
 from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces import PolicyTerms
-from areal_finetuning.distillation import distillation, teacher_kl
+from areal_core.training.context import BatchContext
+from areal_finetuning.config import GKDSettings
+from areal_finetuning.distillation import GeneralisedDistillation, distillation, teacher_kl
 
 
 def make(count=40, dtype=torch.float64):
@@ -69,3 +72,23 @@ def test_what_is_infinite_outside_of_the_mask_stays_outside():
     batch = make()
     spoiled = batch.with_tokens(teacher_logprobs=batch["teacher_logprobs"].masked_fill(~batch["loss_mask"], -math.inf))
     assert torch.equal(teacher_kl(spoiled, coefficient=1.0), teacher_kl(batch, coefficient=1.0))
+
+
+def test_the_divergence_is_weighed_by_token():
+    """Against a loop by index; tokens out of the mask count nothing, whatever the models say there."""
+    algorithm = GeneralisedDistillation(GKDSettings(aggregation={"type": "core/token_mean"}, beta=0.25))
+    batch = make().with_sequences(group_id=torch.arange(2))
+    context = BatchContext(TrainingSection(), {})
+    ((work,),) = algorithm.updates(algorithm.prepare(batch, context), context)
+    assert (work.role, work.outputs) == ("actor", ("divergence:teacher:0.25",))
+    divergence = torch.rand(batch.token_count, dtype=torch.float64)
+    divergence[~batch["loss_mask"]] = math.inf
+    divergence.requires_grad_()
+    result = work.loss(work.batch, {work.outputs[0]: divergence})
+    counted = [t for t in range(batch.token_count) if batch["loss_mask"][t]]
+    wanted = sum(float(divergence[t].detach()) for t in counted) / len(counted)
+    assert float(result.loss.detach()) == pytest.approx(wanted, rel=1e-6)
+    assert result.metrics["teacher_divergence"].as_numbers("d") == {"d": pytest.approx(wanted, rel=1e-6)}
+    result.loss.backward()
+    expected = [1 / len(counted) if t in counted else 0.0 for t in range(batch.token_count)]
+    assert divergence.grad.tolist() == pytest.approx(expected, rel=1e-6)

@@ -101,6 +101,19 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     return found, metrics
 
 
+def compared(engine, other, batch):
+    """The divergence from another engine as a column, and the gradients of it beside a policy's."""
+    name = f"divergence:{REFERENCE.name}:0.5"
+    engine.compare_with({"any": engine, REFERENCE.name: other})
+
+    def loss(part, outputs):
+        result = policy_loss(part, outputs)
+        return LossResult(result.loss + (part["loss_weights"] * outputs[name]).sum(), result.metrics)
+
+    column = engine.forward(batch, [name])[name]
+    return {"column": column, **gradients_of(engine, batch, loss, [*OUTPUTS, name])[0]}
+
+
 def parameters_of(engine):
     return {name: tensor.to("cpu", copy=True) for name, tensor in engine.named_full_parameters()}
 
@@ -116,6 +129,11 @@ def main():
     batch = make_batch()
     results["gradients"], results["metrics"] = gradients_of(engine, batch)
     results["idle"], results["idle_metrics"] = gradients_of(engine, batch.select([1]))
+    other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
+    other.setup(ModelReference(model), REFERENCE, OptimizerSettings(total_updates=100, temperature=1.3))
+    results["compared"] = compared(engine, other, batch)
+    results["compared_idle"] = compared(engine, other, batch.select([1]))
+    other.close()
     results["outputs"] = engine.forward(batch, OUTPUTS)
     results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
     results["steps"] = [train(engine, batch) for _ in range(2)]

@@ -74,6 +74,18 @@ def test_a_rank_without_a_sequence(ranks, make_engine, program, batch):
         assert_close(result["idle_outputs"], engine.forward(batch.select([1]), program.OUTPUTS), 1e-5)
 
 
+def test_two_ranks_compare_as_one_does(ranks, make_engine, program, batch):
+    """The other engine is sharded too, and a rank without a sequence takes part in its collectives."""
+    from areal_core.interfaces import REFERENCE
+
+    engine, other = make_engine(temperature=0.7), make_engine(role=REFERENCE, temperature=1.3)
+    for key, part in (("compared", batch), ("compared_idle", batch.select([1]))):
+        wanted = program.compared(engine, other, part)
+        assert float(wanted["column"].max()) > 1e-3
+        for result in ranks[1]:
+            assert_close(result[key], wanted, 1e-5)
+
+
 def test_outputs_of_the_whole_batch_on_every_rank(ranks, make_engine, program, batch):
     _, results, _ = ranks
     wanted = make_engine(temperature=0.7).forward(batch, program.OUTPUTS)

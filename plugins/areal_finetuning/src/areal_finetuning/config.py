@@ -49,8 +49,12 @@ class RowsSettings(Settings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Nothing is to be generated."""
-        if config.workflow is not None:
-            yield "it learns from the data set's rows, and nothing generates: leave workflow and inference_engine out"
+        return _with_a_workflow(config)
+
+
+def _with_a_workflow(config: RunConfig) -> Iterable[str]:
+    if config.workflow is not None:
+        yield "it learns from the data set's rows, and nothing generates: leave workflow and inference_engine out"
 
 
 class SupervisedSettings(RowsSettings):
@@ -143,6 +147,13 @@ class RewardModelSettings(RowsSettings):
         return (REWARD_MODEL,)
 
 
+def _without_a_teacher(config: RunConfig) -> Iterable[str]:
+    """Without a path the teacher is the run's own model, from which nothing can be learnt."""
+    teacher = config.roles.get(TEACHER.name)
+    if getattr(teacher and teacher.common, "path", None) is None:
+        yield "it needs a teacher: set roles.teacher.path to a model with the same tokens"
+
+
 class TeacherKLSettings(Settings):
     """Settings of `distillation.teacher_kl`."""
 
@@ -153,10 +164,8 @@ class TeacherKLSettings(Settings):
         return (Pass(TEACHER, "logprobs", "teacher_logprobs"), Pass(ACTOR, "logprobs", "proximal_logprobs"))
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """Without a path the teacher is the run's own model, from which nothing can be learnt."""
-        teacher = config.roles.get(TEACHER.name)
-        if getattr(teacher and teacher.common, "path", None) is None:
-            yield "it needs a teacher: set roles.teacher.path to a model with the same tokens"
+        """There is a teacher."""
+        return _without_a_teacher(config)
 
 
 class DistillationSettings(PolicyLossSettings):
@@ -189,3 +198,35 @@ class DistillSettings(PolicyGradientSettings):
     policy_loss: Selection = component(
         "policy_losses", default="finetuning/distillation", description="the loss of a token"
     )
+
+
+class GKDSettings(Settings):
+    """Generalised knowledge distillation (GKD, arXiv 2306.13649): L = Σ_t w_t D_β(p_teacher, π).
+
+    Distributions are compared over the whole vocabulary. With M = β p_teacher + (1 - β) π behind the text before a
+    token, D_β = β KL(p_teacher ‖ M) + (1 - β) KL(π ‖ M); at the ends, where that is 0, KL(p_teacher ‖ π) for β = 0 and
+    KL(π ‖ p_teacher) for β = 1. The policy writes the text itself (the paper's λ = 1), or an encoder takes it from the
+    data set's rows (λ = 0). No gradient flows through the sampling, so that stale text costs nothing but its being
+    stale. β = 0.5 is TRL's default; the paper finds the best β to depend on the task.
+    """
+
+    beta: float = Field(0.5, ge=0, le=1, description="β: 0 covers all that the teacher says, 1 seeks what it says most")
+    encoder: Selection | None = component(
+        "encoders",
+        description="turns a row into the tokens that are learnt; null: the policy writes, which takes a workflow",
+    )
+    aggregation: Selection = component(
+        "aggregations", default="core/token_mean", description="how the tokens' divergences are added up"
+    )
+
+    def needs(self, updates: int) -> Iterable[Role | Pass]:
+        """The model that learns and the one that it learns from."""
+        return (ACTOR, TEACHER)
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """There is a teacher, and something to learn from."""
+        yield from _without_a_teacher(config)
+        if self.encoder is not None:
+            yield from _with_a_workflow(config)
+        elif config.workflow is None:
+            yield "nothing generates: set workflow and inference_engine, or an encoder such as finetuning/conversations"

@@ -39,6 +39,12 @@ def areal_algorithms() -> list[Component]:
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_finetuning.config:DistillSettings",
         ),
+        Component(
+            "gkd",
+            "distillation of whole distributions, on what the policy writes or on rows of a data set",
+            target="areal_finetuning.distillation:GeneralisedDistillation",
+            config="areal_finetuning.config:GKDSettings",
+        ),
     ]
 
 

@@ -23,6 +23,7 @@ from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
 from areal_fsdp.probe import check_module
 from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
+from areal_fsdp.wide import compared_role, compared_roles, is_wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ class FSDPEngine:
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._updates = torch.zeros((), dtype=torch.int64)
+        self._others: Mapping[str, TrainEngine] = {}
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load, check and shard the model, and make the optimizer of a role that learns."""
@@ -78,6 +80,10 @@ class FSDPEngine:
         self._reshard()
         if role.trains:
             self._optimizer = make_optimizer(self._parameters.values(), self._config)
+
+    def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
+        """See `ComparingEngine`."""
+        self._others = engines
 
     def _has_kernels(self) -> bool:
         return self._device.type == "cuda" and self._dtype != torch.float32
@@ -111,7 +117,7 @@ class FSDPEngine:
 
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
-        self._check_outputs(outputs)
+        self._check_outputs(outputs, narrow=True)
         result = torch.zeros(len(outputs), batch.token_count)
         if not len(batch):
             return dict(zip(outputs, result, strict=True))
@@ -126,7 +132,7 @@ class FSDPEngine:
                     found.append((part["place"], torch.stack([computed[name] for name in outputs])))
         for places, values in found:  # only now is the device waited for
             result[:, places.cpu()] = values.cpu()
-        self._reshard()
+        self._reshard_all(outputs)
         if rank_and_ranks()[1] > 1:
             dist.all_reduce(result)  # each token is on one rank and 0 on the others
         return dict(zip(outputs, result, strict=True))
@@ -151,6 +157,8 @@ class FSDPEngine:
                 if isinstance(self._module, FSDPModule):
                     self._module.set_requires_gradient_sync(left == 0)
                 parts += self._backward(work, part, layout, counts=counts)
+        for work in works:
+            self._reshard_all(work.outputs)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
         metrics = reduce_over_ranks(combine(parts))
         return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
@@ -215,13 +223,35 @@ class FSDPEngine:
         return rounds
 
     def _compute(self, part: PackedBatch, layout: Layout, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        computed: dict[str, torch.Tensor] = self._ready()(part["input_ids"], layout, part["targets"], outputs)
+        inputs = part["input_ids"], layout
+        with torch.no_grad():
+            others = {role: self._other(role)._ready().head_state(*inputs) for role in compared_roles(outputs)}
+        computed: dict[str, torch.Tensor] = self._ready()(*inputs, part["targets"], outputs, others)
         return computed
 
-    def _check_outputs(self, outputs: Sequence[str]) -> None:
+    def _other(self, role: str) -> FSDPEngine:
+        """The engine of a role that this one is compared with."""
+        other = self._others.get(role)
+        if not isinstance(other, FSDPEngine) or other is self or other._role.head != "vocabulary":
+            raise RunError(
+                f"an engine in the role '{self._role.name}' is to be compared with the role '{role}', for which there "
+                "is no other fsdp engine that has a vocabulary",
+                hints=[f"the algorithm must need the role '{role}', and its train engine be fsdp/fsdp"],
+            )
+        return other
+
+    def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
+        """Raises: RunError: there is an output that this role does not compute, or one that is too wide to move."""
         known = ["values"] if self._role.head == "scalar" else ["logprobs", "entropy"]
-        if unknown := [name for name in outputs if name not in known]:
-            raise RunError(f"an engine in the role '{self._role.name}' computes {', '.join(known)}, not {unknown}")
+        wide = ["hidden"] if self._role.head == "scalar" else ["hidden", "topk:K", "divergence:ROLE:BETA"]
+        for name in outputs:
+            computed = name in known or (is_wide(name) and (name == "hidden" or self._role.head == "vocabulary"))
+            if not computed:
+                raise RunError(
+                    f"an engine in the role '{self._role.name}' computes {', '.join(known + wide)}, not '{name}'"
+                )
+            if narrow and is_wide(name) and compared_role(name) is None:
+                raise RunError(f"'{name}' has more than one number a token: only a loss may ask for it, in `train`")
 
     def _ready(self) -> RoleModule:
         if self._module is None:
@@ -232,6 +262,11 @@ class FSDPEngine:
         """Give back the root's whole parameters, which stay after a forward pass that no backward pass follows."""
         if isinstance(self._module, FSDPModule):
             self._module.reshard()
+
+    def _reshard_all(self, outputs: Sequence[str]) -> None:
+        """Of this engine and of those that were asked for these outputs."""
+        for engine in (self, *map(self._other, compared_roles(outputs))):
+            engine._reshard()
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, in the dtype that the model was asked for."""

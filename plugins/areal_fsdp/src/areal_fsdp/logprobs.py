@@ -74,13 +74,13 @@ def token_logprobs(
     return logprobs, entropy
 
 
-def _chunks(total: int, size: int) -> Iterator[slice]:
+def chunks(total: int, size: int) -> Iterator[slice]:
     """As few as possible, and all of nearly the same length."""
     size = -(-total // max(1, -(-total // size)))
     return (slice(start, start + size) for start in range(0, total, size))
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def logits_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """[tokens, vocabulary] float32, a tensor of its own."""
     if not hidden.is_cuda or hidden.dtype == torch.float32:
         return F.linear(hidden, weight, bias).float()
@@ -88,7 +88,7 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return logits if bias is None else logits.add_(bias)
 
 
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
     """`total` += left.T @ right, where `total` is float32."""
     if left.dtype == torch.float32:
         total.addmm_(left.T, right)
@@ -208,8 +208,8 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs = torch.empty_like(normalizer)
         entropy = torch.empty_like(normalizer) if with_entropy else None
         reduce, _ = _functions(compiled)
-        for part in _chunks(len(hidden), chunk):
-            logits = _logits(hidden[part], weight, bias)
+        for part in chunks(len(hidden), chunk):
+            logits = logits_of(hidden[part], weight, bias)
             normalizer[part], logprobs[part], found = reduce(logits, targets[part], temperature, with_entropy)
             del logits  # before the next chunk's are made
             if entropy is not None:
@@ -231,8 +231,8 @@ class _TokenLogprobs(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         _, gradient_of_logits = _functions(ctx.compiled)
-        for part in _chunks(len(hidden), ctx.chunk):
-            logits = _logits(hidden[part], weight, bias)
+        for part in chunks(len(hidden), ctx.chunk):
+            logits = logits_of(hidden[part], weight, bias)
             of_logits = gradient_of_logits(
                 logits,
                 targets[part],
@@ -247,6 +247,6 @@ class _TokenLogprobs(torch.autograd.Function):
             if of_bias is not None:
                 of_bias += of_logits.sum(0, dtype=torch.float32)
             torch.mm(of_logits, weight, out=of_hidden[part])
-            _add_product(of_weight, of_logits, hidden[part])
+            add_product(of_weight, of_logits, hidden[part])
         cast_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
         return of_hidden, of_weight.to(weight.dtype), cast_bias, None, None, None, None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +24,10 @@ from areal_core.errors import RunError
 from areal_fsdp.attention import PACKED, register_packed_attention
 from areal_fsdp.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.norms import speed_up_norms
+from areal_fsdp.wide import Head, is_wide, wide_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
@@ -80,21 +82,45 @@ class RoleModule(torch.nn.Module):
         return head
 
     def forward(
-        self, input_ids: torch.Tensor, layout: Layout, targets: torch.Tensor, outputs: Sequence[str]
+        self,
+        input_ids: torch.Tensor,
+        layout: Layout,
+        targets: torch.Tensor,
+        outputs: Sequence[str],
+        others: Mapping[str, Head] = MappingProxyType({}),
     ) -> dict[str, torch.Tensor]:
-        """Args: input_ids and targets, [T] int64; outputs, of `logprobs`, `entropy`, `values`.
+        """Args: input_ids and targets, [T] int64; outputs, by name; others, of the roles that these compare with.
 
         Returns:
-            By name, [T] float32, with gradients unless they are off.
+            By name, with gradients unless they are off; float32 [T] but for wide ones.
         """
-        hidden = self.model.base_model(
+        hidden = self._hidden(input_ids, layout)
+        found: dict[str, torch.Tensor] = {}
+        if self.head_name:
+            found["values"] = self.head(hidden)[:, 0].float()
+        elif not all(map(is_wide, outputs)):
+            found |= self._logprobs(hidden, targets, with_entropy="entropy" in outputs)
+        for name in filter(is_wide, outputs):
+            found |= wide_output(name, self._head_of(hidden), others, self._chunk_tokens(hidden))
+        return found
+
+    def head_state(self, input_ids: torch.Tensor, layout: Layout) -> Head:
+        """What this model's logits are made from, for another one that is compared with it; see `forward`."""
+        return self._head_of(self._hidden(input_ids, layout))
+
+    def _head_of(self, hidden: torch.Tensor) -> Head:
+        return Head(hidden, self.head.weight, getattr(self.head, "bias", None), self.temperature)
+
+    def _hidden(self, input_ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        hidden: torch.Tensor = self.model.base_model(
             input_ids=input_ids.unsqueeze(0),
             position_ids=layout.position_ids.unsqueeze(0),
             use_cache=False,
             packed_layout=layout.packed,
         )[0][0]
-        if self.head_name:
-            return {"values": self.head(hidden)[:, 0].float()}
+        return hidden
+
+    def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, *, with_entropy: bool) -> dict[str, torch.Tensor]:
         head = self.head
         logprobs, entropy = token_logprobs(
             hidden,
@@ -102,11 +128,14 @@ class RoleModule(torch.nn.Module):
             getattr(head, "bias", None),
             targets,
             temperature=self.temperature,
-            chunk_tokens=self.chunk_tokens or default_chunk_tokens(len(head.weight), hidden.device),
-            with_entropy="entropy" in outputs,
+            chunk_tokens=self._chunk_tokens(hidden),
+            with_entropy=with_entropy,
             compiled=self.compiled,
         )
         return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
+
+    def _chunk_tokens(self, hidden: torch.Tensor) -> int:
+        return self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)
 
     def unpacked(self, input_ids: torch.Tensor) -> torch.Tensor:
         """What transformers itself computes of one sequence, [T] int64: logits [T, vocabulary] or values [T], float32.
@@ -233,7 +262,8 @@ def shard(module: RoleModule, mesh: DeviceMesh, config: FSDPConfig, dtype: torch
     for layer in decoder_layers(module.model):
         fully_shard(layer, **options)
     fully_shard(module, **options)
-    register_fsdp_forward_method(module, "unpacked")
+    for name in ("unpacked", "head_state"):
+        register_fsdp_forward_method(module, name)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

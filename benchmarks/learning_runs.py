@@ -1,0 +1,70 @@
+"""Whether every composition learns in true runs: the preset of each, on the demonstration's task, from one model.
+
+    python benchmarks/learning_runs.py [--seeds 3] [--steps 60] [--only NAME,...] [--folder DIR] [--picture FILE.svg]
+
+Each is `areal run grpo/NAME` with its processes, its engines and its own defaults: at most one version stale, four
+updates a batch. The table has the mean reward of the first ten steps and of the last ten for each seed, and the largest
+share of a step's tokens that a clip, a mask or a cap has changed. What `--folder` already holds is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from learning_matrix import CLIPPED, COMPOSITIONS, draw
+
+from areal_core.runs import RunFolder
+
+ENDS = 10
+"""Steps whose reward is averaged at either end."""
+
+
+def main() -> None:
+    """Make the runs that are missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--only", help="names, with commas")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args()
+    folder = asked.folder or Path(tempfile.mkdtemp(prefix="learning-"))
+    curves: dict[str, list[list[float]]] = {}
+    print("| composition | first ten steps | last ten (each seed) | largest share of tokens |")
+    print("|---|---|---|---|")
+    for name in asked.only.split(",") if asked.only else COMPOSITIONS:
+        runs = [learn(name, seed, asked.steps, folder / f"{name}-{seed}") for seed in range(asked.seeds)]
+        curves[name] = [[line["reward/mean"] for line in run] for run in runs]
+        first = statistics.fmean(statistics.fmean(curve[:ENDS]) for curve in curves[name])
+        ends = " ".join(f"{statistics.fmean(curve[-ENDS:]):.2f}" for curve in curves[name])
+        shares = {key: max(line.get(f"train/{key}", 0.0) for run in runs for line in run) for key in CLIPPED}
+        shown = ", ".join(f"{key} {share:.3f}" for key, share in shares.items() if share) or "-"
+        print(f"| `{name}` | {first:.2f} | {ends} | {shown} |", flush=True)
+    if asked.picture:
+        draw(curves, asked.picture)
+
+
+def learn(name: str, seed: int, steps: int, run_dir: Path) -> list[dict[str, Any]]:
+    """The metrics of a run, which is made where it is not there whole.
+
+    Raises:
+        SystemExit: the run failed; its own words are on standard error.
+    """
+    if len(RunFolder(run_dir).read_metrics()) < steps:
+        words = [f"grpo/{name}", f"steps={steps}", f"seed={seed}", "evaluation=null", f"run_dir={run_dir}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "areal_core", "run", *words], stdout=subprocess.DEVNULL, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"{name} with seed {seed} ended with exit code {done.returncode}: see {run_dir}")
+    return RunFolder(run_dir).read_metrics()
+
+
+if __name__ == "__main__":
+    main()
