@@ -23,6 +23,8 @@ from areal_core.runs import RunFolder
 
 ENDS = 10
 """Steps whose reward is averaged at either end."""
+REWARD = "reward/all_episodes"
+"""Before group stages: DAPO keeps the groups whose answers differ, and their mean stays near a half."""
 
 
 def main() -> None:
@@ -40,7 +42,7 @@ def main() -> None:
     print("|---|---|---|---|")
     for name in asked.only.split(",") if asked.only else COMPOSITIONS:
         runs = [learn(name, seed, asked.steps, folder / f"{name}-{seed}") for seed in range(asked.seeds)]
-        curves[name] = [[line["reward/mean"] for line in run] for run in runs]
+        curves[name] = [[line.get(REWARD, line["reward/mean"]) for line in run] for run in runs]
         first = statistics.fmean(statistics.fmean(curve[:ENDS]) for curve in curves[name])
         ends = " ".join(f"{statistics.fmean(curve[-ENDS:]):.2f}" for curve in curves[name])
         shares = {key: max(line.get(f"train/{key}", 0.0) for run in runs for line in run) for key in CLIPPED}

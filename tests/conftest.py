@@ -152,7 +152,7 @@ class Box:
             env=variables,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,  # for hangs: what is run here takes a second to a minute
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)

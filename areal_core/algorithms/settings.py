@@ -38,6 +38,16 @@ class CorrectionSettings(Settings):
     only_masks: ClassVar[bool] = False
 
 
+class StageSettings(Settings):
+    """The base of a stage's settings.
+
+    Attributes:
+        place: the one list that it belongs into, where what it computes is read in time; None is either.
+    """
+
+    place: ClassVar[Literal["stages", "update_stages"] | None] = None
+
+
 class PolicyGradientSettings(Settings):
     """`group stages ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; subclasses set algorithms' defaults."""
 
@@ -96,6 +106,14 @@ class PolicyGradientSettings(Settings):
                 f"'{self.policy_loss.target}' has the ratio to the policy that sampled in it already, and "
                 f"{', '.join(weighing)} would weigh by it twice; leave it out, or choose one that only masks"
             )
+        for key in ("stages", "update_stages"):
+            for stage in getattr(self, key):
+                if (place := getattr(stage.settings, "place", None)) not in {None, key}:
+                    yield f"'{stage.target}' stands in {key} and belongs into {place}, where what it computes is read"
+        for key in ("group_stages", "stages", "update_stages", "corrections", "regularisers", "objectives"):
+            parts = getattr(self, key)
+            for part in (part for number, part in enumerate(parts) if part in parts[:number]):
+                yield f"'{part.target}' stands twice in {key}, with the same settings: it would count twice"
         if self.warmup_steps >= config.steps:
             yield f"warmup_steps is {self.warmup_steps} of {config.steps} steps: the policy would never learn"
         if self.warmup_steps and not self.objectives:

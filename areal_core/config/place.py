@@ -53,7 +53,8 @@ class Place:
         """The name in a section and the keys beside it; a bare string is a section without keys."""
         keys = {"type": written} if isinstance(written, str) else written
         if not isinstance(keys, Mapping):
-            message = f"write the name of {with_article(KINDS[self.kind])}, or a section with `type:`"
+            beside = f" and {', '.join(self.common.model_fields)} beside it" if self.common else ""
+            message = f"write the name of {with_article(KINDS[self.kind])}, or a section with `type:`{beside}"
             raise RejectedError([Problem((), message)])
         keys = dict(keys)
         reference = keys.pop("type", None)
@@ -153,7 +154,14 @@ class Place:
                 problems += [problem.below((index,) if items is value else ()) for problem in error.problems]
         if len(chosen) < len(items):
             raise RejectedError(problems)
-        return handler(chosen if items is value else chosen[0])
+        try:
+            return handler(chosen if items is value else chosen[0])
+        except ValidationError as error:
+            names = ", ".join(str(one.reference) for one in chosen)
+            takes_one = items is value
+            cure = f"name one: {names.partition(',')[0]}" if takes_one else f"write [{names}]"
+            message = f"must be {'one component, not a list' if takes_one else 'a list of components'}: {cure}"
+            raise RejectedError([Problem((), message)]) from error
 
 
 def component(

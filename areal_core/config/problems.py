@@ -18,6 +18,15 @@ Path = tuple[str | int, ...]
 MOST_TOLD: Final = 20
 """Mistakes of one section that are told; a file that is something else altogether has thousands."""
 
+_PLAINER: Final = {
+    "dict_type": "must be a mapping of keys to values",
+    "list_type": "must be a list, in brackets",
+    "float_parsing": "must be a number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "bool_parsing": "must be true or false",
+}
+"""What pydantic says in the words of a program."""
 _VALUE_IS_SHOWN: Final = re.compile(
     "bool_|int_|float_|greater_|less_|multiple_|literal_|enum|finite_|is_instance|list_"
 )
@@ -72,6 +81,7 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
             problems.append(Problem(path, "is required", (f"it is: {description}",) if description else ()))
         else:
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+            message = _PLAINER.get(kind, message)
             shown = _VALUE_IS_SHOWN.match(kind) and isinstance(detail["input"], str | int | float | None)
             problems.append(Problem(path, f"{message}, not {detail['input']!r}" if shown else message))
     if len(details) > MOST_TOLD:

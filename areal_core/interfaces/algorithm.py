@@ -142,7 +142,10 @@ class Encoder(Protocol):
 
 
 class Stage(Protocol):
-    """Computes columns from a batch, in the trainer. A function `(batch, context, **settings)`."""
+    """Computes columns from a batch, in the trainer. A function `(batch, context, **settings)`.
+
+    Settings derived from `areal_core.algorithms.settings.StageSettings` may say into which list it belongs.
+    """
 
     def __call__(self, batch: PackedBatch, context: Context) -> Mapping[str, torch.Tensor]:
         """Returns: columns to add or replace, [T], [B] or [U]."""

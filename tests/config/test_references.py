@@ -33,7 +33,7 @@ def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashe
         ("no.such:f", "there is no module named 'no.such' in this environment"),
         ("bad.py:f", "importing {work}/bad.py raises ZeroDivisionError: division by zero"),
         ("{{type: mine.py:reward, scael: 1}}", "rewards.0.scael: unknown key\n  did you mean 'scale'?"),
-        ("{{type: mine.py:reward, scale: wide}}", "rewards.0.scale: must be a valid number"),
+        ("{{type: mine.py:reward, scale: wide}}", "rewards.0.scale: must be a number, not 'wide'"),
         ("{{type: mine.py:Loose, x: 1}}", "the Config of '{work}/mine.py:Loose' is no Settings model"),
         ("{{type: mine.py:Strict, x: 0}}", "rewards.0.x: must be greater than 0, not 0"),
         ("{{weight: 2}}", "rewards.0.type: must name a reward function\n  available for reward_functions: kit/exact"),
@@ -132,3 +132,18 @@ def test_processes_of_a_run_execute_files_as_they_were_when_it_started(tmp_path,
     assert "has changed since the run started" in capsys.readouterr().err
     path.unlink()
     assert import_reference(f"{path}:reward", tmp_path).value(completion="") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("rewards=kit/exact", "rewards: must be a list of components: write [kit/exact]"),
+        ("rewards={type: kit/exact, weight: 2}", "rewards: must be a list of components: write [kit/exact]"),
+        ("workflow=[single_turn]", "workflow: must be one component, not a list: name one: single_turn"),
+        ("roles={critic: 3}", "roles.critic: write the name of a training engine, or a section with `type:` and path"),
+        ("roles=null", "roles: must be a mapping of keys to values"),
+    ],
+)
+def test_one_for_several_and_several_for_one(kit, override, told):
+    out = kit.resolve(override)
+    assert out.startswith(f"ConfigError 2\ncommand line: {told}"), out

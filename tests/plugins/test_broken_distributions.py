@@ -94,7 +94,7 @@ BROKEN = {
     ),
     "a default out of bounds": (
         settings("scale: float = 'much'"),
-        "run.yaml:6: rewards.0: the default of 'scale' in plugin broken (areal-broken 1.2.3) is wrong: must be a valid",
+        "run.yaml:6: rewards.0: the default of 'scale' in plugin broken (areal-broken 1.2.3) is wrong: must be a",
         "set scale yourself, and report it to the authors of areal-broken",
     ),
     "a default that nobody supplies": (

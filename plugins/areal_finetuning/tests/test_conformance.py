@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from areal_core.testing.conformance import (
@@ -35,6 +36,22 @@ class TestSFT(AlgorithmSuite):
     is_policy_gradient = False
 
 
+class TestGKD(AlgorithmSuite):
+    component = "finetuning/gkd"
+    is_policy_gradient = False
+
+
+class TestGKDOnRows(TestGKD):
+    settings = {"encoder": "finetuning/conversations", "beta": 0.1, "aggregation": "core/sequence_mean"}  # noqa: RUF012
+
+
+class TestPairsAreNotLearntAsSingleSequences:
+    @pytest.mark.parametrize("suite", [TestSFT, TestGKD])
+    def test_they_are_refused(self, suite):
+        with pytest.raises(ValueError, match="the rejected would be learnt too: choose an encoder of one sequence"):
+            suite().make().prepare(make_pairs(), suite().context())
+
+
 class TestDPO(PairSuite):
     component = "finetuning/dpo"
 
@@ -61,15 +78,6 @@ class TestRewardModel(PairSuite):
 
 class TestDistill(AlgorithmSuite):
     component = "finetuning/distill"
-
-
-class TestGKD(AlgorithmSuite):
-    component = "finetuning/gkd"
-    is_policy_gradient = False
-
-
-class TestGKDOnRows(TestGKD):
-    settings = {"encoder": "finetuning/conversations", "beta": 0.1, "aggregation": "core/sequence_mean"}  # noqa: RUF012
 
 
 class TestTeacherKL(AdvantageSuite):

@@ -146,3 +146,20 @@ def test_clip_settings_that_clip_nothing_are_told(read):
 def test_parts_that_do_not_fit_together_are_refused(words, told, read):
     with pytest.raises(ConfigError, match=told):
         read(*words)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.corrections=[token_truncate, token_truncate]", "'grpo/token_truncate' stands twice in corrections"),
+        (
+            "algorithm.update_stages=[kl_in_reward]",
+            "'grpo/kl_in_reward' stands in update_stages and belongs",
+        ),
+        ("algorithm.stages=[m2po]", "'grpo/m2po' stands in stages and belongs into update_stages"),
+    ],
+)
+def test_parts_that_stand_where_they_would_count_twice_or_for_nothing_are_refused(override, words, read):
+    with pytest.raises(ConfigError, match=words):
+        read(override)
+    read("algorithm.corrections=[token_truncate, {type: token_truncate, cap: 5.0}]")

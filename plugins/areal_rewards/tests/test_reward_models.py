@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
 from areal_core.errors import ConfigError
+from areal_rewards import model_server
 from areal_rewards.config import RemoteRewardModelSettings, RewardModelSettings
 from areal_rewards.reward_models import RemoteRewardModel, RewardModel, ScoringModel
 
@@ -110,3 +111,8 @@ def test_an_address_that_nobody_serves_is_told():
 
     with pytest.raises(RuntimeError, match=r"the reward model at http://127\.0\.0\.1:9/score did not answer"):
         asyncio.run(asyncio.wait_for(ask(), 60))
+
+
+def test_a_folder_without_a_model_is_not_served(tmp_path, capsys):
+    assert model_server.main([str(tmp_path)]) == 2
+    assert f"'{tmp_path}' is no model: it has no config.json" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import torch
 from areal_core.data import Metric
 from areal_core.interfaces import ACTOR, LossResult, Work
 from areal_finetuning.config import TEACHER
+from areal_finetuning.pairs import refuse_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,7 @@ class GeneralisedDistillation:
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """Nothing to prepare: distributions are compared where they are learnt from."""
+        refuse_pairs(batch)
         return batch
 
     def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:

@@ -34,6 +34,15 @@ def weigh_pairs(minibatch: PackedBatch) -> PackedBatch:
     return minibatch.with_units(index, **{**minibatch.units, "pair_weights": torch.full((pairs,), 1 / pairs)})
 
 
+def refuse_pairs(batch: PackedBatch) -> None:
+    """Raises: ValueError: the rows are preferences, where single sequences are learnt."""
+    if "is_chosen" in batch:
+        raise ValueError(
+            "these sequences are pairs of a chosen and a rejected one, and the rejected would be learnt too: choose an "
+            "encoder of one sequence a row, such as finetuning/conversations"
+        )
+
+
 def sides_of(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Values [B] of the chosen and of the rejected sequence of each pair, both [U], with gradients."""
     index, is_chosen = batch.unit_index, batch["is_chosen"]

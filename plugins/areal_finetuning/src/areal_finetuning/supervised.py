@@ -8,6 +8,7 @@ import torch
 
 from areal_core.data import Metric
 from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_finetuning.pairs import refuse_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ class Supervised:
         self._aggregation = settings.aggregation.build()
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
-        """Nothing to prepare."""
+        """Nothing to prepare; see `Algorithm.prepare`."""
+        refuse_pairs(batch)
         return batch
 
     def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from areal_core.algorithms.settings import PolicyLossSettings
+from areal_core.algorithms.settings import PolicyLossSettings, StageSettings
 from areal_core.config import Settings
 from areal_core.interfaces import ACTOR, REFERENCE, Pass
 
@@ -142,8 +142,10 @@ class EntropyBonusSettings(Settings):
     coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")
 
 
-class M2POStageSettings(Settings):
+class M2POStageSettings(StageSettings):
     """Settings of `update_stages.m2po`."""
+
+    place = "update_stages"
 
     threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
 

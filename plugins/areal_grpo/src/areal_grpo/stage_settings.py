@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
+from areal_core.algorithms.settings import StageSettings
 from areal_core.config import Settings
 from areal_core.interfaces import ACTOR, REFERENCE, Pass
 
@@ -81,8 +82,10 @@ class RewardBoundsSettings(Settings):
         return self
 
 
-class KLInRewardSettings(Settings):
+class KLInRewardSettings(StageSettings):
     """Settings of `stages.kl_in_reward`."""
+
+    place = "stages"
 
     coefficient: float = Field(0.05, gt=0, description="what a nat costs; with a target, at the beginning")
     target: float | None = Field(
@@ -98,8 +101,10 @@ class KLInRewardSettings(Settings):
         )
 
 
-class RewardScalingSettings(Settings):
+class RewardScalingSettings(StageSettings):
     """Settings of `stages.reward_scaling`."""
+
+    place = "stages"
 
     shift: float = Field(0.0, description="added to the reward first")
     scale: float = Field(1.0, gt=0, description="multiplied then")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_rewards.libraries import load_library
@@ -84,6 +85,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--max-tokens", type=int, default=32768, help="longest sequence (default: %(default)s)")
     asked = parser.parse_args(list(words))
+    folder = Path(asked.model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        sys.stderr.write(f"areal: '{folder}' is no model: it has no config.json\n")
+        return 2
     try:
         server = ModelServer(ScoringModel(asked.model, asked.dtype), asked.max_tokens)
         asyncio.run(_serve(server, asked.host, asked.port))
