@@ -103,22 +103,22 @@ def areal_encoders() -> list[Component]:
 @hookimpl
 def areal_presets() -> list[Preset]:
     """Runs to start from; each needs a model and rows, named where it is started."""
-    engines = ("fsdp", "rewards")
+    others = ("fsdp", "rewards", "view")
     return [
         Preset(
-            "sft", "supervised fine-tuning on lines of JSON", path="areal_finetuning:presets/sft.yaml", plugins=engines
+            "sft", "supervised fine-tuning on lines of JSON", path="areal_finetuning:presets/sft.yaml", plugins=others
         ),
-        Preset("dpo", "preferences, without a reward model", path="areal_finetuning:presets/dpo.yaml", plugins=engines),
+        Preset("dpo", "preferences, without a reward model", path="areal_finetuning:presets/dpo.yaml", plugins=others),
         Preset(
             "reward_model",
             "a reward model from preferences",
             path="areal_finetuning:presets/reward_model.yaml",
-            plugins=engines,
+            plugins=others,
         ),
         Preset(
             "distill",
             "a small model learns from a larger one what it says itself",
             path="areal_finetuning:presets/distill.yaml",
-            plugins=(*engines, "grpo", "hf"),
+            plugins=(*others, "grpo", "hf"),
         ),
     ]
