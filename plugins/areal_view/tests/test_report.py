@@ -1,12 +1,14 @@
-"""A report of a run whose files are damaged."""
+"""What a report shows, also of a run whose files are damaged."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from areal_view import report
+from areal_view.page import render_page
 
 STEP = {"step": 1, "time": 1.0, "reward/mean": 0.5, "batch/sequences": 4, "time/step_s": 2.0}
 GROUP = {"version": 0, "episodes": [{"text": "two", "reward": 1.0}]}
@@ -54,3 +56,41 @@ def test_a_whole_run_has_no_such_sentence(run_dir):
 def test_a_run_of_which_no_line_can_be_read_has_nothing_to_report(run_dir):
     write(run_dir / "metrics.jsonl", b"\x00\n")
     assert report.write_report(run_dir) is None
+
+
+def titles(*lines, tag="h2"):
+    page = render_page("run", len(lines), lines, [], "")
+    return re.findall(f"<{tag}>(.*?)</{tag}>", page)
+
+
+def test_a_run_without_rewards_has_its_own_metrics_drawn():
+    """What pairs log has no chart of its own; each gets a small one, once."""
+    pairs = {"step": 1, "train/loss": 0.69, "train/accuracy": 0.5, "train/gradient_norm": 1.0, "train/margin": -0.1}
+    assert titles(pairs) == [
+        "Gradient norm",
+        "Where the trainer's time goes",
+        "train/accuracy",
+        "train/loss",
+        "train/margin",
+    ]
+
+
+def test_other_metrics_are_grouped_by_role():
+    line = {"step": 1, "train/critic/loss": 0.3, "train/reward_kl": 0.1, "reward/std": 0.2, "batch/tokens": 5.0}
+    assert titles(line, tag="h3") == ["train", "train/critic", "reward"]
+    assert titles(line)[-3:] == ["train/reward_kl", "train/critic/loss", "reward/std"]
+
+
+def test_a_value_that_is_no_number_spoils_no_chart():
+    lines = [{"step": step, "train/ratio": value} for step, value in enumerate((1.0, float("nan"), float("inf"), 2.0))]
+    page = render_page("run", 4, lines, [], "")
+    assert "train/ratio" in page
+    assert "nan" not in page
+    assert "inf" not in page
+
+
+def test_the_reward_is_that_of_every_episode():
+    """A filter leaves the hard half in the batch, and shaping takes from it: neither is how well the policy does."""
+    page = render_page("run", 1, [{"step": 1, "reward/mean": 0.47, "reward/all_episodes": 0.97}], [], "")
+    assert "<b>0.97 → 0.97</b><span>reward</span>" in page
+    assert "0.47 →" not in page

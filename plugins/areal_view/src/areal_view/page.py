@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ h2 { font-size: 15px; margin: 0 0 2px; } p { color: var(--dim); margin: 0 0 10px
 .tiles, .charts { display: grid; gap: 14px; margin: 20px 0; }
 .tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }
 .charts { grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); }
+.charts.small { grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); } .small svg text { font-size: 15px; }
+h3 { font-size: 20px; margin: 34px 0 0; } svg { overflow: visible; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; }
 .tile b { display: block; font-size: 24px; font-variant-numeric: tabular-nums; } .tile span { color: var(--dim); }
 svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: var(--dim); } .grid { stroke: var(--line); }
@@ -37,7 +41,11 @@ pre { font-size: 12px; overflow-x: auto; } summary { cursor: pointer; font-weigh
 """
 
 CHARTS = (
-    ("Reward", "mean of the batch, and the score on held-out data", ("reward/mean", "evaluation/reward")),
+    (
+        "Reward",
+        "mean of all finished episodes, before group stages drop or change any, and the score on held-out data",
+        ("reward/all_episodes", "evaluation/reward"),
+    ),
     ("Loss", "negative log-likelihood of the completions", ("train/negative_log_likelihood",)),
     (
         "Staleness",
@@ -54,6 +62,8 @@ CHARTS = (
     ("Clipping", "share of tokens at which the ratio is clipped", ("train/clip_fraction",)),
     ("Gradient norm", "before clipping", ("train/gradient_norm",)),
 )
+OTHERS = re.compile(r"(train|reward)/")
+"""Metrics that get a small chart each, unless one above has them already."""
 PHASES = ("wait", "train", "publish", "evaluate", "checkpoint")
 
 
@@ -74,7 +84,7 @@ def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(name)} · areal</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style><main>'
         f"<h1>{escape(name)}</h1><p>{len([x for x in lines if x['step']])} of {steps} steps{note}</p>"
-        f'<div class="tiles">{"".join(_tiles(lines))}</div><div class="charts">{"".join(cards)}</div>'
+        f'<div class="tiles">{"".join(_tiles(lines))}</div><div class="charts">{"".join(cards)}</div>{_others(lines)}'
         f"{_samples(samples)}<details class='card'><summary>Config</summary><pre>{escape(config)}</pre></details>"
         "</main></html>"
     )
@@ -86,7 +96,12 @@ def _points(lines: Lines, key: str) -> list[tuple[float, float]]:
 
 def _tiles(lines: Lines) -> list[str]:
     tiles = []
-    for key, label in (("evaluation/reward", "held-out score"), ("reward/mean", "reward")):
+    for key, label in (
+        ("evaluation/reward", "held-out score"),
+        ("reward/all_episodes", "reward"),
+        ("train/negative_log_likelihood", "negative log-likelihood"),
+        ("train/accuracy", "accuracy"),
+    ):
         if points := _points(lines, key):
             tiles.append((f"{points[0][1]:.2f} → {points[-1][1]:.2f}", label))
     if staleness := _points(lines, "staleness/mean"):
@@ -109,6 +124,21 @@ def _curves(title: str, text: str, keys: Sequence[str], lines: Lines) -> str:
         Series(key, points, dots=key.startswith("evaluation/")) for key in keys if (points := _points(lines, key))
     ]
     return _card(title, text, line_chart(series, floor_zero=True)) if series else ""
+
+
+def _others(lines: Lines) -> str:
+    """A small chart of each metric that has none yet, those of one role beside one another."""
+    drawn = {key for _, _, keys in CHARTS for key in keys}
+    groups: dict[str, list[str]] = {}
+    for key in sorted({key for line in lines for key in line if OTHERS.match(key)} - drawn):
+        # A value that is no number has no place on an axis, and would take every other one's with it.
+        if points := [(x, y) for x, y in _points(lines, key) if math.isfinite(y)]:
+            card = f'<section class="card"><h2>{escape(key)}</h2>{line_chart([Series(key, points)])}</section>'
+            groups.setdefault(key.rpartition("/")[0], []).append(card)
+    return "".join(
+        f'<h3>{escape(group)}</h3><div class="charts small">{"".join(cards)}</div>'
+        for group, cards in sorted(groups.items(), key=lambda one: (not one[0].startswith("train"), one[0]))
+    )
 
 
 def _staleness_shares(lines: Lines) -> str:
