@@ -16,6 +16,7 @@ import torch
 from areal_core.algorithms.passes import run_passes
 from areal_core.config.needs import needs_of
 from areal_core.data.metrics import Metric
+from areal_core.errors import RunError
 from areal_core.interfaces.algorithm import LossResult, PolicyTerms, Work
 from areal_core.interfaces.training import ACTOR
 
@@ -57,9 +58,27 @@ class PolicyGradient:
         columns = dict(found) if isinstance(found, Mapping) else {"advantages": found}
         if len(columns["advantages"]) == len(batch):
             columns["advantages"] = columns["advantages"][batch.tokens.row_index]
+        self._watch(columns["advantages"], batch["loss_mask"], context)
         if self._settings.proximal != "recomputed":
             columns["proximal_share"] = self._proximal_share(batch, context)
         return batch.with_columns(columns)
+
+    def _watch(self, advantages: torch.Tensor, mask: torch.Tensor, context: Context) -> None:
+        """Log how large advantages are; those that are no numbers would turn every parameter into none."""
+        if wrong := int((~advantages.isfinite() & mask).sum()):
+            raise RunError(
+                f"the advantage '{self._settings.advantage.target}' gave {wrong} values that are NaN or infinite, of "
+                f"{int(mask.sum())} tokens (step {context.step})",
+                hints=["a group whose rewards are all equal, or all but one, is where divisions by 0 hide"],
+            )
+        size = advantages.abs()
+        metrics = {
+            "advantage_mean": Metric.mean(advantages, mask),
+            "advantage_magnitude": Metric.mean(size, mask),
+            "advantage_largest": Metric.maximum(size.where(mask, 0.0)),
+        }
+        for name, metric in metrics.items():
+            context.log(name, metric)
 
     def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
         """See `Algorithm.updates`."""

@@ -92,7 +92,9 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
 def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
     """The mistake of a key that nothing reads, with the nearest ones that exist; `owner` is what may know none."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(path[-1]), names, n=1)
+    word = str(path[-1])
+    near = [name for name in names if "".join(part[:1] for part in name.split("_")) == word]  # lr: learning_rate
+    near = near or difflib.get_close_matches(word, names, n=1)
     hints = [f"did you mean '{near[0]}'?"] if near else []
     if names and (not near or len(names) <= 12):
         hints.append(f"keys here: {', '.join(names)}")

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "interfaces": {"data", "errors"},
     "messages": {"errors", "background", "interfaces"},
     "launchers": {"errors", "background", "interfaces", "messages", "config"},
-    "algorithms": {"config", "data", "interfaces"},
+    "algorithms": {"config", "data", "errors", "interfaces"},
     "workflows": {"config", "data", "interfaces"},
     "rewards": {"errors", "background", "interfaces", "messages", "config"},
     "ledger": {"errors", "disk", "data"},

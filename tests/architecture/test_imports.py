@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.plugins import catalog
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "areal_core"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
@@ -149,3 +151,9 @@ def _import_without_torch(name: str, base: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{name}: {done.stderr.strip().splitlines()[-1]}"
+
+
+def test_what_a_missing_plugin_of_this_project_is_called_is_known() -> None:
+    """Of these the error says `pip install areal-NAME`; of any other that it is somebody else's."""
+    own = {path.name.removeprefix("areal_") for path in PLUGINS if (path / "src" / path.name / "plugin.py").is_file()}
+    assert own <= set(catalog.FIRST_PARTY)

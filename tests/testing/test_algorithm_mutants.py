@@ -13,6 +13,7 @@ from areal_core.algorithms.aggregation import token_mean
 from areal_core.algorithms.composition import PolicyGradient
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.data import Metric, group_mean
+from areal_core.errors import RunError
 from areal_core.interfaces import LossResult
 from areal_core.testing.conformance import (
     AdvantageSuite,
@@ -273,12 +274,29 @@ class MeanOfMetrics(Composition):
         return result
 
 
+class ColumnOfNaN(Composition):
+    def prepare(self, batch, context):
+        prepared = super().prepare(batch, context)
+        return prepared.with_tokens(returns=prepared["advantages"] * math.nan)
+
+
 class OutputThatNobodyHas(Composition):
     def updates(self, batch, context):
         return ([replace(work, outputs=("logits",)) for work in works] for works in super().updates(batch, context))
 
 
+def over_the_median_deviation(batch):
+    """Finite where all rewards are equal, and a million where all but one are."""
+    reward, scale = batch["reward"].clone(), torch.zeros(len(batch))
+    for group in batch["group_id"].unique():
+        members = batch["group_id"] == group
+        reward[members] -= reward[members].median()
+        scale[members] = reward[members].abs().median()
+    return reward / (scale + 1e-6)
+
+
 MUTANTS = [
+    (AdvantageSuite, over_the_median_deviation, "test_one_that_differs_is_no_catastrophe", r"an advantage is 1e\+06"),
     (AdvantageSuite, positional_groups, "test_groups_are_known_by_their_id", "order of sequences matters"),
     (AdvantageSuite, number_of_group_used, "test_group_ids_are_only_names", "numbers of groups matter"),
     (AdvantageSuite, whole_batch_centred, "test_groups_are_compared_with_themselves_alone", "influence each other"),
@@ -330,11 +348,7 @@ ALGORITHMS = [
     (LearnsFromThePrompt, MASK, "tokens out of the mask are learnt"),
     (LearnsNothing, "test_what_it_says_of_itself", "no work"),
     (OutputThatNobodyHas, "test_what_it_says_of_itself", "logits"),
-    (
-        lambda: Composition(advantage=lambda batch: batch["reward"] / math.inf * math.inf),
-        "test_prepare_adds_numbers",
-        "not finite",
-    ),
+    (ColumnOfNaN, "test_prepare_adds_numbers", "not finite"),
 ]
 
 
@@ -358,3 +372,18 @@ def test_a_broken_algorithm_fails_the_test_that_is_meant_to_catch_it(mutant, tes
 
     with pytest.raises(AssertionError, match=words):
         getattr(Suite(), test)()
+
+
+def test_the_composition_says_how_large_advantages_are_and_refuses_what_is_no_number():
+    suite = AlgorithmSuite()
+    batch, context = suite.make_batch(), suite.context()
+    Composition().prepare(batch, context)
+    logged = {
+        name: number for key, metric in context.metrics.items() for name, number in metric.as_numbers(key).items()
+    }
+    advantages = centred(batch)[batch.tokens.row_index][batch["loss_mask"]]
+    assert logged["advantage_mean"] == pytest.approx(float(advantages.mean()), abs=1e-6)
+    assert logged["advantage_magnitude"] == pytest.approx(float(advantages.abs().mean()))
+    assert logged["advantage_largest"] == float(advantages.abs().max())
+    with pytest.raises(RunError, match=r"the advantage '.*:centred' gave \d+ values that are NaN or infinite"):
+        Composition(advantage=lambda batch: batch["reward"] * math.nan).prepare(batch, context)

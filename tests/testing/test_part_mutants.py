@@ -11,6 +11,7 @@ import torch
 
 from areal_core.algorithms.aggregation import token_mean
 from areal_core.data import FinishReason, Generation, Trajectory
+from areal_core.interfaces import Follows, Pass, Role
 from areal_core.testing.conformance import AggregationSuite, EncoderSuite, RegulariserSuite
 
 
@@ -42,6 +43,21 @@ def bonus(terms):
 class TestPull(RegulariserSuite):
     def make(self):
         return pull
+
+
+def to_the_average(terms):
+    return torch.where(terms.mask, terms.logprobs - terms.columns["average_logprobs"], 0.0).square(), {}
+
+
+to_the_average.needs = lambda updates: (
+    Pass(Role("average", follows=Follows("actor")), "logprobs", "average_logprobs"),
+)
+
+
+class TestPullToARoleOfItsOwn(RegulariserSuite):
+    """The columns of the passes that a component needs are there."""
+
+    component = f"{__file__}:to_the_average"
 
 
 class TestBonus(RegulariserSuite):

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
 
 
+LARGEST = 100.0
+"""Of rewards that are 0 or 1; what comes with areal stays below 10."""
+
+
 class AdvantageSuite(ComponentSuite):
     """Set `component` (and `settings`), or override `make`.
 
@@ -106,6 +110,21 @@ class AdvantageSuite(ComponentSuite):
             self.tolerance,
             "an episode of three trajectories counts more",
         )
+
+    def test_one_that_differs_is_no_catastrophe(self) -> None:
+        """Where all rewards of a group but one are equal, as with answers that are right or wrong, a measure of their
+        spread may be 0 though they differ: what is divided by it must not take the policy apart."""
+        batch = self.make_batch()
+        for rewards in ((0.0, 1.0), (1.0, 0.0)):
+            first = torch.zeros(len(batch), dtype=torch.bool)
+            for group in torch.unique(batch["group_id"]):
+                first[(batch["group_id"] == group).nonzero()[0]] = True
+            others, one = rewards
+            found = self.of_tokens(batch.with_sequences(reward=torch.where(first, one, others)))
+            largest = float(found.abs().max())
+            assert largest <= LARGEST, (
+                f"an advantage is {largest:g} where one reward of each group is {one:g} and the others are {others:g}"
+            )
 
     def test_equal_rewards_are_finite(self) -> None:
         """A group of equal rewards has no spread to divide by."""

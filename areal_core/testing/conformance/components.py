@@ -12,6 +12,8 @@ from areal_core.plugins import PluginManager
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from areal_core.config import Selection
+
 
 class ComponentSuite:
     """The base of the suites of components that a config names.
@@ -28,13 +30,17 @@ class ComponentSuite:
 
     def make(self) -> Any:
         """The component; override this to make it in another way than a run does."""
+        return self.select().build()
+
+    def select(self) -> Selection:
+        """What a config would choose."""
         if not self.component:
             raise NotImplementedError(f"{type(self).__name__} must set `component` or override make")
         plugin, slash, _ = self.component.partition("/")
         is_plugin = slash and ":" not in self.component and plugin != "core"
         context = ResolutionContext(PluginManager.load([plugin] if is_plugin else []))
         try:
-            return Place(self.kind).select({"type": self.component, **self.settings}, context).build()
+            return Place(self.kind).select({"type": self.component, **self.settings}, context)
         except RejectedError as error:
             words = "; ".join("\n  ".join((problem.message, *problem.hints)) for problem in error.problems)
             raise AssertionError(f"a config cannot choose {self.component}: {words}") from error

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from areal_core.config.needs import needs_of
+from areal_core.interfaces import Pass
 from areal_core.testing.conformance.batches import make_terms, select_terms, with_garbage
 from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
@@ -17,7 +19,21 @@ if TYPE_CHECKING:
 SPLITS = ([[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]], [[11, 3], [0, 7, 5, 1], [2, 4, 6, 8, 9, 10]])
 
 
-class _TermSuite(ComponentSuite):
+class _TermsSuite(ComponentSuite):
+    """What everything has that is given terms."""
+
+    def terms(self, *, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
+        """See `make_terms`; with the columns that the component's settings need."""
+        terms = make_terms(seed=seed, distance=distance)
+        needs = needs_of(self.select(), 2) if self.component else ()
+        columns = dict(terms.columns)
+        for need in needs:
+            if isinstance(need, Pass) and need.column not in columns:
+                columns[need.column] = terms.columns["reference_logprobs"].flip(0)
+        return replace(terms, columns=columns)
+
+
+class _LossSuite(_TermsSuite):
     """What everything must do that gives a loss for each token."""
 
     tolerance = 1e-5
@@ -25,7 +41,7 @@ class _TermSuite(ComponentSuite):
     def test_one_loss_for_each_token(self) -> None:
         """[T] float32 with gradients for the current policy, finite also far off policy; metrics are [T] too."""
         for distance in (0.0, 0.3, 8.0):
-            terms = make_terms(distance=distance)
+            terms = self.terms(distance=distance)
             losses, logged = self.make()(terms)
             assert losses.shape == terms.logprobs.shape, f"shape {tuple(losses.shape)}"
             assert losses.dtype == torch.float32, f"dtype {losses.dtype}"
@@ -36,7 +52,7 @@ class _TermSuite(ComponentSuite):
 
     def test_a_split_changes_nothing(self) -> None:
         """A sequence's losses are the same whatever other sequences the micro-batch holds."""
-        terms = make_terms()
+        terms = self.terms()
         whole, _ = self.make()(terms)
         for split in SPLITS:
             for rows in split:
@@ -46,7 +62,7 @@ class _TermSuite(ComponentSuite):
 
     def test_tokens_out_of_the_mask_do_not_matter(self) -> None:
         """Whatever they hold, the losses and gradients of the others stay as they are."""
-        terms = make_terms()
+        terms = self.terms()
         spoiled = with_garbage(terms)
         for found, wanted in zip(self._in_mask(spoiled), self._in_mask(terms), strict=True):
             same(found, wanted, self.tolerance, "tokens that the policy did not sample influence others")
@@ -63,7 +79,7 @@ class _TermSuite(ComponentSuite):
         return gradient
 
 
-class PolicyLossSuite(_TermSuite):
+class PolicyLossSuite(_LossSuite):
     """Set `component` (and `settings`), or override `make`.
 
     Attributes:
@@ -79,28 +95,28 @@ class PolicyLossSuite(_TermSuite):
         """-A for every token, summed over each sequence: nothing else flows, and not through the advantage."""
         if not self.is_policy_gradient:
             return
-        terms = make_terms(distance=0.0)
+        terms = self.terms(distance=0.0)
         losses, _ = self.make()(terms)
         found, wanted = terms.row_sum(self._gradient(terms, losses)), terms.row_sum(-terms.advantages)
         same(found, wanted, 1e-4, "on policy the gradient of a sequence is not that of REINFORCE")
 
     def test_the_sign(self) -> None:
         """A step against the gradient makes tokens with a positive advantage more probable."""
-        terms = make_terms(distance=0.0)
+        terms = self.terms(distance=0.0)
         terms = replace(terms, advantages=torch.ones_like(terms.advantages))
         losses, _ = self.make()(terms)
         gradient = self._gradient(terms, losses)
         assert float(terms.row_sum(gradient).sum()) < 0, "a positive advantage makes a token less probable"
 
 
-class RegulariserSuite(_TermSuite):
+class RegulariserSuite(_LossSuite):
     """Set `component` (and `settings`), or override `make`."""
 
     kind: ClassVar[str] = "regularisers"
 
     def test_it_does_not_know_the_advantage(self) -> None:
         """A penalty or a bonus is the same whatever the answers have earned; what depends on it is a policy loss."""
-        terms = make_terms()
+        terms = self.terms()
         losses, _ = self.make()(terms)
         other, _ = self.make()(replace(terms, advantages=-3 * terms.advantages))
         same(other[terms.mask], losses[terms.mask], 0.0, "other advantages change the term")
@@ -116,7 +132,7 @@ class RegulariserSuite(_TermSuite):
         return torch.stack(gradients).sum(0)
 
 
-class CorrectionSuite(ComponentSuite):
+class CorrectionSuite(_TermsSuite):
     """Set `component` (and `settings`), or override `make`."""
 
     kind: ClassVar[str] = "corrections"
@@ -125,7 +141,7 @@ class CorrectionSuite(ComponentSuite):
     def test_one_weight_for_each_token(self) -> None:
         """[T] float32, finite, not negative, without gradients, at any distance between the policies."""
         for distance in (0.0, 0.3, 8.0):
-            terms = make_terms(distance=distance)
+            terms = self.terms(distance=distance)
             weights, logged = self.make()(terms)
             assert weights.shape == terms.logprobs.shape, f"shape {tuple(weights.shape)}"
             assert weights.dtype == torch.float32, f"dtype {weights.dtype}"
@@ -137,13 +153,13 @@ class CorrectionSuite(ComponentSuite):
 
     def test_nothing_to_correct_on_policy(self) -> None:
         """Every weight is 1 where the policy that sampled is the one that learns."""
-        terms = make_terms(distance=0.0)
+        terms = self.terms(distance=0.0)
         weights, _ = self.make()(terms)
         same(weights[terms.mask], torch.ones(int(terms.mask.sum())), self.tolerance, "weights on policy are not 1")
 
     def test_denominators_stay_as_they_are(self) -> None:
         """Masking or down-weighting one sequence does not raise the weights of the others."""
-        terms = make_terms()
+        terms = self.terms()
         before, _ = self.make()(terms)
         far = terms.row_index == 3
         others = ~far & terms.mask
@@ -156,7 +172,7 @@ class CorrectionSuite(ComponentSuite):
 
     def test_a_split_changes_nothing(self) -> None:
         """A sequence's weights are the same whatever other sequences the micro-batch holds."""
-        terms = make_terms()
+        terms = self.terms()
         whole, _ = self.make()(terms)
         for split in SPLITS:
             for rows in split:
@@ -172,7 +188,7 @@ class CorrectionSuite(ComponentSuite):
 
     def test_tokens_out_of_the_mask_do_not_matter(self) -> None:
         """Whatever they hold, the weights of the others stay as they are."""
-        terms = make_terms()
+        terms = self.terms()
         wanted, _ = self.make()(terms)
         found, _ = self.make()(with_garbage(terms))
         same(found[terms.mask], wanted[terms.mask], self.tolerance, "tokens out of the mask influence weights")
