@@ -18,11 +18,12 @@ class Pathology:
     """Something that goes wrong.
 
     Attributes:
-        shows: by the steps that a run began with and its last ones, as functions from a metric's name to its values.
+        shows: by the steps that a run began with and its last ones, as functions from a metric's name to its values;
+            the second one takes a number of steps as well.
         words: what it is, and what to try; `{NAME}` is the last value of a metric, its slashes as underscores.
     """
 
-    shows: Callable[[Callable[[str], Sequence[float]], Callable[[str], Sequence[float]]], bool]
+    shows: Callable[[Callable[[str], Sequence[float]], Callable[..., Sequence[float]]], bool]
     words: str
 
 
@@ -76,6 +77,21 @@ PATHOLOGIES: Final = (
         "clipping takes the gradient from {train_clip_fraction:.0%} of the tokens: lower the learning rate or "
         "training.updates_per_batch",
     ),
+    Pathology(
+        lambda first, last: _above(last("train/gradient_norm"), 10_000),
+        "the gradient's norm is {train_gradient_norm:,.0f}: look for huge rewards, and for advantages divided by 0",
+    ),
+    Pathology(
+        # A critic knows nothing at first, so it has twice the time; where rewards hardly differ there is nothing to
+        # explain; and a run whose reward rises is well without its critic.
+        lambda first, last: (
+            sum(value < 0 for value in last("train/critic/explained_variance", 2 * STEPS)) >= 8
+            and _mean(last("reward/groups_all_equal", 2 * STEPS)) < 0.5
+            and _mean(last("reward/all_episodes", 2 * STEPS))
+            < _mean(first("reward/all_episodes")) + 0.5 * _mean(first("reward/std"))
+        ),
+        "rewards stand still, and the critic is worse than a mean: raise roles.critic.learning_rate or warmup_steps",
+    ),
 )
 
 
@@ -101,8 +117,8 @@ class Verdicts:
         def first(key: str) -> list[float]:
             return self._first.get(key, [])
 
-        def last(key: str) -> list[float]:
-            return [line[key] for line in every[-STEPS:] if key in line]
+        def last(key: str, steps: int = STEPS) -> list[float]:
+            return [line[key] for line in every[-steps:] if key in line]
 
         found = [one for one in self._left if one.shows(first, last)]
         self._left = [one for one in self._left if one not in found]

@@ -13,6 +13,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from areal_core.runs.summary import headlines
 from areal_core.runs.terminal import say
 from areal_core.runs.verdicts import Verdicts
 
@@ -97,10 +98,8 @@ class RunState:
 def summary_line(line: dict[str, Any], steps: int) -> str:
     """One step in one line of plain text."""
     parts = [f"step {line['step']}/{steps}"]
+    parts += [f"{label} {line[key]:{form}}" for key, label, form in headlines(set(line))]
     for key, label, form in (
-        ("evaluation/reward", "held-out", ".3f"),
-        ("reward/mean", "reward", ".3f"),
-        ("train/negative_log_likelihood", "loss", ".4f"),
         ("episodes/failed", "failed episodes", ".0f"),
         ("staleness/mean", "staleness", ".2f"),
         ("batch/response_length", "length", ".1f"),
@@ -217,15 +216,13 @@ class LiveView:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         state = self._state
-        for key, label in (
-            ("reward/mean", "reward"),
-            ("evaluation/reward", "held-out"),
-            ("train/negative_log_likelihood", "loss"),
-            ("batch/response_length", "length"),
-            ("train/entropy", "entropy"),
+        for key, label, form in (
+            *headlines({key for line in state.lines for key in line}),
+            ("batch/response_length", "length", ".3f"),
+            ("train/entropy", "entropy", ".3f"),
         ):
             if values := state.series(key):
-                yield label, f"{values[-1]:8.3f}  {sparkline(values)}"
+                yield label, f"{values[-1]:8{form}}  {sparkline(values)}"
         if not state.lines:
             yield "phase", f"starting ({time.monotonic() - self._began:.0f} s)"
             return

@@ -17,6 +17,10 @@ WELL = {
     "train/behaviour_kl": 0.001,
     "train/effective_sample_share": 0.95,
     "train/clip_fraction": 0.1,
+    "train/gradient_norm": 5.0,
+    "reward/all_episodes": 0.3,
+    "reward/std": 0.4,
+    "train/critic/explained_variance": 0.2,
 }
 
 
@@ -39,6 +43,7 @@ def said(*lines: dict[str, Any]) -> list[str]:
         ({"train/behaviour_kl": 0.04}, "a KL of 0.040 nats a token"),
         ({"train/effective_sample_share": 0.2}, "20% of the samples' worth"),
         ({"train/clip_fraction": 0.4}, "from 40% of the tokens"),
+        ({"train/gradient_norm": 467_000.4}, "norm is 467,000: "),
     ],
 )
 def test_what_goes_wrong_is_said_once_with_what_to_try(ill: dict[str, float], words: str) -> None:
@@ -54,6 +59,23 @@ def test_what_is_well_is_not_talked_about() -> None:
     assert said(*[{"train/negative_log_likelihood": 2.0}] * 50) == []
     decided = {**WELL, "train/entropy": 0.01}
     assert said(*[WELL] * 20, *[decided] * 20) == [], "a policy that decides and still learns is well"
+
+
+BLIND = {**WELL, "train/critic/explained_variance": -0.3}
+
+
+def test_a_critic_that_explains_nothing_is_said_once() -> None:
+    (line,) = said(*[WELL] * STEPS, *[{**BLIND, "reward/all_episodes": 0.35}] * 4 * STEPS)
+    assert "raise roles.critic.learning_rate" in line
+    assert len(said(*[WELL] * STEPS, *[WELL, *[BLIND] * 5] * STEPS)) == 1, "now and then it explains something"
+    assert said(*[WELL, BLIND] * 4 * STEPS) == [], "half of the time it does"
+    assert said(*[BLIND] * 7, *[WELL] * 20) == [], "at first it knows nothing"
+
+
+@pytest.mark.parametrize("well", [{"reward/groups_all_equal": 0.7}, {"reward/all_episodes": 0.6}])
+def test_a_critic_is_not_blamed_where_there_is_nothing_to_explain_or_the_reward_rises(well: dict[str, float]) -> None:
+    """PPO's own preset learns with a critic that is worse than a mean: its answers are short, and luck decides."""
+    assert said(*[WELL] * STEPS, *[{**BLIND, **well}] * 4 * STEPS) == []
 
 
 def test_one_odd_step_is_no_verdict() -> None:

@@ -9,14 +9,15 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import pytest
+
 from areal_core.runs.folder import RunFolder
-from areal_core.runs.view import LastingView, PlainView, RunState, sparkline, waiting_verdict
+from areal_core.runs.summary import summarise_run
+from areal_core.runs.view import LastingView, PlainView, RunState, sparkline, summary_line, waiting_verdict
 from areal_core.training.journal import Journal
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def journal(run: RunFolder, step: int = 0) -> Journal:
@@ -51,10 +52,47 @@ def test_a_line_that_was_cut_off_or_spoiled_is_left_out(tmp_path: Path) -> None:
 def test_plain_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = RunState(RunFolder(tmp_path))
     view = PlainView(state, 2)
-    state.add({"step": 1, "reward/mean": 0.25})
-    state.add({"step": 2, "reward/mean": 0.5})
+    state.add({"step": 1, "reward/all_episodes": 0.25})
+    state.add({"step": 2, "reward/all_episodes": 0.5})
     view.update()
     assert capsys.readouterr().out.splitlines() == ["step 1/2  reward 0.250", "step 2/2  reward 0.500"]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"reward/mean": 0.47, "reward/all_episodes": 0.97, "train/loss": 0.1}, "reward 0.970"),
+        ({"reward/mean": 0.47, "train/loss": 0.1}, "trained reward 0.470"),
+        ({"reward/all_episodes": 0.9, "evaluation/reward": 0.8}, "reward 0.900  held-out score 0.800"),
+        ({"train/loss": 0.6931, "train/accuracy": 0.5, "train/margin": 0.1}, "loss 0.6931  accuracy 0.500"),
+        ({"train/loss": 64.0, "train/negative_log_likelihood": 2.0}, "loss 2.0000"),
+        ({"reward/all_episodes": 0.0, "train/teacher_kl": 0.25}, "reward 0.000  teacher KL 0.2500"),
+        ({"train/loss": 12.5}, "loss 12.5000"),
+    ],
+)
+def test_a_step_shows_what_its_run_is_after(metrics: dict[str, float], shown: str) -> None:
+    """The reward of all that was generated, not of what a filter kept; and a loss only where there is no reward."""
+    assert summary_line({"step": 1, **metrics}, 2) == f"step 1/2  {shown}"
+
+
+def test_the_summary_shows_the_same_at_both_ends(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    told = journal(run)
+    told.finish_step(1, {"train/loss": 0.75, "train/accuracy": 0.5})
+    told.finish_step(2, {"train/loss": 0.25, "train/accuracy": 1.0})
+    told.close()
+    assert summarise_run(run, 2, 3.0).splitlines() == [
+        "done: 2 steps in 3 s",
+        "  loss            0.7500 -> 0.2500",
+        "  accuracy        0.500 -> 1.000",
+    ]
+    filtered = journal(run)
+    filtered.finish_step(1, {"reward/mean": 0.5, "reward/all_episodes": 0.125})
+    filtered.finish_step(2, {"reward/mean": 0.5, "reward/all_episodes": 0.875})
+    filtered.finish_step(3, {"reward/mean": 0.5})
+    filtered.close()
+    assert "  reward          0.125 -> 0.875" in summarise_run(run, 3, 3.0)
+    assert "0.5" not in summarise_run(run, 3, 3.0)
 
 
 def test_who_waits_for_whom() -> None:
@@ -80,7 +118,7 @@ def test_a_view_that_fails_is_left_out_with_a_word(tmp_path: Path, capsys: pytes
     view.update()
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("Broken failed and is left out: UnicodeEncodeError")
-    assert out[1:] == ["step 1/1  reward nan"]
+    assert out[1:] == ["step 1/1  trained reward nan"]
     alone = LastingView([Broken()])
     alone.update()
     alone.prepare()
