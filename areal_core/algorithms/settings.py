@@ -22,10 +22,11 @@ class PolicyLossSettings(Settings):
 
     Attributes:
         anchor: the policy in the denominator of the loss's ratio. A loss that is anchored at the behaviour policy has
-            the whole importance weight in it already: corrections may mask its tokens, and not weigh them again.
+            the whole importance weight in it already: corrections may mask its tokens, and not weigh them again. One
+            without a ratio is right for the first update on a batch alone.
     """
 
-    anchor: ClassVar[Literal["proximal", "behaviour"]] = "proximal"
+    anchor: ClassVar[Literal["proximal", "behaviour", "none"]] = "proximal"
 
 
 class CorrectionSettings(Settings):
@@ -89,7 +90,7 @@ class PolicyGradientSettings(Settings):
     def needs(self, updates: int) -> Iterable[Role | Pass]:
         """The policy, and what it was at the start of the batch where several updates follow."""
         yield ACTOR
-        if updates > 1 and self.proximal == "recomputed" and self._anchor == "proximal":
+        if updates > 1 and self.proximal == "recomputed" and self._anchor != "behaviour":
             yield Pass(ACTOR, "logprobs", "proximal_logprobs")
 
     @property
@@ -118,6 +119,16 @@ class PolicyGradientSettings(Settings):
             yield f"warmup_steps is {self.warmup_steps} of {config.steps} steps: the policy would never learn"
         if self.warmup_steps and not self.objectives:
             yield "warmup_steps is set, and nothing learns in them: there are no objectives"
+
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """What works and is biased."""
+        if self._anchor == "none" and config.training.updates > 1:
+            yield (
+                f"'{self.policy_loss.target}' knows no ratio, and of the {config.training.updates} updates on a batch "
+                "all but the first learn from tokens that are no longer the policy's own: choose a loss such as "
+                "grpo/ppo_clip, or training.updates_per_batch: 1"
+            )
 
 
 class ConstantLengthSettings(Settings):

@@ -6,7 +6,7 @@ from areal_core.cli import main
 from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
-from areal_core.interfaces import Pass
+from areal_core.interfaces import ACTOR, Pass
 from areal_core.testing.conformance import PluginSuite
 from areal_grpo.records import ALGORITHMS
 
@@ -163,3 +163,11 @@ def test_parts_that_stand_where_they_would_count_twice_or_for_nothing_are_refuse
     with pytest.raises(ConfigError, match=words):
         read(override)
     read("algorithm.corrections=[token_truncate, {type: token_truncate, cap: 5.0}]")
+
+
+def test_a_loss_without_a_ratio_is_for_one_update(read):
+    several = ("algorithm=rloo", "training.updates_per_batch=4", "rollout.batch_size=16")
+    (note,) = read(*several).cross_notes()
+    assert note.startswith("algorithm: 'grpo/reinforce' knows no ratio, and of the 4 updates on a batch all but the first")
+    assert list(read("algorithm=rloo").cross_notes()) == []
+    assert Pass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)

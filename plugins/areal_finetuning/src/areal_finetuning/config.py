@@ -171,6 +171,8 @@ class TeacherKLSettings(Settings):
 class DistillationSettings(PolicyLossSettings):
     """`distillation.distillation` has none; it logs what the teacher says."""
 
+    anchor = "none"
+
     def needs(self, updates: int) -> Iterable[Role | Pass]:
         """What the teacher says of each token."""
         return (Pass(TEACHER, "logprobs", "teacher_logprobs"),)

@@ -32,6 +32,12 @@ class ClippingSettings(PolicyLossSettings):
             )
 
 
+class ReinforceSettings(PolicyLossSettings):
+    """`losses.reinforce` has none."""
+
+    anchor = "none"
+
+
 class PPOClipSettings(ClippingSettings):
     """Settings of `losses.ppo_clip`."""
 

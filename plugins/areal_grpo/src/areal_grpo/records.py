@@ -50,7 +50,12 @@ POLICY_LOSSES = [
         "losses",
         "loss_settings:PPOClipSettings",
     ),
-    _part("reinforce", "the plain policy gradient, for one update a batch", "losses", None),
+    _part(
+        "reinforce",
+        "the plain policy gradient, for one update a batch",
+        "losses",
+        "loss_settings:ReinforceSettings",
+    ),
     _part("gspo", "one clipped ratio for a whole sequence", "sequence_losses", "loss_settings:GSPOLossSettings"),
     _part(
         "gmpo",
