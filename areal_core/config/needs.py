@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.selection import Selection, selections
@@ -48,7 +49,9 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
     for need in needs_of(algorithm, updates):
         role = need.role if isinstance(need, Pass) else need
         if roles.setdefault(role.name, role) != role:
-            raise ConfigError(f"two components mean different roles by '{role.name}': {roles[role.name]} and {role}")
+            one, other = asdict(roles[role.name]), asdict(role)
+            told = ", ".join(f"{key} is {one[key]} and {other[key]}" for key in one if one[key] != other[key])
+            raise ConfigError(f"two components mean different roles by '{role.name}': {told}")
     roles = roles or {ACTOR.name: ACTOR}
     for role in roles.values():
         _check_follows(role, roles)

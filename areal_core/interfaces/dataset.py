@@ -13,6 +13,7 @@ class Dataset(Protocol):
 
     A row is a mapping. Workflows of the core read `prompt` (text, or a list of chat messages) and hand the whole row
     to the reward, which by convention reads `answer`. For supervised fine-tuning a row has `prompt` and `completion`.
+    A method `describe_row(index) -> str` is used in messages, where there is one: file and line of a row, say.
     """
 
     def __len__(self) -> int:
@@ -20,3 +21,9 @@ class Dataset(Protocol):
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         """The row at a place, from 0; a new mapping each time, or one that nobody changes."""
+
+
+def name_row(dataset: object, index: int) -> str:
+    """A row in words, for whoever has to look it up: its number, and what `describe_row` says."""
+    place = f"; {dataset.describe_row(index)}" if hasattr(dataset, "describe_row") else ""
+    return f"row {index} of the data set (counted from 0{place})"

@@ -64,7 +64,8 @@ class SupervisedProcess:
         node: where it runs.
         owner: name of the process that asked for it; empty for one of the run's own.
         channel: to it, once it has come; only processes that speak come.
-        phase: what it says that it is doing, and for how long.
+        phase: what it says that it is doing, and for how long; of one that does not speak no more is known than that
+            it runs.
         heard: when it said something.
         stopped_at: since when its warden sees that somebody has stopped it; None where it runs.
         has_finished: whether it has said that all its work is done.
@@ -77,7 +78,7 @@ class SupervisedProcess:
         self.node = node
         self.owner = owner
         self.channel: Channel | None = None
-        self.phase = Alive("starting", 0.0)
+        self.phase = Alive("starting" if specification.speaks else "running", 0.0)
         self.heard = time.monotonic()
         self.stopped_at: float | None = None
         self.has_finished = False

@@ -20,6 +20,7 @@ from areal_core.background import start_task
 from areal_core.data.prompt_group import PromptGroup, join_groups
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
+from areal_core.interfaces.dataset import name_row
 from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.episodes import EpisodeError
@@ -268,7 +269,7 @@ class RolloutController:
 
     async def _fail_group(self, group: PromptGroup, told: str) -> None:
         """A group whose row cannot be read fails as one whose episode failed."""
-        group.failure = f"row {group.occurrence[0]} of the data set cannot be read: {told}"
+        group.failure = f"{name_row(self._dataset, group.occurrence[0])} cannot be read: {told}"
         self._ledger.failed(group.number, 0, 0, group.failure)
         self._group_ended(group, is_kept=True)
 
@@ -333,8 +334,8 @@ class RolloutController:
                     f"{self._consecutive_failures} prompt groups failed one after another; "
                     f"the last one:\n{group.failure}",
                     hints=[
-                        "mend the workflow or the reward, and resume with --allow-changed-plugins; or raise "
-                        "rollout.max_consecutive_failures"
+                        "a judge or server that is back: resume; a workflow or reward that was mended: resume with "
+                        "--allow-changed-plugins; or raise rollout.max_consecutive_failures"
                     ],
                 )
             )

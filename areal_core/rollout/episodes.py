@@ -137,7 +137,7 @@ class EpisodeRunner:
                 words = words.encode("utf-8", "backslashreplace").decode()
                 self.on_failure(group, sample_index, attempt, words)
                 if attempt == self._max_retries or is_reward:
-                    raise EpisodeError(f"data row {number}, sample {sample_index}: {words}") from error
+                    raise EpisodeError(f"data row {number} (counted from 0), sample {sample_index}: {words}") from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _context(

@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.errors import RunError
+from areal_core.interfaces.dataset import name_row
 from areal_core.rollout.episodes import EpisodeError
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Evaluator:
         self._sampling = sampling
         self._samples = section.samples_per_prompt
         self._rows = min(len(dataset), section.limit or len(dataset))
+        self.progress = ""
+        """How far the evaluation is that runs now, in words; empty where none does."""
         self.on_failure: Callable[[str], None] = lambda _: None
         """Told in words when episodes of an evaluation have failed."""
 
@@ -74,15 +77,23 @@ class Evaluator:
             rollout: how a run generates.
 
         Raises:
-            RunError: the engine died, or no episode ended for `rollout.stall_timeout_s`.
+            RunError: the engine died, the first `rollout.max_consecutive_failures` episodes all failed, or none ended
+                for `rollout.stall_timeout_s`.
         """
+        ended = failed = 0
         loop, places = asyncio.get_running_loop(), itertools.product(range(self._rows), range(self._samples))
         width = min(rollout.episodes_at_once, self.episodes)
 
         async def work() -> None:
             """Take one place after another until there are no more."""
+            nonlocal ended, failed
             for row, sample in places:
-                take(await self._played(row, sample, rollout.episode_timeout_s))
+                played = await self._played(row, sample, rollout.episode_timeout_s)
+                take(played)
+                ended, failed = ended + 1, failed + (played.episode is None)
+                self.progress = f"{ended} of {self.episodes} episodes of the evaluation ended, {failed} failed"
+                if failed == ended == rollout.max_consecutive_failures:
+                    raise RunError(f"{self.progress}: rollout.max_consecutive_failures; the last:\n{played.error}")
                 stall.reschedule(loop.time() + rollout.stall_timeout_s)
 
         workers = [asyncio.ensure_future(work()) for _ in range(width)]
@@ -95,6 +106,7 @@ class Evaluator:
                 "those that wait for a place in the engine have no other deadline"
             ) from None
         finally:  # nobody goes on behind the first cause
+            self.progress = ""
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
@@ -104,7 +116,7 @@ class Evaluator:
             prompt = self._dataset[row]
         except BaseException as error:  # noqa: BLE001 - a data set may raise anything
             told = "".join(traceback.format_exception(error))
-            return Played(row, sample, None, f"row {row} of the held-out data set cannot be read: {told}")
+            return Played(row, sample, None, f"held-out {name_row(self._dataset, row)} cannot be read: {told}")
         try:
             episode = await self._runner.run(
                 prompt,

@@ -155,9 +155,14 @@ class RolloutService:
         await self._controller.commit(request.step, request.folder)
         return Done()
 
+    def status(self) -> dict[str, str]:
+        """How the rollouts are, the servers and the evaluation that runs, where there are any."""
+        evaluation = self._evaluator.progress if self._evaluator is not None else ""
+        told = {"rollouts": self._controller.describe(), "servers": self._engine.describe(), "evaluation": evaluation}
+        return {name: text for name, text in told.items() if text}
+
     async def _describe(self, _: messages.Describe) -> messages.Described:
-        servers = self._engine.describe()
-        return messages.Described(self._controller.describe() + (f"; servers: {servers}" if servers else ""))
+        return messages.Described("; ".join(f"{name}: {text}" for name, text in self.status().items()))
 
     async def _audit_ledger(self, _: messages.AuditLedger) -> messages.Audited:
         return messages.Audited(await self._audit())

@@ -1,7 +1,8 @@
 """Whether the code behind a config is there and fits: asked in a process of its own, before anything is left on disk.
 
 The process imports every component that the config chooses and holds its signature against its settings, as the run's
-processes will. Whatever it imports, and whatever that does, stays out of the program that asked.
+processes will; where an algorithm learns from rows as they are, it encodes the first ones. Whatever it imports, and
+whatever that does, stays out of the program that asked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,7 @@ from areal_core.errors import ArealError, ConfigError
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.plugins.catalog import Catalog
 from areal_core.runs.folder import RunFolder, cache_folder
+from areal_core.runs.plan import FIRST_ROWS
 from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
@@ -52,8 +55,8 @@ CALLED: Final = {
 class CodeCheck:
     """A check that is under way as soon as it is made; what else there is to check can be checked meanwhile.
 
-    Importing takes seconds, so the last check that found nothing wrong is remembered with every file that it had read:
-    the same config and the same files need none.
+    Importing takes seconds, so the last check that found nothing wrong is remembered with every module that it had
+    read: the same config and the same files need none, unless rows of data are looked at, whose files nobody knows.
     """
 
     def __init__(self, resolved: Resolved) -> None:
@@ -62,7 +65,7 @@ class CodeCheck:
         self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
         self._folder = Path(self._temporary.name)
         self._process: subprocess.Popen[bytes] | None = None
-        if self._is_known():
+        if resolved.config.workflow is not None and self._is_known():
             return
         (self._folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         with (self._folder / "output").open("wb") as output:
@@ -136,6 +139,22 @@ def _problems(resolved: Resolved, folder: Path) -> Iterator[str]:
             yield ": ".join((f"{key}: {error.message}", *error.hints))
 
 
+def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
+    """Why the algorithm's encoder refuses the first rows; a data set that cannot be read the plan tells of as well."""
+    from areal_core.runs.models import load_tokenizer, model_reference
+    from areal_core.training.examples import encode_row
+
+    path, encode = resolved.config.model.path, resolved.config.algorithm.build().encode
+    if encode is None or path is None or not (resolved.base_dir / path).is_dir():  # it has yet to be made or fetched
+        return
+    try:
+        dataset, tokenizer = resolved.config.dataset.build(), load_tokenizer(model_reference(resolved, folder))
+        for index in range(min(len(dataset), FIRST_ROWS)):
+            encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
+    except Exception as error:  # noqa: BLE001 - a data set is anybody's code
+        yield str(getattr(error, "message", error))
+
+
 def _check_call(chosen: Selection) -> None:
     """Raise `ConfigError` where areal could not call a function as its Protocol says."""
     target, protocol = chosen.load(), CALLED.get(chosen.kind)
@@ -150,7 +169,8 @@ def _check_call(chosen: Selection) -> None:
 
 def main(folder: Path) -> None:
     """Write beside the config what is wrong, and which files were read."""
-    problems = list(_problems(load_run(folder), folder))
+    resolved = load_run(folder)
+    problems = list(_problems(resolved, folder)) or list(_row_problems(resolved, RunFolder(folder)))
     paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
     files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
     (folder / "answer.json").write_text(json.dumps([problems, files]), encoding="utf-8")

@@ -269,7 +269,7 @@ async def _serve_trainer(
     service: RolloutService, controller: RolloutController, half: RolloutHalf, config: RunConfig, link: Link
 ) -> None:
     """Generate for the trainer until it has said goodbye or died."""
-    status = start_task(_report(controller, half.engine, link), "status of the rollouts")
+    status = start_task(_report(service, link), "status of the rollouts")
     try:
         with link.phase("starting the inference engine"):
             await half.ready()
@@ -312,8 +312,7 @@ async def _answer(service: RolloutService, forwarded: Forward, number: int, link
     link.post(Forwarded(b"".join(encode_frame(reply))), -number)
 
 
-async def _report(controller: RolloutController, engine: InferenceEngine, link: Link) -> None:
+async def _report(service: RolloutService, link: Link) -> None:
     while True:
-        servers = engine.describe()
-        link.post(Status({"rollouts": controller.describe(), **({"servers": servers} if servers else {})}))
+        link.post(Status(service.status()))
         await asyncio.sleep(STATUS_INTERVAL_S)

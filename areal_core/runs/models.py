@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
     """The model that every process of the run loads."""
     model = resolved.config.model
-    if model.path is None:
-        path = run.model_note.read_text()
-    else:
-        local = resolved.base_dir / model.path
-        path = str(local) if local.is_dir() else model.path
+    path = run.model_note.read_text() if model.path is None else model_path(resolved, model.path)
     return ModelReference(path, model.dtype, model.trust_remote_code)
+
+
+def model_path(resolved: Resolved, path: str) -> str:
+    """The folder that a config means, which is relative to its own, or else a name on the hub."""
+    local = resolved.base_dir / path
+    return str(local) if local.is_dir() else path
 
 
 def load_tokenizer(model: ModelReference) -> Any:

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config.needs import roles_of
 from areal_core.errors import ConfigError
+from areal_core.interfaces.dataset import name_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from areal_core.config import Resolved
     from areal_core.config.selection import Selection
 
 BYTES_PER_PARAMETER = 16
 """Of the trainer in float32: parameter, gradient and two moments of AdamW."""
+FIRST_ROWS = 3
+"""Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
 
 def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -> str:
@@ -33,11 +37,10 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -
     problems: list[str] = []
     model = _model_lines(resolved, problems)
     rows = _dataset_rows(resolved, problems)
-    problems += others()
+    problems += [told for told in others() if not any(told in known for known in problems)]
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
-    launcher = config.launcher.keywords()
-    ranks = launcher.get("trainer_processes", 1)
+    ranks = config.launcher.keywords().get("trainer_processes", 1)
     lines = ["plan", f"  plugins        {', '.join(record.name for record in resolved.provenance())}", *model]
     lines.append(f"  data           {config.dataset.reference}: {rows:,} rows")
     roles = roles_of(config.algorithm, config.training.updates).values()
@@ -75,22 +78,15 @@ def _engines(chosen: Selection) -> str:
 
 def _model_lines(resolved: Resolved, problems: list[str]) -> list[str]:
     model = resolved.config.model
+    for name, chosen in resolved.config.roles.items():
+        if path := getattr(chosen.common, "path", None):
+            _model_facts(resolved.base_dir / path, path, f"roles.{name}.path", problems)
     if model.source is not None:
         return [f"  model          made by {model.source.reference} before the run starts"]
     folder = resolved.base_dir / (model.path or "")
-    if not folder.is_dir():
-        if model.path and (model.path.startswith((".", "/", "~")) or model.path.count("/") != 1):
-            problems.append(f"model.path: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
+    description, weights = _model_facts(folder, model.path or "", "model.path", problems)
+    if not description:
         return [f"  model          {model.path} (from the Hugging Face hub)"]
-    path = folder / "config.json"
-    try:
-        description: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        problems.append(f"model.path: {path} cannot be read ({error}); a Hugging Face folder has a config.json")
-        return []
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if not weights:
-        problems.append(f"model.path: {folder} holds no *.safetensors; save the model with save_pretrained")
     _check_context(resolved, description, problems)
     stored = {"float16": 2, "bfloat16": 2}.get(str(description.get("dtype", description.get("torch_dtype"))), 4)
     parameters = weights // stored
@@ -103,6 +99,23 @@ def _model_lines(resolved: Resolved, problems: list[str]) -> list[str]:
     ]
 
 
+def _model_facts(folder: Path, path: str, key: str, problems: list[str]) -> tuple[dict[str, Any], int]:
+    """What a folder's config.json says, and the bytes of its weights; nothing where `path` is a name on the hub."""
+    if not folder.is_dir():
+        if path and (path.startswith((".", "/", "~")) or path.count("/") != 1):
+            problems.append(f"{key}: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
+        return {}, 0
+    try:
+        description: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        problems.append(f"{key}: {folder / 'config.json'} cannot be read ({error}); a Hugging Face folder has one")
+        return {}, 0
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if not weights:
+        problems.append(f"{key}: {folder} holds no *.safetensors; save the model with save_pretrained")
+    return description, weights
+
+
 def _check_context(resolved: Resolved, description: dict[str, Any], problems: list[str]) -> None:
     context = description.get("max_position_embeddings")
     tokens = resolved.config.sampling.max_new_tokens
@@ -113,8 +126,9 @@ def _check_context(resolved: Resolved, description: dict[str, Any], problems: li
 
 
 def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
-    """Length of the data set; building it is the check that it can be read."""
-    rows = 0
+    """Length of the data set. Building it is the check that it can be read; the workflow sees its first rows."""
+    settings = getattr(resolved.config.workflow, "settings", None)
+    rows, check = 0, getattr(settings, "check_row", lambda _: "")
     chosen = [("dataset", resolved.config.dataset)]
     if resolved.config.evaluation is not None:
         chosen.append(("evaluation.dataset", resolved.config.evaluation.dataset))
@@ -127,8 +141,9 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
                     hints=["name a class that has both; its settings are the arguments of its __init__"],
                 )
             rows = len(dataset)
-            if rows:
-                dataset[0]
+            for index in range(min(rows, FIRST_ROWS)):
+                if wrong := check(dataset[index]):
+                    raise ConfigError(f"{name_row(dataset, index)} {wrong}")
         except ConfigError as error:
             problems.append(": ".join((f"{key}: {error.message}", *error.hints)))
         except Exception as error:  # noqa: BLE001 - a data set is anybody's code

@@ -24,7 +24,7 @@ from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Notice, Status, StepMetrics
-from areal_core.runs.models import check_same_tokens, load_tokenizer, model_reference
+from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
@@ -110,7 +110,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     roles = roles_of(config.algorithm, config.training.updates)
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
     with link.phase("loading the model", limit):
-        engines = _engines(config, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
+        engines = _engines(resolved, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
     learner = Learner(config, algorithm, roles, engines)
     rollouts = None
     if is_first and needs_rollouts:
@@ -149,19 +149,21 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
 
 
 def _engines(
-    config: RunConfig, model: ModelReference, roles: Mapping[str, Role], temperature: float
+    resolved: Resolved, model: ModelReference, roles: Mapping[str, Role], temperature: float
 ) -> dict[str, TrainEngine]:
     """An engine for each role, with the settings and the model of its section where it has one."""
-    settings = OptimizerSettings(config.steps * config.training.updates, temperature)
+    config = resolved.config
+    idle = getattr(config.algorithm.settings, "warmup_steps", 0)  # batches that only others than the policy learn from
     engines: dict[str, TrainEngine] = {}
     for name, role in roles.items():
         chosen = config.roles.get(name, config.train_engine)
         path = getattr(chosen.common, "path", None)
-        its_model = model if path is None else replace(model, path=path)
+        its_model = model if path is None else replace(model, path=model_path(resolved, path))
         if path is not None and dist.get_rank() == 0:
             check_same_tokens(model, name, its_model)
         engines[name] = chosen.build()
-        engines[name].setup(its_model, role, settings)
+        steps = config.steps - (0 if engines.keys() - {name} else idle)
+        engines[name].setup(its_model, role, OptimizerSettings(steps * config.training.updates, temperature))
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):
             engine.compare_with(engines)

@@ -225,6 +225,7 @@ class LiveView:
                 yield label, f"{values[-1]:8{form}}  {sparkline(values)}"
         if not state.lines:
             yield "phase", f"starting ({time.monotonic() - self._began:.0f} s)"
+            yield from state.statuses.get("controller", {}).items()
             return
         last = state.lines[-1]
         if "staleness/mean" in last:

@@ -9,6 +9,7 @@ import torch
 from areal_core.data.batch import PackedBatch
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
+from areal_core.interfaces.dataset import name_row
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
 
@@ -57,7 +58,7 @@ class ExampleSource:
         if self._is_interrupted():
             raise Interrupted
         numbers = range(step * self._batch_size, (step + 1) * self._batch_size)
-        examples = [self._encoded(self._sampler[number][0]) for number in numbers]
+        examples = [encode_row(self._dataset, self._sampler[number][0], self._encode) for number in numbers]
         batch = PackedBatch.from_trajectories([trajectory for example in examples for trajectory in example])
         sizes = torch.tensor([len(example) for example in examples])
         unit_index = torch.repeat_interleave(torch.arange(len(examples)), sizes)
@@ -67,16 +68,6 @@ class ExampleSource:
             batch = batch.with_units(unit_index)
         metrics = {"batch/examples": len(examples), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
         return batch, {name: float(value) for name, value in metrics.items()}
-
-    def _encoded(self, row: int) -> Sequence[Trajectory]:
-        """The sequences of a row; what cannot be learnt from ends the run by its name."""
-        try:
-            found = self._encode(self._dataset[row])
-        except Exception as error:
-            raise RunError(f"row {row} of the data set cannot be learnt from: {error!r}") from error
-        if not found:
-            raise RunError(f"row {row} of the data set gave no sequence to learn from")
-        return found
 
     def evaluate(self) -> dict[str, float]:
         """Nobody generates, so nothing can be scored."""
@@ -89,3 +80,24 @@ class ExampleSource:
     def close(self) -> None:
         """See `BatchSource.close`."""
         self._ledger.close()
+
+
+def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Trajectory]]) -> Sequence[Trajectory]:
+    """The sequences of a row.
+
+    Args:
+        dataset: its rows.
+        index: of the row.
+        encode: an `Encoder` with its tokenizer.
+
+    Raises:
+        RunError: nothing can be learnt from the row, which is named.
+    """
+    try:
+        found = encode(dataset[index])
+    except Exception as error:
+        words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise RunError(f"{name_row(dataset, index)} cannot be learnt from: {words}") from error
+    if not found:
+        raise RunError(f"{name_row(dataset, index)} gave no sequence to learn from")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,11 @@ class PromptSettings(Settings):
 
 class SingleTurnSettings(PromptSettings):
     """One prompt, one answer, one score."""
+
+    def check_row(self, row: dict[str, Any]) -> str:
+        """Before a run: what keeps it from playing this row; empty where nothing does."""
+        words = f"has no '{self.prompt_key}', only {', '.join(row)}: set workflow.prompt_key, or mend the data"
+        return "" if self.prompt_key in row else words
 
 
 class MultiTurnSettings(PromptSettings):

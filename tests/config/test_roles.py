@@ -48,7 +48,10 @@ class Method:
     ("kind", "words"),
     [
         ("frozen", "the first role that is needed, 'actor', does not learn"),
-        ("two", "two components mean different roles by 'actor'"),
+        (
+            "two",
+            "two components mean different roles by 'actor': head is vocabulary and scalar, trains",
+        ),
         ("nobody", "the role 'ema' follows 'aktor', which is no role of the same head that learns"),
         ("never", "every must be at least 1"),
     ],

@@ -140,6 +140,26 @@ def test_a_run_that_cannot_go_on_says_why(workplace: Workplace, words: list[str]
     assert done.code == 1, done.out
     assert cause in done.err
     assert "areal run --resume" in done.err
+    assert "nothing is trained yet: mend it and start again, with another run_dir or without this one" in done.err
+
+
+def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: Workplace) -> None:
+    """Each would end the run after it has loaded its models; the data set has yet to be there in the right form."""
+    rows = workplace.folder / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "chosen": "2", "rejected": "3"}\n\n{"chosen": "2"}\n')
+    data = ["plugins=[grpo,finetuning,hf,fsdp,rewards]", "dataset={type: rewards/jsonl, paths: [rows.jsonl]}"]
+    pairs = ["algorithm=finetuning/dpo", "rewards=[]", "workflow=null", "inference_engine=null"]
+    done = workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs, "roles.reference.path=missing")
+    assert done.code == 2, done.out
+    assert f"roles.reference.path: there is no folder {workplace.folder / 'missing'}" in done.err
+    place = f"row 1 of the data set (counted from 0; {rows}:3) cannot be learnt from: preferences need rows with"
+    assert place in done.err
+    rows.write_text('{"prompt": "1", "chosen": "2", "rejected": "3"}\n')
+    assert workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs).code == 0
+    rows.write_text('{"question": "1", "chosen": "2"}\n')
+    done = workplace.areal("run", "run.yaml", "--dry-run", *data)
+    assert f"row 0 of the data set (counted from 0; {rows}:1) has no 'prompt', only question, chosen" in done.err
+    assert workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs).code == 2, "a check of other rows was kept"
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(workplace: Workplace) -> None:

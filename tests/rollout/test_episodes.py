@@ -64,7 +64,9 @@ def test_a_row_that_cannot_be_read_fails_its_group_and_says_so(
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == []
-    with pytest.raises(RunError, match=r"prompt groups failed one after another(?s:.*)row \d of the data set"):
+    with pytest.raises(
+        RunError, match=r"groups failed one after another(?s:.*)row \d of the data set \(counted from 0\)"
+    ):
         asyncio.run(asyncio.wait_for(run(max_consecutive_failures=1), 60))
 
 

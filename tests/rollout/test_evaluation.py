@@ -50,6 +50,33 @@ def test_episodes_of_an_evaluation_that_fail_are_told_with_the_first_cause() -> 
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("good", [None, 0])
+def test_an_evaluation_whose_first_episodes_all_fail_ends_with_the_cause(good: int | None) -> None:
+    """Else one whose judge is dead waits for every one of them in turn; where one has succeeded all are played."""
+
+    class AllButOne(FakeWorkflow):
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            said.append(made.progress)
+            if row["prompt"] != str(good):
+                raise ValueError("the judge is gone")
+            return await super().run_episode(row, context)
+
+    async def check() -> None:
+        rollout = RolloutSection(batch_size=1, group_size=1, pipeline_depth=1, max_consecutive_failures=3)
+        if good is None:
+            ended = r"3 of 40 episodes of the evaluation ended, 3 failed(?s:.*)the judge is gone"
+            with pytest.raises(RunError, match=ended):
+                await made.run(rollout)
+        else:
+            assert (await made.run(rollout))["evaluation/failed"] == 39
+            assert "20 of 40 episodes of the evaluation ended, 19 failed" in said
+        assert made.progress == ""
+
+    said: list[str] = []
+    made, _ = evaluator(AllButOne())
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
 def test_no_episode_fails_because_others_came_before() -> None:
     """A tenth of a second each, one at a time: the mean must not be that of whoever got the place early."""
 
@@ -100,7 +127,7 @@ def test_a_row_that_cannot_be_read_is_a_failed_episode(ends_with: Exception | No
         metrics = await made.run(RolloutSection())
         assert (metrics["evaluation/episodes"], metrics["evaluation/failed"]) == (2, 1)
         (line,) = told
-        assert "row 1 of the held-out data set cannot be read" in line
+        assert "held-out row 1 of the data set (counted from 0) cannot be read" in line
         assert words in line
 
     asyncio.run(asyncio.wait_for(check(), 60))

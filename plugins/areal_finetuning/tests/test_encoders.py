@@ -1,5 +1,7 @@
 """Which exact tokens of a row are learnt, with a tokenizer of one token a character and a chat template."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
-from areal_core.training.examples import ExampleSource
+from areal_core.training.examples import encode_row
 
 REWRITES = (
     "{% for message in messages %}<{{ message.role }}>"
@@ -249,9 +251,10 @@ def test_another_format_is_named(row, words, preferences, tokenizer):
 
 
 def test_a_run_is_told_which_row_is_wrong(preferences, tokenizer):
-    source = ExampleSource.__new__(ExampleSource)
-    source._dataset = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a"}]
-    source._encode = lambda row: preferences(row, tokenizer)
-    assert len(source._encoded(0)) == 2
-    with pytest.raises(RunError, match=r"row 1 of the data set cannot be learnt from.*'chosen' and 'rejected'"):
-        source._encoded(1)
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a"}, None]
+    assert len(encode_row(rows, 0, partial(preferences, tokenizer=tokenizer))) == 2
+    place = r"^row 1 of the data set \(counted from 0\) cannot be learnt from: preferences need rows with 'chosen'"
+    with pytest.raises(RunError, match=place):
+        encode_row(rows, 1, partial(preferences, tokenizer=tokenizer))
+    with pytest.raises(RunError, match="AttributeError: "):
+        encode_row(rows, 2, partial(preferences, tokenizer=tokenizer))

@@ -72,6 +72,13 @@ def test_several_files_and_a_limit(read, tmp_path):
     assert len(read(paths, limit=9, **TEMPLATES)) == 3
 
 
+def test_a_row_is_found_by_its_file_and_its_line(tmp_path):
+    paths = [write(tmp_path, "a.jsonl", ROWS[:2]), write(tmp_path, "b.jsonl", ROWS[2:])]
+    paths[1].write_text("\n" + paths[1].read_text())
+    made = lines(paths, **TEMPLATES)
+    assert [made.describe_row(index) for index in (1, 2)] == [f"{paths[0]}:2", f"{paths[1]}:2"]
+
+
 def test_a_folder_in_a_layout_of_the_hub(tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()

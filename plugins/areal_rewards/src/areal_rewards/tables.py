@@ -85,9 +85,16 @@ class JSONLinesDataset(Table):
 
     def __init__(self, settings: JSONLinesSettings) -> None:
         _refuse_missing(settings.paths)
-        rows = [row for path in settings.paths for row in _json_lines(path)]
+        found = [(path, line, row) for path in settings.paths for line, row in _json_lines(path)]
+        rows = [row for _, _, row in found]
+        self._places = [(path, line) for path, line, _ in found]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         super().__init__(rows, columns, settings, _title(settings.paths))
+
+    def describe_row(self, index: int) -> str:
+        """The file and the line, from 1, that a row stands in."""
+        path, line = self._places[index]
+        return f"{path}:{line}"
 
 
 class FilesDataset(Table):
@@ -166,7 +173,8 @@ def _title(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"the data set of {len(paths)} files from {paths[0]}"
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
+def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The rows of a file, each with its line."""
     rows, number = [], 0
     try:
         with path.open(encoding="utf-8-sig") as lines:
@@ -176,7 +184,7 @@ def _json_lines(path: Path) -> list[dict[str, Any]]:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ConfigError(f"{path}:{number} is a {type(row).__name__}, it must be an object, {{...}}")
-                rows.append(row)
+                rows.append((number, row))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
