@@ -65,7 +65,7 @@ def learn(name: str, seed: int, steps: int, run_dir: Path) -> list[dict[str, Any
         )
         if done.returncode:
             raise SystemExit(f"{name} with seed {seed} ended with exit code {done.returncode}: see {run_dir}")
-    return RunFolder(run_dir).read_metrics()
+    return RunFolder(run_dir).read_metrics()[:steps]
 
 
 if __name__ == "__main__":

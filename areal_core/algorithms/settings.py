@@ -43,10 +43,10 @@ class StageSettings(Settings):
     """The base of a stage's settings.
 
     Attributes:
-        place: the one list that it belongs into, where what it computes is read in time; None is either.
+        belongs_in: the one list in which what it computes is read in time; None is either.
     """
 
-    place: ClassVar[Literal["stages", "update_stages"] | None] = None
+    belongs_in: ClassVar[Literal["stages", "update_stages"] | None] = None
 
 
 class PolicyGradientSettings(Settings):
@@ -93,6 +93,10 @@ class PolicyGradientSettings(Settings):
         if updates > 1 and self.proximal == "recomputed" and self._anchor != "behaviour":
             yield Pass(ACTOR, "logprobs", "proximal_logprobs")
 
+    def idle_steps(self, role: str) -> int:
+        """Batches from which a role learns nothing, so that its learning rate decays over the others alone."""
+        return self.warmup_steps if role == ACTOR.name else 0
+
     @property
     def _anchor(self) -> str:
         return getattr(self.policy_loss.settings, "anchor", "proximal")
@@ -109,17 +113,17 @@ class PolicyGradientSettings(Settings):
             )
         for key in ("stages", "update_stages"):
             for stage in getattr(self, key):
-                if (place := getattr(stage.settings, "place", None)) not in {None, key}:
-                    yield f"'{stage.target}' stands in {key} and belongs into {place}, where what it computes is read"
+                home = stage.settings.belongs_in if isinstance(stage.settings, StageSettings) else None
+                if home not in {None, key}:
+                    yield f"'{stage.target}' stands in {key} and belongs into {home}, where what it computes is read"
         for key in ("group_stages", "stages", "update_stages", "corrections", "regularisers", "objectives"):
             parts = getattr(self, key)
             for part in (part for number, part in enumerate(parts) if part in parts[:number]):
-                yield f"'{part.target}' stands twice in {key}, with the same settings: it would count twice"
+                yield f"'{part.target}' stands twice in {key}, with the same settings: leave one out"
         if self.warmup_steps >= config.steps:
             yield f"warmup_steps is {self.warmup_steps} of {config.steps} steps: the policy would never learn"
         if self.warmup_steps and not self.objectives:
             yield "warmup_steps is set, and nothing learns in them: there are no objectives"
-
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """What works and is biased."""

@@ -157,11 +157,9 @@ class Place:
         try:
             return handler(chosen if items is value else chosen[0])
         except ValidationError as error:
-            names = ", ".join(str(one.reference) for one in chosen)
-            takes_one = items is value
-            cure = f"name one: {names.partition(',')[0]}" if takes_one else f"write [{names}]"
-            message = f"must be {'one component, not a list' if takes_one else 'a list of components'}: {cure}"
-            raise RejectedError([Problem((), message)]) from error
+            names = ", ".join(str(one.reference) for one in chosen) or "a component"
+            one, several = f"one component, not a list: write {names}", f"a list of components: write [{names}]"
+            raise RejectedError([Problem((), f"must be {one if items is value else several}")]) from error
 
 
 def component(

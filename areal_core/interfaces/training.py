@@ -110,8 +110,8 @@ class TrainEngine(Protocol):
         up to the same gradient; metrics are put together over works, micro-batches and ranks by their kind.
 
         An engine may offer outputs that are wider than one number a token; they are there for a loss alone, and never
-        leave the device: `hidden`, the last hidden states [T, hidden size]; `topk:K`, which gives `topk_logprobs`
-        [T, K] float32 and `topk_ids` [T, K] int64, the likeliest first.
+        leave the device: `hidden`, the last hidden states [T, hidden size]; `topk:K`, the log-probabilities of the K
+        likeliest tokens, [T, K] float32, the likeliest first, and beside it `topk:K:ids`, [T, K] int64.
 
         Args:
             works: all of this role.
@@ -155,8 +155,8 @@ class ComparingEngine(Protocol):
 
     With P the distribution of ROLE behind a token, Q that of the engine's own role and M = β P + (1 - β) Q it is
     β KL(P ‖ M) + (1 - β) KL(Q ‖ M) in nats, [T] float32, the generalised Jensen-Shannon divergence (GKD, arXiv
-    2306.13649, equation 1); at the ends, where that is 0, KL(P ‖ Q) for BETA 0 and KL(Q ‖ P) for BETA 1, which is also
-    meant where no BETA stands. Neither distribution leaves the device.
+    2306.13649, equation 1); at the ends, where that is 0, KL(P ‖ Q) for BETA 0 and KL(Q ‖ P) for BETA 1. Neither
+    distribution leaves the device, and the other role learns nothing.
     """
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:

@@ -153,16 +153,16 @@ def _engines(
 ) -> dict[str, TrainEngine]:
     """An engine for each role, with the settings and the model of its section where it has one."""
     config = resolved.config
-    idle = getattr(config.algorithm.settings, "warmup_steps", 0)  # batches that only others than the policy learn from
+    idle_steps = getattr(config.algorithm.settings, "idle_steps", None)
     engines: dict[str, TrainEngine] = {}
     for name, role in roles.items():
         chosen = config.roles.get(name, config.train_engine)
         path = getattr(chosen.common, "path", None)
         its_model = model if path is None else replace(model, path=model_path(resolved, path))
-        if path is not None and dist.get_rank() == 0:
+        if path is not None:
             check_same_tokens(model, name, its_model)
         engines[name] = chosen.build()
-        steps = config.steps - (0 if engines.keys() - {name} else idle)
+        steps = config.steps - (idle_steps(name) if idle_steps else 0)
         engines[name].setup(its_model, role, OptimizerSettings(steps * config.training.updates, temperature))
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):

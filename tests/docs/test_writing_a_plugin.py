@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,10 @@ def test_a_part_that_asks_a_model() -> None:
     assert need.role.follows == Follows("actor", every=1, decay=0.99)
 
     class Suite(RegulariserSuite):
+        needed = (need,)
+
         def make(self) -> Any:
             return functools.partial(names["pull"], coefficient=0.1)
-
-        def terms(self, **options: Any) -> Any:
-            terms = super().terms(**options)
-            return replace(terms, columns={**terms.columns, need.column: terms.columns["reference_logprobs"]})
 
     for test in (name for name in dir(Suite) if name.startswith("test_")):
         getattr(Suite(), test)()

@@ -46,6 +46,7 @@ def test_its_own_tests_pass(homemade: Workplace) -> None:
 
 def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> None:
     words = ["algorithm=homemade/ppo", "algorithm.warmup_steps=2", "roles.critic.learning_rate=1e-3", "steps=4"]
+    words += ["train_engine.schedule=linear", "launcher.trainer_processes=2"]
     done = homemade.areal("run", "run.yaml", "run_dir=run", "--plugins", "homemade", *words, "checkpoint.every=3")
     assert done.code == 0, done.err
     lines = homemade.metrics()
@@ -53,6 +54,9 @@ def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> 
     for line in lines:
         assert {"train/critic/error", "train/critic/gradient_norm", "train/distance"} <= line.keys()
     assert [("train/loss" in line) for line in lines] == [False, False, True, True]
+    rates = [line["train/learning_rate"] for line in lines[2:]]
+    assert rates[1] == pytest.approx(rates[0] / 2), "the policy has two updates, over which its rate decays"
+    assert lines[3]["train/critic/learning_rate"] == pytest.approx(1e-3 / 4)
     (checkpoint, *_) = sorted((homemade.folder / "run").glob("epochs/*/checkpoints/step-*"))
     assert {"actor", "critic"} <= {path.name for path in checkpoint.iterdir()}
     more = homemade.areal("run", "--resume", "run", "steps=5", "--allow-changed-plugins")

@@ -173,7 +173,7 @@ def unknown_role(minibatch, context):
 
 
 def unknown_output(minibatch, context):
-    return replace(regression(minibatch, context), outputs=("values", "hidden"))
+    return replace(regression(minibatch, context), outputs=("values", "logits"))
 
 
 def asks_for_nothing(minibatch, context):
@@ -232,7 +232,7 @@ LEARNS, WEIGHTS = "test_tokens_out_of_the_loss_mask_are_not_learnt_from", "test_
 OBJECTIVES = [
     (two_works, SAYS, "no Work"),
     (unknown_role, SAYS, "no such role: 'oracle'"),
-    (unknown_output, SAYS, "hidden"),
+    (unknown_output, SAYS, "logits"),
     (asks_for_nothing, SAYS, "no outputs"),
     (partial(altered, loss=not_a_number_logged), SAYS, "is logged as nan"),
     (partial(altered, loss=mean_of_the_microbatch), SPLIT, "values differ"),

@@ -322,6 +322,14 @@ class ComparedWithoutAGradient(FSDPEngine):
         return {name: value.detach() + 0 * value if ":" in name else value for name, value in computed.items()}
 
 
+class ComparedTheOtherWayUp(FSDPEngine):
+    """The right values, and gradients that lead away."""
+
+    def _compute(self, part, layout, outputs):
+        computed = super()._compute(part, layout, outputs)
+        return {name: 2 * value.detach() - value if ":" in name else value for name, value in computed.items()}
+
+
 class ComparedWithItself(FSDPEngine):
     """The frozen engine computes with the parameters of the one that learns."""
 
@@ -351,6 +359,7 @@ MUTANTS = [
     ),
     (ComparedTheWrongWayRound, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (ComparedWithoutAGradient, DIVERGENCE, "the gradient's norm is"),
+    (ComparedTheOtherWayUp, "test_a_divergence_falls_where_it_is_learnt", "the divergence went from"),
     (ComparedWithItself, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (FirstWorkAlone, WORKS, "loss is"),
     (UpdateForEachWork, WORKS, "loss is"),

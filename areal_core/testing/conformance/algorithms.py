@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
     from areal_core.interfaces import Algorithm, Work
 
-OUTPUTS = {"logprobs", "entropy", "values"}
-"""Of every engine; and `divergence:ROLE:BETA`, which some have."""
+OUTPUTS = re.compile(r"logprobs|entropy|values|hidden|divergence:[\w-]+:\d[\d.e-]*")
+"""What engines compute, and this suite makes up."""
 
 
 class Answers(dict[str, Any]):
@@ -43,7 +44,8 @@ class _Answer:
 def _made_up(output: str, logprobs: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
     if output.startswith("divergence:"):
         return logprobs.square()
-    return {"logprobs": logprobs, "values": batch["values"], "entropy": logprobs.abs()}[output]
+    known = {"logprobs": logprobs, "values": batch["values"], "entropy": logprobs.abs()}
+    return torch.stack([logprobs, batch["values"]], 1) if output == "hidden" else known[output]
 
 
 class AlgorithmSuite(ComponentSuite):
@@ -83,8 +85,7 @@ class AlgorithmSuite(ComponentSuite):
         assert all(callable(stage) for stage in algorithm.group_stages)
         works = self.works(algorithm, self.make_batch())
         assert works, "an update has no work"
-        asked = {name for work in works for name in work.outputs}
-        unknown = {name for name in asked - OUTPUTS if not name.startswith("divergence:")}
+        unknown = {name for work in works for name in work.outputs if not OUTPUTS.fullmatch(name)}
         assert not unknown, f"outputs that no engine has: {unknown}"
 
     def test_prepare_adds_numbers(self) -> None:
@@ -172,9 +173,11 @@ def gradients_of(
     numbers: dict[str, float] = {}
     for number, work in enumerate(works):
         place, units = work.batch["place"], work.batch.unit_rows
-        made = {name: torch.zeros(int(place.max()) + 1) for name in work.outputs}
-        for name, value in made.items():
-            value[place] = _made_up(name, work.batch["actor_logprobs"], work.batch)
+        made = {}
+        for name in work.outputs:
+            values = _made_up(name, work.batch["actor_logprobs"], work.batch)
+            value = made[name] = values.new_zeros(int(place.max()) + 1, *values.shape[1:])
+            value[place] = values
             value.requires_grad_()
         parts: list[dict[str, Metric]] = []
         for members in split or [range(len(units))]:

@@ -10,7 +10,7 @@ import torch
 from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, CRITIC, Follows, LossResult, Role, Work
 from areal_core.testing.conformance.checkpoints import CheckpointsAndRoles
-from areal_core.testing.conformance.comparing import Comparisons
+from areal_core.testing.conformance.divergence import Divergences
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
 from areal_core.testing.conformance.training_session import (
     OUTPUTS,
@@ -36,7 +36,7 @@ BUDGETS = (4096, 60, 31)
 """Tokens of a micro-batch: all at once, and in several parts."""
 
 
-class TrainEngineSuite(CheckpointsAndRoles, Comparisons):
+class TrainEngineSuite(CheckpointsAndRoles, Divergences):
     """Inherit, override `make_engine`; see `TrainingSession` for what else may be set."""
 
     def test_logprobs_are_of_the_tempered_distribution(self, tmp_path: Path) -> None:

@@ -258,3 +258,17 @@ def test_a_run_is_told_which_row_is_wrong(preferences, tokenizer):
         encode_row(rows, 1, partial(preferences, tokenizer=tokenizer))
     with pytest.raises(RunError, match="AttributeError: "):
         encode_row(rows, 2, partial(preferences, tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"messages": [*QUESTION, turn("assistant", None)]}, "message 2, of the assistant, has neither content nor"),
+        ({"messages": [turn("user", None), *ANSWER]}, "message 0, of the user, has neither content nor tool_calls"),
+        ({"messages": [turn("user", "\ud800 boo"), *ANSWER]}, r"half a character \(a lone surrogate\)"),
+        ({"prompt": "a", "completion": "\ud800"}, r"half a character \(a lone surrogate\)"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(row, words, conversations, tokenizer):
+    with pytest.raises(ValueError, match=words):
+        conversations(row, tokenizer)

@@ -101,6 +101,11 @@ def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     return found, metrics
 
 
+def hidden_loss(part, outputs):
+    """Reads one of the outputs that it has asked for, which is not computed by the head."""
+    return LossResult((outputs["hidden"].square().mean(-1) * part["loss_weights"]).sum())
+
+
 def compared(engine, other, batch):
     """The divergence from another engine as a column, and the gradients of it beside a policy's."""
     name = f"divergence:{REFERENCE.name}:0.5"
@@ -134,6 +139,8 @@ def main():
     results["compared"] = compared(engine, other, batch)
     results["compared_idle"] = compared(engine, other, batch.select([1]))
     other.close()
+    for part in (batch, batch.select([1])):
+        results[f"hidden of {len(part)}"], _ = gradients_of(engine, part, hidden_loss, ["logprobs", "hidden", "topk:3"])
     results["outputs"] = engine.forward(batch, OUTPUTS)
     results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
     results["steps"] = [train(engine, batch) for _ in range(2)]
@@ -156,6 +163,8 @@ def main():
         other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
         other.setup(ModelReference(model), role, OptimizerSettings(total_updates=100, temperature=0.7))
         results[role.name] = other.forward(batch, ["values"] if role is CRITIC else OUTPUTS)
+        if role is CRITIC:
+            results["hidden of a critic"], _ = gradients_of(other, batch.select([1]), hidden_loss, ["values", "hidden"])
         other.close()
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     engine.close()

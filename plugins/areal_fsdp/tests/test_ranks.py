@@ -86,6 +86,21 @@ def test_two_ranks_compare_as_one_does(ranks, make_engine, program, batch):
             assert_close(result[key], wanted, 1e-5)
 
 
+def test_a_loss_of_hidden_states_alone(ranks, make_engine, program, batch):
+    """Ranks with nothing to learn go through the same collectives, whichever outputs the loss reads."""
+    from areal_core.interfaces import CRITIC
+
+    asked = ["logprobs", "hidden", "topk:3"]
+    for part in (batch, batch.select([1])):
+        wanted, _ = program.gradients_of(make_engine(temperature=0.7), part, program.hidden_loss, asked)
+        for result in ranks[1]:
+            assert_close(result[f"hidden of {len(part)}"], wanted, 1e-5)
+    critic = make_engine(role=CRITIC, temperature=0.7)
+    wanted, _ = program.gradients_of(critic, batch.select([1]), program.hidden_loss, ["values", "hidden"])
+    for result in ranks[1]:
+        assert_close(result["hidden of a critic"], wanted, 1e-5)
+
+
 def test_outputs_of_the_whole_batch_on_every_rank(ranks, make_engine, program, batch):
     _, results, _ = ranks
     wanted = make_engine(temperature=0.7).forward(batch, program.OUTPUTS)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from areal_core.errors import RunError
-from areal_core.interfaces import REFERENCE, LossResult, Role
+from areal_core.interfaces import REFERENCE, Follows, LossResult, Role
 from areal_fsdp.wide import Head, compared_role, is_wide, wide_output
 
 TOKENS, HIDDEN, VOCABULARY = 23, 12, 101
@@ -67,7 +67,7 @@ def test_divergence_has_the_published_values_and_gradients(beta, bias, chunk):
 def test_half_precision_is_summed_in_float32():
     own, other = make_head(0, dtype=torch.bfloat16), make_head(1, dtype=torch.bfloat16)
     exact = doubled(own)
-    (values,) = wide_output("divergence:teacher", own, {"teacher": other}, 8).values()
+    (values,) = wide_output("divergence:teacher:1", own, {"teacher": other}, 8).values()
     wanted = jensen_shannon(exact, doubled(other), 1.0)
     assert values.dtype == torch.float32
     torch.testing.assert_close(values.double(), wanted, atol=0.05, rtol=0.01)
@@ -82,23 +82,41 @@ def test_the_likeliest_tokens_come_first_with_gradients():
     exact = doubled(own)
     found = wide_output("topk:5", own, {}, 4)
     wanted = distribution(exact).topk(5)
-    assert torch.equal(found["topk_ids"], wanted.indices)
-    torch.testing.assert_close(found["topk_logprobs"].double(), wanted.values, atol=1e-5, rtol=0)
-    found["topk_logprobs"].sum().backward()
-    wanted.values.sum().backward()
+    assert torch.equal(found["topk:5:ids"], wanted.indices)
+    torch.testing.assert_close(found["topk:5"].double(), wanted.values, atol=1e-5, rtol=0)
+    upstream = torch.linspace(-1, 1, TOKENS * 5).view(TOKENS, 5)
+    (found["topk:5"] * upstream).sum().backward()
+    (wanted.values * upstream).sum().backward()
     for gradient, exactly in zip(gradients(own), gradients(exact), strict=True):
         torch.testing.assert_close(gradient, exactly, atol=1e-5, rtol=1e-5)
 
 
-def test_what_one_never_says_costs_the_other_nothing():
-    """A token of probability 0 under P counts 0 in KL(P ‖ Q), not NaN."""
-    own, other = make_head(0), make_head(1)
-    with torch.no_grad():
-        other.bias[7] = -torch.inf
-    (values,) = wide_output("divergence:teacher:0", own, {"teacher": other}, 8).values()
+@pytest.mark.parametrize("beta", [0, 0.5, 1])
+@pytest.mark.parametrize("who", ["own", "other", "both"])
+def test_a_token_that_is_never_said_leaves_gradients_finite(who, beta):
+    """Where P or Q is 0 nothing is NaN; a KL from what is said to what is never said is infinite, and only that."""
+    heads = {"own": make_head(0), "other": make_head(1)}
+    for name in heads if who == "both" else [who]:
+        with torch.no_grad():
+            heads[name].bias[7] = -torch.inf
+    (values,) = wide_output(f"divergence:teacher:{beta}", heads["own"], {"teacher": heads["other"]}, 8).values()
+    if (who, beta) in {("own", 0), ("other", 1)}:
+        assert bool(values.isposinf().all())
+        return
     assert bool(values.isfinite().all())
     values.sum().backward()
-    assert all(bool(gradient.isfinite().all()) for gradient in gradients(own))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients(heads["own"]))
+
+
+def test_half_precision_adds_chunks_up_in_float32():
+    """However many chunks there are the weight's gradient is rounded once."""
+    found = []
+    for chunk in (1, 1000):
+        own, other = make_head(0, dtype=torch.bfloat16), make_head(1, dtype=torch.bfloat16)
+        (values,) = wide_output("divergence:teacher:0.3", own, {"teacher": other}, chunk).values()
+        values.sum().backward()
+        found.append(own.weight.grad.float())
+    torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-2)
 
 
 def test_ids_that_one_of_two_vocabularies_lacks_are_left_out():
@@ -113,11 +131,15 @@ def test_ids_that_one_of_two_vocabularies_lacks_are_left_out():
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        ("divergence:teacher", "teacher"),
+        ("divergence:teacher:1", "teacher"),
         ("divergence:my-teacher_2:0.25", "my-teacher_2"),
         ("divergence:teacher:1e-1", "teacher"),
         ("divergence:teacher:1.5", None),
         ("divergence:", None),
+        ("divergence:teacher", None),
+        ("divergence:teacher:e", None),
+        ("divergence:teacher:1.2.3", None),
+        ("divergence:teacher:-", None),
         ("divergence", None),
         ("logprobs", None),
     ],
@@ -164,6 +186,25 @@ def test_the_column_is_that_of_both_models(make_engine, model_folder, batch):
     torch.testing.assert_close(found["divergence:teacher:0"].double(), torch.cat(wanted), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("other", [TEACHER, Role("average", follows=Follows("actor")), Role("peer", trains=True)])
+def test_who_is_compared_with_learns_nothing(other, make_engine, program, batch):
+    name = f"divergence:{other.name}:0.5"
+    student, peer = make_engine(), make_engine("llama", role=other)
+    student.compare_with({"actor": student, other.name: peer})
+    before = program.parameters_of(peer)
+    program.train(student, batch, divergence_loss(name), [name])
+    assert all(parameter.grad is None for parameter in peer._parameters.values())
+    assert all(torch.equal(tensor, before[key]) for key, tensor in program.parameters_of(peer).items())
+
+
+def test_what_is_too_long_for_the_one_that_is_compared_with_is_refused(make_engine, batch):
+    student, teacher = make_engine(), make_engine("llama", role=TEACHER)
+    student.compare_with({"actor": student, "teacher": teacher})
+    teacher._longest = 16
+    with pytest.raises(RunError, match="16"):
+        student.forward(batch, ["divergence:teacher:1"])
+
+
 def test_hidden_states_are_there_for_a_loss_alone(make_engine, program, batch):
     seen = []
 
@@ -182,9 +223,9 @@ def test_hidden_states_are_there_for_a_loss_alone(make_engine, program, batch):
 def test_what_cannot_be_compared_is_said(make_engine, program, batch):
     engine = make_engine()
     with pytest.raises(RunError, match="compared with the role 'teacher', for which there is no other fsdp engine"):
-        engine.forward(batch, ["divergence:teacher"])
+        engine.forward(batch, ["divergence:teacher:1"])
     engine.compare_with({"actor": engine, "reference": make_engine(role=REFERENCE)})
-    assert float(engine.forward(batch, ["divergence:reference"])["divergence:reference"].abs().max()) < 1e-5
+    assert float(engine.forward(batch, ["divergence:reference:1"])["divergence:reference:1"].abs().max()) < 1e-5
     with pytest.raises(
         RunError, match=r"computes logprobs, entropy, hidden, topk:K, divergence:ROLE:BETA, not 'divergenc'"
     ):

@@ -91,6 +91,10 @@ def test_behind_an_address_it_scores_the_same(folder):
                     found = await asyncio.gather(*(remote(**each) for each in asked))
                     with pytest.raises(RuntimeError, match=r"400 Bad Request.*0 tokens, where 1 to"):
                         await remote(prompt="", completion="", completion_ids=[])
+                    with pytest.raises(RuntimeError, match=r"400 Bad Request.*prompt and completion, both text"):
+                        await remote(prompt=["what"], completion="x", completion_ids=[1])
+                    with pytest.raises(RuntimeError, match="413 Request Entity Too Large"):
+                        await remote(prompt="a " * 2**21, completion="x", completion_ids=[1])
                     return found
                 finally:
                     await remote._asker.close()

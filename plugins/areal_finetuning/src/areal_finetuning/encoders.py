@@ -102,6 +102,7 @@ def answered(prompt: Any, completion: Any, tokenizer: Any) -> Pieces:
     if isinstance(prompt, str) and isinstance(completion, str):
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end-of-sequence token, which an answer as text must end with")
+        _check_text(prompt + completion)
         asked, _ = encode(tokenizer, guard(tokenizer, prompt))
         said, _ = encode(tokenizer, guard(tokenizer, completion))
         return [(asked, False), ([*said, tokenizer.eos_token_id], True)]
@@ -152,6 +153,12 @@ def _turns(messages: Any, tokenizer: Any, first: int = 0) -> Pieces:
     """
     if not _is_conversation(messages):
         raise ValueError("a conversation is a list of messages, each with role and content")
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise ValueError(f"message {number}, of the {message['role']}, has neither content nor tool_calls")
+        if isinstance(content, str):
+            _check_text(content)
     pieces: Pieces = []
     written = ""
     for number, message in enumerate(messages):
@@ -168,6 +175,13 @@ def _turns(messages: Any, tokenizer: Any, first: int = 0) -> Pieces:
         pieces.append((encode(tokenizer, after[len(before) :])[0], True))
         written = after
     return pieces
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half a character (a lone surrogate), which no tokenizer reads") from error
 
 
 def _is_conversation(value: Any) -> bool:

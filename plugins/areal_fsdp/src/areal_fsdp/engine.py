@@ -23,7 +23,7 @@ from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
 from areal_fsdp.probe import check_module
 from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
-from areal_fsdp.wide import compared_role, compared_roles, is_wide
+from areal_fsdp.wide import compared_role, compared_roles, is_wide, topk_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +126,7 @@ class FSDPEngine:
         slim = PackedBatch(Ragged(batch.lengths, needed))
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
-            for part, layout, counts in self._rounds(slim, self._plan(batch)):
+            for part, layout, counts in self._rounds(slim, self._plan(batch, outputs)):
                 computed = self._compute(part, layout, outputs)
                 if counts:
                     found.append((part["place"], torch.stack([computed[name] for name in outputs])))
@@ -144,7 +144,7 @@ class FSDPEngine:
         for work in works:
             self._check_outputs(work.outputs)
         rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
-        planned = [(work, self._plan(work.batch)) for work in works if len(work.batch)]
+        planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
         left = sum(split.rounds for _, split in planned)
         if not left:
             return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
@@ -167,10 +167,13 @@ class FSDPEngine:
         """The gradient of one micro-batch, and its metrics; none of one that only keeps other ranks company."""
         computed = self._compute(part, layout, work.outputs)
         result = work.loss(part, computed) if counts else None
-        if result is not None and result.loss.requires_grad:
-            torch.autograd.backward(result.loss)
-        else:  # sharding's collectives wait for every rank's backward pass
-            torch.autograd.backward(torch.stack([value.sum() for value in computed.values()]).sum() * 0)
+        learns = [] if result is None or not result.loss.requires_grad else [result.loss]
+        # Sharding's collectives wait for every rank's backward pass, through all that any of them may have used.
+        if not learns or any(map(is_wide, work.outputs)):
+            used = [value for value in computed.values() if value.requires_grad]
+            torch.autograd.backward([*learns, *used], [*(None for _ in learns), *map(torch.zeros_like, used)])
+        else:
+            torch.autograd.backward(learns)
         return [] if result is None else [{**result.metrics, "loss": Metric.sum(result.loss)}]
 
     @torch.no_grad()
@@ -201,11 +204,13 @@ class FSDPEngine:
             return self._masters.gradients()
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
-    def _plan(self, batch: PackedBatch) -> Split:
+    def _plan(self, batch: PackedBatch, outputs: Sequence[str] = ()) -> Split:
         rank, ranks = rank_and_ranks()
         budget = self._config.max_tokens_per_microbatch
+        read_by = (self, *map(self._other, compared_roles(outputs)))
+        longest = min((engine._longest for engine in read_by if engine._longest is not None), default=None)
         return Split.plan(
-            batch.lengths.tolist(), batch.unit_rows, rank=rank, ranks=ranks, max_tokens=budget, longest=self._longest
+            batch.lengths.tolist(), batch.unit_rows, rank=rank, ranks=ranks, max_tokens=budget, longest=longest
         )
 
     def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, Layout, bool]]:
@@ -244,12 +249,15 @@ class FSDPEngine:
         """Raises: RunError: there is an output that this role does not compute, or one that is too wide to move."""
         known = ["values"] if self._role.head == "scalar" else ["logprobs", "entropy"]
         wide = ["hidden"] if self._role.head == "scalar" else ["hidden", "topk:K", "divergence:ROLE:BETA"]
+        vocabulary = self._ready().model.config.get_text_config().vocab_size
         for name in outputs:
             computed = name in known or (is_wide(name) and (name == "hidden" or self._role.head == "vocabulary"))
             if not computed:
                 raise RunError(
                     f"an engine in the role '{self._role.name}' computes {', '.join(known + wide)}, not '{name}'"
                 )
+            if (topk_of(name) or 0) > vocabulary:
+                raise RunError(f"'{name}' asks for more tokens than the {vocabulary} of the vocabulary")
             if narrow and is_wide(name) and compared_role(name) is None:
                 raise RunError(f"'{name}' has more than one number a token: only a loss may ask for it, in `train`")
 

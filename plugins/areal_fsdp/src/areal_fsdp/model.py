@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,7 @@ class RoleModule(torch.nn.Module):
         """
         hidden = self._hidden(input_ids, layout)
         found: dict[str, torch.Tensor] = {}
-        if self.head_name:
+        if "values" in outputs:
             found["values"] = self.head(hidden)[:, 0].float()
         elif not all(map(is_wide, outputs)):
             found |= self._logprobs(hidden, targets, with_entropy="entropy" in outputs)
@@ -106,7 +107,8 @@ class RoleModule(torch.nn.Module):
 
     def head_state(self, input_ids: torch.Tensor, layout: Layout) -> Head:
         """What this model's logits are made from, for another one that is compared with it; see `forward`."""
-        return self._head_of(self._hidden(input_ids, layout))
+        own = self._head_of(self._hidden(input_ids, layout))
+        return replace(own, weight=own.weight.detach(), bias=None if own.bias is None else own.bias.detach())
 
     def _head_of(self, hidden: torch.Tensor) -> Head:
         return Head(hidden, self.head.weight, getattr(self.head, "bias", None), self.temperature)

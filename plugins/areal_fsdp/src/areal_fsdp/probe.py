@@ -74,8 +74,9 @@ def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: to
     lengths = [len(sequence) for sequence in sequences]
     layout = Layout.of(lengths, targets.device, for_graphs=module.for_graphs)
     ids = torch.cat(list(sequences))
-    outputs: dict[str, torch.Tensor] = module(ids, layout, targets, ["logprobs"])
-    return outputs["values" if module.head_name else "logprobs"]
+    name = "values" if module.head_name else "logprobs"
+    outputs: dict[str, torch.Tensor] = module(ids, layout, targets, [name])
+    return outputs[name]
 
 
 def _distance(computed: torch.Tensor, wanted: torch.Tensor) -> float:

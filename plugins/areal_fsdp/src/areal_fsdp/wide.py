@@ -1,25 +1,32 @@
-"""Outputs that need whole distributions, or have more than one number a token; they never leave the device.
+"""Outputs that need whole distributions, or have more than one number a token; the latter never leave the device.
 
-As in `logprobs`, logits exist for a chunk of tokens at a time, and the backward pass makes them again.
+As in `logprobs`, logits exist for a chunk of tokens at a time, and the backward pass makes them again. With z the
+logits over the temperature, q = softmax(z), and p of the role that is compared with, fixed:
+
+    D = β KL(p ‖ m) + (1 - β) KL(q ‖ m), m = β p + (1 - β) q:   d D / d z_j = (1 - β) q_j (log q_j/m_j - KL(q ‖ m))
+    KL(p ‖ q), for β = 0:                                       d D / d z_j = q_j - p_j
+    KL(q ‖ p), for β = 1:                                       d D / d z_j = q_j (log q_j/p_j - KL(q ‖ p))
+    log q_y of several y:                                       d / d z_j   = [j = y] - q_j, summed over them
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from areal_fsdp.logprobs import add_product, chunks, logits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 _TOPK = re.compile(r"topk:([1-9]\d*)")
-_DIVERGENCE = re.compile(r"divergence:([\w-]+?)(?::([\d.eE+-]+))?")
+_DIVERGENCE = re.compile(r"divergence:([\w-]+):(\d+(?:\.\d*)?(?:e-\d+)?)")
+_LOGITS_AT_ONCE = 3
+"""How many times the memory of one model's logits a divergence takes, its gradient included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +45,33 @@ class Head:
     bias: torch.Tensor | None
     temperature: float
 
-    def log_distribution(self, part: slice, vocabulary: int | None = None) -> torch.Tensor:
-        """log softmax of some tokens over the first so many ids, or all of them, [tokens, vocabulary] float32."""
-        logits: torch.Tensor = _Logits.apply(self.hidden[part], self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return logits[:, :vocabulary].div(self.temperature).log_softmax(-1)
+    def first(self, ids: int) -> Head:
+        """Without the ids from this one on."""
+        if ids == len(self.weight):
+            return self
+        return replace(self, weight=self.weight[:ids], bias=None if self.bias is None else self.bias[:ids])
+
+    def log_distribution(self, part: slice) -> torch.Tensor:
+        """log softmax of some tokens, [tokens, vocabulary] float32, without gradients."""
+        logits = logits_of(self.hidden[part], self.weight, self.bias)
+        return (logits if self.temperature == 1 else logits.div_(self.temperature)).log_softmax(-1)
 
 
 def is_wide(name: str) -> bool:
     """Whether this is the name of an output that is computed here."""
-    return name == "hidden" or bool(_TOPK.fullmatch(name)) or compared_role(name) is not None
+    return name == "hidden" or topk_of(name) is not None or compared_role(name) is not None
+
+
+def topk_of(name: str) -> int | None:
+    """K of `topk:K`."""
+    found = _TOPK.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def compared_role(name: str) -> str | None:
     """The role that an output is compared with; None for all outputs but `divergence:ROLE:BETA`, 0 <= BETA <= 1."""
     found = _DIVERGENCE.fullmatch(name)
-    return found[1] if found and 0 <= _beta(found) <= 1 else None
+    return found[1] if found and float(found[2]) <= 1 else None
 
 
 def compared_roles(names: Iterable[str]) -> list[str]:
@@ -66,41 +85,81 @@ def wide_output(name: str, own: Head, others: Mapping[str, Head], chunk_tokens: 
     Args:
         name: `hidden`, `topk:K` or `divergence:ROLE:BETA`; see `TrainEngine.train`.
         own: of the model.
-        others: of the roles that it is compared with, without gradients.
-        chunk_tokens: tokens whose logits exist at once.
+        others: of the roles that it is compared with; no gradient reaches them.
+        chunk_tokens: tokens whose log-probabilities may be computed at once.
     """
     if name == "hidden":
-        return {name: own.hidden}
-    if found := _TOPK.fullmatch(name):
-        count = int(found[1])
-        values, ids = _by_chunks(lambda part: _topk(own, part, count), own, chunk_tokens)
-        return {"topk_logprobs": values, "topk_ids": ids}
-    role = compared_role(name)
-    assert role is not None
-    beta = _beta(_DIVERGENCE.fullmatch(name))
-    (values,) = _by_chunks(lambda part: (divergence(own, others[role], part, beta),), own, chunk_tokens)
-    return {name: values}
+        return {name: own.hidden.clone()}  # sharding hooks into what a module returns, and must not find a view
+    if (count := topk_of(name)) is not None:
+        topk = TopK(count)
+        values = _reduced(own, topk, chunk_tokens)
+        return {name: values, f"{name}:ids": torch.cat([topk.ids[start] for start in sorted(topk.ids)])}
+    found = _DIVERGENCE.fullmatch(name)
+    assert found is not None
+    # Models of one family pad their vocabularies to different lengths: ids that one of the two lacks are left out.
+    shared = min(len(own.weight), len(others[found[1]].weight))
+    compared = Divergence(others[found[1]].first(shared), float(found[2]))
+    return {name: _reduced(own.first(shared), compared, max(1, chunk_tokens // _LOGITS_AT_ONCE))}
 
 
-def divergence(own: Head, other: Head, part: slice, beta: float) -> torch.Tensor:
-    """The generalised Jensen-Shannon divergence of some tokens' distributions, in nats; [tokens] float32.
+class Reduction(Protocol):
+    """What becomes of a chunk's log-distributions [tokens, vocabulary], which may be used up."""
 
-    With P of `other`, Q of `own` and M = β P + (1 - β) Q it is β KL(P ‖ M) + (1 - β) KL(Q ‖ M) (GKD, arXiv 2306.13649,
-    equation 1). At its ends, where that is 0, it is KL(P ‖ Q) for β = 0 and KL(Q ‖ P) for β = 1. Models of one family
-    pad their vocabularies to different lengths: ids that one of the two lacks are left out of both.
-    """
-    shared = min(len(own.weight), len(other.weight))
-    p, q = other.log_distribution(part, shared), own.log_distribution(part, shared)
-    if beta == 0:
-        return _kl(p, q)
-    if beta == 1:
-        return _kl(q, p)
-    mixed = torch.logaddexp(p + math.log(beta), q + math.log1p(-beta))
-    return beta * _kl(p, mixed) + (1 - beta) * _kl(q, mixed)
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """[tokens] or [tokens, K] float32."""
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """Of the logits over the temperature, given that of the values."""
 
 
-def _beta(found: re.Match[str] | None) -> float:
-    return 1.0 if found is None or found[2] is None else float(found[2])
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The generalised Jensen-Shannon divergence from another role, in nats (GKD, arXiv 2306.13649, equation 1)."""
+
+    other: Head
+    beta: float
+
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """See `Reduction`."""
+        log_p, beta = self.other.log_distribution(part), self.beta
+        if beta == 0:
+            return _kl(log_p, log_q)
+        if beta == 1:
+            return _kl(log_q, log_p)
+        log_m = self._mixed(log_p, log_q)
+        return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """See `Reduction`."""
+        log_p, beta = self.other.log_distribution(part), self.beta
+        if beta == 0:
+            return (log_q.exp() - log_p.exp()).mul_(upstream[:, None])
+        log_m = log_p if beta == 1 else self._mixed(log_p, log_q)
+        distance = torch.where(log_q.isneginf(), 0.0, log_q - log_m)
+        q = log_q.exp()
+        mean = (q * distance).sum(-1, keepdim=True)
+        return distance.sub_(mean).mul_(q).mul_((1.0 if beta == 1 else 1 - beta) * upstream[:, None])
+
+    def _mixed(self, log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+        return torch.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
+
+
+@dataclass(slots=True)
+class TopK:
+    """The log-probabilities of the likeliest tokens, the likeliest first; `ids` by the start of a chunk."""
+
+    count: int
+    ids: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """See `Reduction`."""
+        found = log_q.topk(self.count)
+        self.ids[part.start] = found.indices
+        return found.values
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """See `Reduction`."""
+        return log_q.exp_().mul_(-upstream.sum(-1, keepdim=True)).scatter_add_(1, self.ids[part.start], upstream)
 
 
 def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
@@ -108,38 +167,44 @@ def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
     return torch.where(of.isneginf(), 0.0, of.exp() * (of - to)).sum(-1)
 
 
-def _topk(own: Head, part: slice, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    found = own.log_distribution(part).topk(count)
-    return found.values, found.indices
+def _reduced(own: Head, reduction: Reduction, chunk_tokens: int) -> torch.Tensor:
+    values: torch.Tensor = _Reduce.apply(  # type: ignore[no-untyped-call]
+        own.hidden, own.weight, own.bias, own.temperature, reduction, chunk_tokens
+    )
+    return values
 
 
-def _by_chunks(
-    compute: Callable[[slice], tuple[torch.Tensor, ...]], own: Head, chunk_tokens: int
-) -> Iterator[torch.Tensor]:
-    """Each of the tensors that `compute` gives of chunks, put together; what it held in between is computed again."""
-
-    def run(part: slice) -> tuple[torch.Tensor, ...]:
-        found: Any = checkpoint(compute, part, use_reentrant=False) if torch.is_grad_enabled() else compute(part)
-        return tuple(found)
-
-    parts = chunks(len(own.hidden), chunk_tokens)
-    return (torch.cat(list(each)) for each in zip(*map(run, parts), strict=True))
-
-
-class _Logits(torch.autograd.Function):
-    """hidden @ weight.T + bias in float32, whatever the dtype of both; gradients in theirs."""
-
+class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        temperature: float,
+        reduction: Reduction,
+        chunk: int,
+    ) -> torch.Tensor:
         ctx.save_for_backward(hidden, weight, bias)
-        return logits_of(hidden, weight, bias)
+        ctx.temperature, ctx.reduction, ctx.chunk = temperature, reduction, chunk
+        own = Head(hidden, weight, bias, temperature)
+        parts = chunks(len(hidden), chunk)
+        return torch.cat([reduction.values(own.log_distribution(part), part) for part in parts])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_logits: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
-        rounded = of_logits.to(hidden.dtype)
+        own = Head(hidden, weight, bias, ctx.temperature)
+        of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        add_product(of_weight, rounded, hidden)
-        of_bias = None if bias is None else of_logits.sum(0).to(bias.dtype)
-        return rounded @ weight, of_weight.to(weight.dtype), of_bias
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for part in chunks(len(hidden), ctx.chunk):
+            of_logits = ctx.reduction.gradient(own.log_distribution(part), part, upstream[part])
+            rounded = of_logits.div_(ctx.temperature).to(hidden.dtype)
+            if of_bias is not None:
+                of_bias += of_logits.sum(0)
+            torch.mm(rounded, weight, out=of_hidden[part])
+            add_product(of_weight, rounded, hidden[part])
+        cast_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+        return of_hidden, of_weight.to(weight.dtype), cast_bias, None, None, None

@@ -151,7 +151,7 @@ class EntropyBonusSettings(Settings):
 class M2POStageSettings(StageSettings):
     """Settings of `update_stages.m2po`."""
 
-    place = "update_stages"
+    belongs_in = "update_stages"
 
     threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
 

@@ -85,7 +85,7 @@ class RewardBoundsSettings(Settings):
 class KLInRewardSettings(StageSettings):
     """Settings of `stages.kl_in_reward`."""
 
-    place = "stages"
+    belongs_in = "stages"
 
     coefficient: float = Field(0.05, gt=0, description="what a nat costs; with a target, at the beginning")
     target: float | None = Field(
@@ -104,7 +104,7 @@ class KLInRewardSettings(StageSettings):
 class RewardScalingSettings(StageSettings):
     """Settings of `stages.reward_scaling`."""
 
-    place = "stages"
+    belongs_in = "stages"
 
     shift: float = Field(0.0, description="added to the reward first")
     scale: float = Field(1.0, gt=0, description="multiplied then")

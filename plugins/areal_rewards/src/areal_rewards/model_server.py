@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 64
 """Sequences in one pass of the model."""
+MOST_BYTES = 64
+"""Of a request for each token that a sequence may have."""
 
 
 class ModelServer:
@@ -24,18 +26,22 @@ class ModelServer:
     def __init__(self, model: ScoringModel, longest: int) -> None:
         self._web = load_library("areal rewards serve_model", "aiohttp.web", "judge")
         self._model = model
-        self._longest = longest
+        self.longest = longest
         self._waiting: asyncio.Queue[tuple[list[int], asyncio.Future[float]]] = asyncio.Queue()
 
     async def score(self, request: Any) -> Any:
         """POST /score with `prompt`, `completion` and, where they are of the model's vocabulary, `completion_ids`."""
         try:
             asked = await request.json()
-            ids = self._model.encode(asked["prompt"], asked.get("completion", ""), asked.get("completion_ids"))
-            if not 0 < len(ids) <= self._longest:
-                raise ValueError(f"{len(ids)} tokens, where 1 to {self._longest} can be scored")
-        except (ValueError, LookupError, TypeError) as error:
-            return self._web.json_response({"error": f"{type(error).__name__}: {error}"}, status=400)
+            asked = asked if isinstance(asked, dict) else {}
+            prompt, completion = asked.get("prompt"), asked.get("completion", "")
+            if not (isinstance(prompt, str) and isinstance(completion, str)):
+                raise ValueError("a request is a mapping of prompt and completion, both text")
+            ids = self._model.encode(prompt, completion, asked.get("completion_ids"))
+            if not 0 < len(ids) <= self.longest:
+                raise ValueError(f"{len(ids)} tokens, where 1 to {self.longest} can be scored")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            return self._web.json_response({"error": str(error)}, status=400)
         score: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         await self._waiting.put((ids, score))
         return self._web.json_response({"score": await score, "tokens": len(ids)})
@@ -60,7 +66,8 @@ class ModelServer:
 
 async def _serve(server: ModelServer, host: str, port: int) -> None:
     web = load_library("areal rewards serve_model", "aiohttp.web", "judge")
-    application = web.Application(client_max_size=64 * 2**20)
+    # Tokenizing holds everybody up: what cannot be short enough in tokens is refused by its size.
+    application = web.Application(client_max_size=2**16 + MOST_BYTES * server.longest)
     application.router.add_post("/score", server.score)
     application.router.add_get("/health", lambda _: asyncio.sleep(0, web.json_response({"status": "ready"})))
     runner = web.AppRunner(application)
@@ -86,7 +93,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--max-tokens", type=int, default=32768, help="longest sequence (default: %(default)s)")
     asked = parser.parse_args(list(words))
     folder = Path(asked.model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if not 0 <= asked.port < 2**16 or asked.max_tokens < 1:
+        parser.error("--port is from 0 to 65535, --max-tokens at least 1")
+    if folder.exists() and not (folder / "config.json").is_file():
         sys.stderr.write(f"areal: '{folder}' is no model: it has no config.json\n")
         return 2
     try:

@@ -13,6 +13,8 @@ from areal_core.testing.conformance.training_session import (
     STILL,
     TrainingSession,
     make_training_batch,
+    parameters_of,
+    same_tensors,
     train,
 )
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 
     from areal_core.data import PackedBatch
 
-BETAS = (0.0, 0.5, 1.0)
+BETAS = (0.0, 0.25, 1.0)
 TEMPERATURE = 0.7
 
 
-class Comparisons(TrainingSession):
+class Divergences(TrainingSession):
     """Part of `TrainEngineSuite`; engines that compare nothing skip it."""
 
     def test_a_divergence_is_of_two_whole_distributions(self, tmp_path: Path) -> None:
@@ -55,10 +57,31 @@ class Comparisons(TrainingSession):
                 metrics = train(engine, batch, loss, [name])
             worst = float((column - wanted.detach()).abs().max())
             assert worst <= self.tolerance, f"the divergence at beta {beta} differs from its formula by {worst:.6f}"
+            summed = float((wanted.detach() * batch["loss_weights"]).sum())
+            assert metrics["loss"] == pytest.approx(summed, rel=self.gradient_tolerance, abs=1e-6), (
+                f"at beta {beta} the loss is {metrics['loss']:.6f} instead of {summed:.6f}"
+            )
             assert metrics["gradient_norm"] == pytest.approx(norm, rel=self.gradient_tolerance, abs=1e-6), (
                 f"at beta {beta} the gradient's norm is {metrics['gradient_norm']:.6f}, by automatic differentiation "
                 f"{norm:.6f}"
             )
+
+    def test_a_divergence_falls_where_it_is_learnt(self, tmp_path: Path) -> None:
+        """The gradient's direction, which its norm does not show; and the other role stays as it is."""
+        batch, name = make_training_batch(), f"divergence:{REFERENCE.name}:0.25"
+        models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+
+        def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
+            return LossResult((outputs[name] * part["loss_weights"]).sum())
+
+        with self.engine(models[0]) as engine, self.engine(models[1], role=REFERENCE) as frozen:
+            if not isinstance(engine, ComparingEngine):
+                pytest.skip("this engine compares no roles")
+            engine.compare_with({"actor": engine, REFERENCE.name: frozen})
+            before = parameters_of(frozen)
+            losses = [train(engine, batch, loss, [name])["loss"] for _ in range(4)]
+            assert losses[-1] < losses[0], f"the divergence went from {losses[0]:.4f} to {losses[-1]:.4f}"
+            same_tensors(before, parameters_of(frozen), "the role that is compared with has changed")
 
 
 def _divergence(own: torch.nn.Module, other: torch.nn.Module, batch: PackedBatch, beta: float) -> torch.Tensor:
