@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_core.interfaces import LossResult
 from areal_finetuning.config import TEACHER
-from areal_finetuning.pairs import refuse_pairs
+from areal_finetuning.supervised import Supervised
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Context, PolicyTerms
+    from areal_core.interfaces import PolicyTerms
     from areal_finetuning.config import GKDSettings
 
 
@@ -48,33 +48,19 @@ def distillation(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tens
     return -terms.advantages * torch.where(terms.mask, terms.logprobs, 0.0), {"teacher_kl": difference}
 
 
-class GeneralisedDistillation:
+class GeneralisedDistillation(Supervised):
     """An `Algorithm` that learns the teacher's whole distribution: L = Σ w_t D_β(teacher, π) behind the t-th token.
 
     D_β is the generalised Jensen-Shannon divergence, which the training engine computes from both models' logits (GKD,
     arXiv 2306.13649, equations 1 and 4); no gradient flows through the sampling.
     """
 
-    group_stages = ()
-
     def __init__(self, settings: GKDSettings) -> None:
-        self.encode = None if settings.encoder is None else settings.encoder.build()
-        self._aggregation = settings.aggregation.build()
-        self._output = f"divergence:{TEACHER.name}:{settings.beta}"
-
-    def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
-        """Nothing to prepare: distributions are compared where they are learnt from."""
-        refuse_pairs(batch)
-        return batch
-
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
-        """See `Algorithm.updates`."""
-        for minibatch in context.minibatches(batch):
-            weighed = minibatch.with_tokens(loss_weights=self._aggregation(minibatch))
-            yield [Work(ACTOR.name, weighed, (self._output,), self.loss)]
+        super().__init__(settings)
+        self.outputs = (f"divergence:{TEACHER.name}:{settings.beta}",)
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """The summed loss of a micro-batch."""
-        divergence = torch.where(batch["loss_mask"], outputs[self._output], 0.0)
+        divergence = torch.where(batch["loss_mask"], outputs[self.outputs[0]], 0.0)
         mean = Metric.mean(divergence, batch["loss_mask"])
         return LossResult((divergence * batch["loss_weights"]).sum(), {"teacher_divergence": mean})

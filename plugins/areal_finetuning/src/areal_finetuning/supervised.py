@@ -15,16 +15,21 @@ if TYPE_CHECKING:
 
     from areal_core.data import PackedBatch
     from areal_core.interfaces import Context
-    from areal_finetuning.config import SupervisedSettings
+    from areal_finetuning.config import GKDSettings, SupervisedSettings
 
 
 class Supervised:
-    """An `Algorithm` that learns what the data set says: L = -Σ w_t log π(y_t)."""
+    """An `Algorithm` that learns what the data set says: L = -Σ w_t log π(y_t).
+
+    Attributes:
+        outputs: what `loss` reads; a subclass with another loss of tokens sets its own.
+    """
 
     group_stages = ()
+    outputs: tuple[str, ...] = ("logprobs",)
 
-    def __init__(self, settings: SupervisedSettings) -> None:
-        self.encode = settings.encoder.build()
+    def __init__(self, settings: SupervisedSettings | GKDSettings) -> None:
+        self.encode = None if settings.encoder is None else settings.encoder.build()
         self._aggregation = settings.aggregation.build()
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
@@ -36,7 +41,7 @@ class Supervised:
         """See `Algorithm.updates`."""
         for minibatch in context.minibatches(batch):
             weighed = minibatch.with_tokens(loss_weights=self._aggregation(minibatch))
-            yield [Work(ACTOR.name, weighed, ("logprobs",), self.loss)]
+            yield [Work(ACTOR.name, weighed, self.outputs, self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """The summed loss of a micro-batch."""

@@ -132,7 +132,8 @@ class FSDPEngine:
                     found.append((part["place"], torch.stack([computed[name] for name in outputs])))
         for places, values in found:  # only now is the device waited for
             result[:, places.cpu()] = values.cpu()
-        self._reshard_all(outputs)
+        self._reshard()
+        self._reshard_compared(outputs)
         if rank_and_ranks()[1] > 1:
             dist.all_reduce(result)  # each token is on one rank and 0 on the others
         return dict(zip(outputs, result, strict=True))
@@ -158,7 +159,7 @@ class FSDPEngine:
                     self._module.set_requires_gradient_sync(left == 0)
                 parts += self._backward(work, part, layout, counts=counts)
         for work in works:
-            self._reshard_all(work.outputs)
+            self._reshard_compared(work.outputs)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
         metrics = reduce_over_ranks(combine(parts))
         return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
@@ -271,10 +272,10 @@ class FSDPEngine:
         if isinstance(self._module, FSDPModule):
             self._module.reshard()
 
-    def _reshard_all(self, outputs: Sequence[str]) -> None:
-        """Of this engine and of those that were asked for these outputs."""
-        for engine in (self, *map(self._other, compared_roles(outputs))):
-            engine._reshard()
+    def _reshard_compared(self, outputs: Sequence[str]) -> None:
+        """The same of the engines that these outputs were compared with; nothing goes backward through them."""
+        for role in compared_roles(outputs):
+            self._other(role)._reshard()
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, in the dtype that the model was asked for."""

@@ -98,6 +98,32 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
         total += left.T @ right
 
 
+def head_gradients(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    chunk: int,
+    gradient: Callable[[slice], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """What hidden states, weight and bias of a head get, in their dtypes; the latter two are summed in float32.
+
+    Args:
+        hidden, weight, bias: as in `token_logprobs`.
+        chunk: tokens whose logits exist at once.
+        gradient: of the logits of some tokens, [tokens, vocabulary] in the dtype of `hidden`.
+    """
+    of_hidden = torch.empty_like(hidden)
+    of_weight = torch.zeros_like(weight, dtype=torch.float32)
+    of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    for part in chunks(len(hidden), chunk):
+        of_logits = gradient(part)
+        if of_bias is not None:
+            of_bias += of_logits.sum(0, dtype=torch.float32)
+        torch.mm(of_logits, weight, out=of_hidden[part])
+        add_product(of_weight, of_logits, hidden[part])
+    return of_hidden, of_weight.to(weight.dtype), None if bias is None or of_bias is None else of_bias.to(bias.dtype)
+
+
 def _reduce(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -227,14 +253,11 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
         if of_logprobs is None:
             of_logprobs = torch.zeros_like(normalizer)
-        of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         _, gradient_of_logits = _functions(ctx.compiled)
-        for part in chunks(len(hidden), ctx.chunk):
-            logits = logits_of(hidden[part], weight, bias)
-            of_logits = gradient_of_logits(
-                logits,
+
+        def gradient(part: slice) -> torch.Tensor:
+            return gradient_of_logits(
+                logits_of(hidden[part], weight, bias),
                 targets[part],
                 normalizer[part],
                 of_logprobs[part],
@@ -243,10 +266,5 @@ class _TokenLogprobs(torch.autograd.Function):
                 ctx.temperature,
                 hidden.dtype,
             )
-            del logits
-            if of_bias is not None:
-                of_bias += of_logits.sum(0, dtype=torch.float32)
-            torch.mm(of_logits, weight, out=of_hidden[part])
-            add_product(of_weight, of_logits, hidden[part])
-        cast_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-        return of_hidden, of_weight.to(weight.dtype), cast_bias, None, None, None, None, None
+
+        return *head_gradients(hidden, weight, bias, ctx.chunk, gradient), None, None, None, None, None

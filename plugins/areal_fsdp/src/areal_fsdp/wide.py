@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from areal_fsdp.logprobs import add_product, chunks, logits_of
+from areal_fsdp.logprobs import chunks, head_gradients, logits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -196,15 +196,10 @@ class _Reduce(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
         own = Head(hidden, weight, bias, ctx.temperature)
-        of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for part in chunks(len(hidden), ctx.chunk):
+
+        def gradient(part: slice) -> torch.Tensor:
             of_logits = ctx.reduction.gradient(own.log_distribution(part), part, upstream[part])
-            rounded = of_logits.div_(ctx.temperature).to(hidden.dtype)
-            if of_bias is not None:
-                of_bias += of_logits.sum(0)
-            torch.mm(rounded, weight, out=of_hidden[part])
-            add_product(of_weight, rounded, hidden[part])
-        cast_bias = None if bias is None or of_bias is None else of_bias.to(bias.dtype)
-        return of_hidden, of_weight.to(weight.dtype), cast_bias, None, None, None
+            scaled: torch.Tensor = of_logits.div_(ctx.temperature).to(hidden.dtype)
+            return scaled
+
+        return *head_gradients(hidden, weight, bias, ctx.chunk, gradient), None, None, None
