@@ -235,8 +235,8 @@ class Roster:
         return [member for member in self.members.values() if member.state in states]
 
     def move(self, member: Member, state: State, reason: str = "") -> None:
-        """A server enters another state; told once, on the terminal and in the log."""
-        if member.state is state:
+        """A server enters another state, or is in its own for another reason; told once, on terminal and in the log."""
+        if member.state is state and self.reasons.get(member.name, "").endswith(reason):
             return
         member.state = state
         if reason:

@@ -103,6 +103,23 @@ def test_a_server_that_dies_is_started_again_and_catches_up(running, own):
     asyncio.run(check())
 
 
+def test_the_end_of_a_process_is_told_also_where_its_port_was_found_closed_first(running, own, capsys):
+    async def check():
+        starting, processes = own(running.server(), running.server())
+        async with starting as fleet:
+            assert len((await fleet.generate(request())).output_ids) == 16
+            processes.started[0].server.is_healthy = False
+            member = fleet.roster.members["server-0"]
+            member.doubted.set()  # a request has failed: it is asked at once
+            await asyncio.sleep(0.1)
+            processes.started[0].die(-9, "")
+            await until(lambda: "killed by SIGKILL" in fleet.roster.explain(), "its end is told")
+            await until(lambda: str(member.state) == "ready", "it is started again")
+        assert "server-0 lost: /health: " in capsys.readouterr().err
+
+    asyncio.run(check())
+
+
 def test_a_port_that_was_taken_meanwhile_is_another_try(running, own):
     async def check():
         starting, processes = own("OSError: [Errno 98] Address already in use", running.server())
