@@ -41,7 +41,7 @@ test-python-%: constraints.txt
 	$(call find_python,$*) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		numpy packaging pluggy pydantic pyyaml rich safetensors hypothesis "pytest>=8" "pytest-timeout>=2.3"
-	PYTHONPATH=. .venv-$*/bin/python -m pytest -p no:cacheprovider -m "not slow and not long" $(TORCH_FREE)
+	PYTHONPATH=. .venv-$*/bin/python -m pytest -p no:cacheprovider -m "not long" $(TORCH_FREE)
 
 lint: $(VENV)/test
 	$(BIN)/ruff check .

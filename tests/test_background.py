@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 BLOCKED = """
 import asyncio, time
 from areal_core.background import watch_event_loop

@@ -11,6 +11,8 @@ import pytest
 
 from areal_core.plugins import catalog
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "areal_core"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())

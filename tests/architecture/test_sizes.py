@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,16 +32,23 @@ def _is_generated(path: Path) -> bool:
     return path.parts[0] in GENERATED or any(part.startswith((".", "__")) for part in path.parts[:-1])
 
 
-def code_lines(path: Path) -> set[int]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file as Python reads it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def code_lines(path: Path) -> frozenset[int]:
     """The lines of a file that are neither blank, nor comment, nor docstring."""
     text = path.read_text(encoding="utf-8")
     lines = {number for number, line in enumerate(text.splitlines(), 1) if line.strip() and line.strip()[0] != "#"}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else ():
             if _is_text(statement):
                 lines -= set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-    return lines
+    return frozenset(lines)
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -51,7 +60,7 @@ def functions(path: Path) -> list[tuple[str, int]]:
     """Every function of a file with its number of code lines."""
     lines = code_lines(path)
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             span = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             found.append((f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", len(lines & set(span))))
@@ -81,9 +90,9 @@ def test_lines_are_short():
 def test_one_statement_a_line():
     crowded = []
     for path in python_files("areal_core", "plugins"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        starts = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt) and not _is_ellipsis(node)]
-        crowded += [f"{path.relative_to(ROOT)}:{line}" for line in sorted(set(starts)) if starts.count(line) > 1]
+        statements = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.stmt))
+        starts = Counter(node.lineno for node in statements if not _is_ellipsis(node))
+        crowded += [f"{path.relative_to(ROOT)}:{line}" for line, count in sorted(starts.items()) if count > 1]
     assert crowded == []
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from areal_core.cli.commands.run import SAFE_ON_RESUME
 
+pytestmark = pytest.mark.slow
+
 FAKE_RUN = """
 import sys, types
 fake = types.ModuleType("areal_core.runs.execution")

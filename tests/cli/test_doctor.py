@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 CHECKS = """
 @hookimpl
 def areal_health_checks():

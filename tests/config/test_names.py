@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MINE = """
 @hookimpl
 def areal_reward_functions():

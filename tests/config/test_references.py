@@ -6,6 +6,8 @@ import pytest
 
 from areal_core.config.imports import KeptSources, import_reference
 
+pytestmark = pytest.mark.slow
+
 
 def test_components_by_file_are_relative_to_the_config_that_names_them_and_hashed(kit):
     kit.file("configs/parts/mine.py", "def reward(answer: str, *, scale: float = 1.0): return (answer, scale)\n")

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_config_is_resolved_with_the_plugins_that_it_names(kit):
     assert kit.shown("resolved.plugins.names, config.plugins") == "['kit'] ['kit']"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.config import load_run, resolve
+
+pytestmark = pytest.mark.slow
 
 PARTS = """
 from areal_core.config import Settings, Selection, component, Secret

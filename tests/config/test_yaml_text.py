@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from areal_core.config.yaml_text import dump, parse, parse_value
 
+pytestmark = pytest.mark.slow
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8)

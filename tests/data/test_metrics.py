@@ -184,6 +184,7 @@ SAME = {
 }
 
 
+@pytest.mark.slow
 def test_ranks_with_the_same_names(ranks):
     for found in ranks:
         assert found[0] == pytest.approx(SAME)

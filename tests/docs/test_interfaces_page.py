@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from areal_core import interfaces
 from areal_core.plugins import KINDS
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,6 +12,8 @@ import yaml
 if TYPE_CHECKING:
     from conftest import Workplace
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 from areal_core.library import train
 import yaml

@@ -12,6 +12,8 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Workplace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 

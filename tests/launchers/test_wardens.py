@@ -22,6 +22,8 @@ from areal_core.launchers.settings import LocalSettings
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials
 
+pytestmark = pytest.mark.slow
+
 HANG_S = 60
 ORPHAN = """
 import subprocess, sys, time

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.rewards.pool import RewardPool
 from areal_core.rewards.scoring import RewardError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.interfaces.launcher import ProcessSpecification
+
+pytestmark = pytest.mark.slow
 
 HANG_S = 120.0
 PROGRAM = """

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Build = Callable[..., tuple[RolloutController, Ledger]]
 
+pytestmark = pytest.mark.slow
+
 
 def failures(controller: RolloutController, ledger: Ledger) -> list[str]:
     controller.make_durable()

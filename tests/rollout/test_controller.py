@@ -50,6 +50,7 @@ class Unreliable(FakeWorkflow):
         return episode
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),

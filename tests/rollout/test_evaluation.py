@@ -20,6 +20,8 @@ from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer,
 if TYPE_CHECKING:
     from areal_core.interfaces import Dataset
 
+pytestmark = pytest.mark.slow
+
 
 class Broken:
     async def run_episode(self, row: Any, context: Any) -> Any:

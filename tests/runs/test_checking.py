@@ -9,6 +9,8 @@ import pytest
 from areal_core.config import resolve
 from areal_core.runs.checking import CodeCheck
 
+pytestmark = pytest.mark.slow
+
 PARTS = """\
 def rows(): return []
 class Rows:

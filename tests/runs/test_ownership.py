@@ -19,6 +19,8 @@ from areal_core.runs import ownership
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import Ownership, ask_owner, claim, next_epoch, release
 
+pytestmark = pytest.mark.slow
+
 OWNER = """
 import asyncio, sys
 from pathlib import Path

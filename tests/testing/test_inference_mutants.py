@@ -18,6 +18,8 @@ from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.testing.conformance import InferenceEngineSuite
 from areal_core.testing.conformance.naive import NaiveEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():

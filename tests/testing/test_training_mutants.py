@@ -16,6 +16,8 @@ from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_check
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():

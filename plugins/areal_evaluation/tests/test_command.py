@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FAKE_EVALUATION = """
 import json, sys
 import areal_evaluation.evaluation

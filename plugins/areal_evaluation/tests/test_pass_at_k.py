@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from areal_evaluation.pass_at_k import mean_over_prompts, mean_pass_at_k, pass_at_k
 
+pytestmark = pytest.mark.slow
+
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
 def test_it_is_the_share_of_subsets_in_which_one_passes(passed, data):

@@ -12,6 +12,8 @@ from areal_fsdp import compiling, logprobs, masters
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.masters import _adamw
 
+pytestmark = pytest.mark.slow
+
 
 def assert_close(found, wanted, tolerance=1e-5):
     assert found.keys() == wanted.keys()

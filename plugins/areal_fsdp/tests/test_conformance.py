@@ -1,8 +1,12 @@
 """The core's own suite for training engines."""
 
+import pytest
+
 from areal_core.testing.conformance import TrainEngineSuite
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+
+pytestmark = pytest.mark.slow
 
 
 class TestFSDPEngine(TrainEngineSuite):

@@ -185,6 +185,7 @@ def test_reference_is_frozen(make_engine, program, batch):
     assert not any(p.requires_grad for p in engine._parameters.values())
 
 
+@pytest.mark.slow
 def test_critic_learns_and_its_export_is_a_reward_model(make_engine, program, batch, tmp_path):
     critic = make_engine(role=CRITIC, learning_rate=3e-3, max_tokens_per_microbatch=40)
     goal = torch.linspace(-1, 1, batch.token_count)

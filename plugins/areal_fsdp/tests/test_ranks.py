@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, model_folder, program):

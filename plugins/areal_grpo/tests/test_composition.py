@@ -175,6 +175,7 @@ def algorithm_of(name):
     return ALGORITHMS[name]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=15)
 @given(data=st.data())

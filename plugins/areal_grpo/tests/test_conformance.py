@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from areal_core.testing.conformance import (
@@ -14,6 +15,8 @@ from areal_core.testing.conformance import (
     RewardSuite,
     StageSuite,
 )
+
+pytestmark = pytest.mark.slow
 
 
 class TestGroupNormalised(AdvantageSuite):

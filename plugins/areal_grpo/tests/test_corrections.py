@@ -46,6 +46,7 @@ SEQUENCES = st.lists(st.lists(TOKEN, min_size=1, max_size=6), min_size=1, max_si
 each_correction = pytest.mark.parametrize("name", CASES)
 
 
+@pytest.mark.slow
 @each_correction
 @given(sequences=SEQUENCES)
 def test_the_loop_of_the_paper(name, sequences, make_sequences, loops):

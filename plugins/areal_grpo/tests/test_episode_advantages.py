@@ -111,6 +111,7 @@ def compare(found, wanted, scale=1.0):
     assert worst <= bound, f"they differ by {worst}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 @given(drawn=batches())
 def test_by_episode(name, drawn, make_batch):

@@ -12,6 +12,8 @@ from areal_core.data import Episode, FinishReason, Trajectory, shift_to_predicti
 from areal_core.data.prompt_group import PromptGroup, pack_groups
 from areal_grpo.generalised_advantages import gae, reinforce_pp
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = {"rtol": 0, "atol": 1e-10}
 
 
@@ -149,6 +151,7 @@ def compare(found, wanted, tolerance=1e-10):
 ALL = ("token_rewards", "turn_rewards")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["token", "turn"])
 @pytest.mark.parametrize(
     "keys", [(), ("token_rewards",), ("turn_rewards",), ALL], ids=["reward", "token", "turn", "all"]

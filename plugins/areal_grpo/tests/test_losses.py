@@ -69,6 +69,7 @@ def by_loop(loop, sequences, settings, loops):
     return found
 
 
+@pytest.mark.slow
 @each_loss
 @given(sequences=SEQUENCES)
 def test_the_loop_of_the_paper(name, sequences, make_sequences, loops):
@@ -192,6 +193,7 @@ def test_rare_tokens_stay_within_the_trust_region_of_dppo(make_terms):
         assert logged["clip_fraction"].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 @each_loss
 @given(tokens=st.lists(st.tuples(LOGPROBS, st.floats(-2, 2)), min_size=1, max_size=8))
 def test_on_policy_every_loss_has_the_gradient_of_the_policy(name, tokens, make_terms):

@@ -16,6 +16,8 @@ from areal_core.interfaces import GenerationRequest, ModelReference, SamplingPar
 from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
 
+pytestmark = pytest.mark.slow
+
 
 def request(name, input_ids, seed=0, **sampling):
     return GenerationRequest(str(name), input_ids, SamplingParameters(**sampling), seed)

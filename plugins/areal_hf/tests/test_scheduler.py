@@ -3,6 +3,8 @@ import random
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 # pytest's importlib mode gives a test module no package to import its neighbours from; the fixtures carry them.
 
 

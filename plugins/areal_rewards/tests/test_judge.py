@@ -12,6 +12,8 @@ from areal_rewards import judge as judge_module
 from areal_rewards.config import JudgeSettings
 from areal_rewards.judge import Judge
 
+pytestmark = pytest.mark.slow
+
 
 class Server:
     """An OpenAI-compatible server that says what `answers` says, one after another; the last one stays."""

@@ -14,6 +14,8 @@ from areal_rewards import model_server
 from areal_rewards.config import RemoteRewardModelSettings, RewardModelSettings
 from areal_rewards.reward_models import RemoteRewardModel, RewardModel, ScoringModel
 
+pytestmark = pytest.mark.slow
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 

@@ -51,7 +51,8 @@ def value_loss(batch: PackedBatch, outputs: Mapping[str, torch.Tensor], *, clip:
     losses, is_clipped = error / 2, torch.zeros_like(mask)
     if clip is not None:
         old = torch.where(mask, batch["values"], 0.0)
-        bounded = (old + (values - old).clamp(-clip, clip) - returns).square() / 2
+        # What lies within the bounds stays as it is, to the last bit: it must not count as clipped.
+        bounded = (values.clamp(old - clip, old + clip) - returns).square() / 2
         is_clipped = bounded > losses
         losses = torch.maximum(losses, bounded)
     variance = batch["return_variance"]

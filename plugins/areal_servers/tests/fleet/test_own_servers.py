@@ -9,6 +9,8 @@ import pytest
 from areal_core.errors import RunError
 from areal_core.interfaces import EndMeans, GenerationRequest, ProcessEnd, SamplingParameters, WeightUpdate
 
+pytestmark = pytest.mark.slow
+
 HANG_S = 60
 
 
