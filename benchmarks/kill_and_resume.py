@@ -23,6 +23,9 @@ from areal_core.messages.processes import Owner, WhoOwns
 from areal_core.runs import RunFolder, ask_owner
 
 AREAL = [sys.executable, "-m", "areal_core"]
+COMMANDS = {"warden": "launchers.warden", "engine": "areal_hf.server", "reward": "rewards.worker", "server": "--port"}
+"""A word in the command of a process of each role, where it is not the role's name."""
+REPLACED = {"reward", "server"}
 
 
 def phase(run_dir: Path) -> str:
@@ -44,7 +47,7 @@ def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> str 
     except subprocess.TimeoutExpired:
         seen = phase(run_dir)
         os.kill(process.pid if victim == "supervisor" else find(process.pid, victim), signal.SIGKILL)
-        if victim == "reward":  # it is replaced, and the run goes on: something else must end it
+        if victim in REPLACED:  # the run goes on: something else must end it
             time.sleep(after_s)
             process.kill()
         process.communicate(timeout=120)
@@ -56,7 +59,7 @@ def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> str 
 
 def find(supervisor: int, victim: str) -> int:
     """The process of a run that is to be killed; the supervisor where it is not there (yet, or any more)."""
-    words = {"warden": "launchers.warden", "engine": "areal_hf.server", "reward": "rewards.worker"}.get(victim, victim)
+    words = COMMANDS.get(victim, victim)
     for pid in descendants(supervisor):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
@@ -113,7 +116,7 @@ def main() -> int:
     )
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument(
-        "--victims", default="supervisor", help="drawn from: supervisor,warden,controller,trainer,engine,reward"
+        "--victims", default="supervisor", help="drawn from: supervisor,warden,controller,trainer,engine,reward,server"
     )
     arguments, overrides = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="kill-"))
