@@ -35,7 +35,7 @@ def phase(run_dir: Path) -> str:
     return str(owner.phases.get("trainer-0", "starting")) if isinstance(owner, Owner) else "starting"
 
 
-def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> str | None:
+def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> tuple[str, str] | None:
     """Start, wait, kill; whom, and the phase that the trainer was in, or None where the run was done before."""
     process = subprocess.Popen([*AREAL, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     first_step = step_of(run_dir)
@@ -46,12 +46,15 @@ def killed(words: list[str], run_dir: Path, after_s: float, victim: str) -> str 
         _, errors = process.communicate(timeout=after_s)
     except subprocess.TimeoutExpired:
         seen = phase(run_dir)
-        os.kill(process.pid if victim == "supervisor" else find(process.pid, victim), signal.SIGKILL)
+        pid = process.pid if victim == "supervisor" else find(process.pid, victim)
+        os.kill(pid, signal.SIGKILL)
+        if pid == process.pid:
+            victim = "supervisor"
         if victim in REPLACED:  # the run goes on: something else must end it
             time.sleep(after_s)
             process.kill()
         process.communicate(timeout=120)
-        return seen
+        return victim, seen
     if process.returncode:
         raise SystemExit(f"the run failed instead of being killed:\n{errors.decode()}")
     return None
@@ -132,12 +135,12 @@ def main() -> int:
         if seen is None:
             break
         kills += 1
-        phases.append(seen)
-        victims.append(victim)
+        victims.append(seen[0])
+        phases.append(seen[1])
         assert not leftovers(run_dir), leftovers(run_dir)
         result = audit(run_dir)
         print(
-            f"kill {kills:3d} of {victim:10s} in {seen:10s} committed step {result['committed_step']:4d}: clean",
+            f"kill {kills:3d} of {seen[0]:10s} in {seen[1]:10s} committed step {result['committed_step']:4d}: clean",
             flush=True,
         )
         command = ["run", "--resume", str(run_dir), "--allow-changed-plugins"]

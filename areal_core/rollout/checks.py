@@ -60,8 +60,8 @@ class EpisodeChecks:
                 f"{where}: input_ids hold the token {low if low < 0 else high}, which is none of the vocabulary's "
                 f"{self.vocabulary or ''}"
             )
-        versions = set(tokens["versions"][tokens["loss_mask"]].tolist())
-        if unknown := sorted(version for version in versions if not self.is_known_version(version)):
+        versions = torch.unique(tokens["versions"][tokens["loss_mask"]]).tolist()
+        if unknown := [version for version in versions if not self.is_known_version(version)]:
             raise ValueError(f"{where}: versions hold {unknown}, which were never published")
         reason = trajectory.sequence.get("finish_reason")
         if reason is None or reason.shape != () or int(reason) not in REASONS:

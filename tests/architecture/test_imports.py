@@ -11,8 +11,6 @@ import pytest
 
 from areal_core.plugins import catalog
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "areal_core"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
@@ -121,6 +119,7 @@ def test_no_first_party_plugin_is_named_in_the_core_but_in_the_repair_table():
     assert found == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", TORCH_FREE)
 def test_every_module_is_imported_without_torch(folder):
     for name in modules(CORE / folder, ROOT):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 MINE = """
 @hookimpl
 def areal_reward_functions():

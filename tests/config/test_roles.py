@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 
 def test_a_role_is_the_training_engine_but_for_what_is_said_of_it(kit):
     """By the keys of that engine, in the file and on the command line; a role that nobody needs is a mistake."""

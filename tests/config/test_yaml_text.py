@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from areal_core.config.yaml_text import dump, parse, parse_value
 
-pytestmark = pytest.mark.slow
-
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8)
@@ -53,6 +51,7 @@ def test_not_a_number():
     assert math.isnan(parse_value(".nan"))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.dictionaries(TEXTS, VALUES))
 def test_what_is_written_is_read_back(values):

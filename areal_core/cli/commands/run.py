@@ -44,6 +44,7 @@ SAFE_ON_RESUME = (
     "train_engine.activation_checkpointing",
     "train_engine.logprob_chunk_tokens",
     "train_engine.offload_parameters",
+    "train_engine.profile",
 )
 """What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step, but for
 the rounding of sums where it says how much memory is used, and for a learning rate that decays over `steps`, which is

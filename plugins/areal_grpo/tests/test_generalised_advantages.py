@@ -12,8 +12,6 @@ from areal_core.data import Episode, FinishReason, Trajectory, shift_to_predicti
 from areal_core.data.prompt_group import PromptGroup, pack_groups
 from areal_grpo.generalised_advantages import gae, reinforce_pp
 
-pytestmark = pytest.mark.slow
-
 GOLDEN = {"rtol": 0, "atol": 1e-10}
 
 

@@ -42,7 +42,7 @@ def test_a_process_runs_with_its_log_until_it_is_ended(tmp_path):
         assert server.is_running
         await server.end()
         assert not server.is_running
-        assert "killed by SIGTERM" in await server.last_words()
+        assert "killed by SIGTERM" in server.last_words()
         await server.end()
 
     asyncio.run(check())
@@ -53,8 +53,8 @@ def test_what_a_process_said_last_is_known_and_it_can_be_started_again(tmp_path)
         server = LaunchedServer(Keepers(tmp_path), "server-0")
         await server.start(command_of("raise SystemExit('the port is taken')"))
         await ended(server)
-        assert "exit code 1" in await server.last_words()
-        assert "the port is taken" in await server.last_words()
+        assert "exit code 1" in server.last_words()
+        assert "the port is taken" in server.last_words()
         await server.start(command_of("import time; time.sleep(600)"))
         assert server.is_running
         await server.end()
@@ -94,7 +94,7 @@ def test_one_who_no_longer_waits_for_an_end_does_not_take_it_from_others(tmp_pat
         assert server.is_running
         process.ended.set()
         await server.end()
-        assert "ended with exit code 0" in await server.last_words()
+        assert "ended with exit code 0" in server.last_words()
 
     asyncio.run(check())
 
@@ -106,6 +106,6 @@ def test_a_process_whose_keeper_is_killed_has_ended(tmp_path):
         await server.start(command_of("import time; time.sleep(600)"))
         os.kill(keepers.processes["server-0"].keeper_pid, signal.SIGKILL)
         await ended(server)
-        assert "keeper" in await server.last_words()
+        assert "keeper" in server.last_words()
 
     asyncio.run(check())

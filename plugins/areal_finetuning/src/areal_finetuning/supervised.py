@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 
 class Supervised:
-    """An `Algorithm` that learns what the data set says: L = -Σ w_t log π(y_t).
-
-    Attributes:
-        outputs: what `loss` reads; a subclass with another loss of tokens sets its own.
-    """
+    """An `Algorithm` that learns what the data set says: L = -Σ w_t log π(y_t)."""
 
     group_stages = ()
     outputs: tuple[str, ...] = ("logprobs",)
+    """What `loss` reads; a subclass with another loss of tokens has its own."""
 
     def __init__(self, settings: SupervisedSettings | GKDSettings) -> None:
         self.encode = None if settings.encoder is None else settings.encoder.build()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from areal_core.config import Settings
+from areal_core.config import LocalPath, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ProfileSettings(Settings):
+    """Updates whose work is recorded, kernel by kernel."""
+
+    updates: list[Annotated[int, Field(ge=1)]] = Field(
+        description="which ones, by their number in this process, from 1: a resumed run counts anew"
+    )
+    folder: LocalPath = Field(
+        description="where each rank writes ROLE-rankR-updateN-PROCESS.json.gz, for ui.perfetto.dev; relative to the "
+        "config"
+    )
 
 
 class FSDPConfig(Settings):
@@ -50,6 +62,9 @@ class FSDPConfig(Settings):
         ge=1,
         description="tokens whose logits exist at once, more where the vocabulary is tiny; null: 1,024 on a CPU, by "
         "its memory on a GPU",
+    )
+    profile: ProfileSettings | None = Field(
+        None, description="write traces of these updates by PyTorch's profiler; it slows them down"
     )
     offload_parameters: bool = Field(
         False, description="keep parameters, gradients and optimizer in host memory (GPUs only)"

@@ -22,6 +22,7 @@ from areal_fsdp.masters import Masters
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
 from areal_fsdp.probe import check_module
+from areal_fsdp.profiling import profiled
 from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
 from areal_fsdp.wide import compared_role, compared_roles, is_wide, topk_of
 
@@ -50,6 +51,7 @@ class FSDPEngine:
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._updates = torch.zeros((), dtype=torch.int64)
+        self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
@@ -146,9 +148,14 @@ class FSDPEngine:
             self._check_outputs(work.outputs)
         rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
         planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
-        left = sum(split.rounds for _, split in planned)
-        if not left:
+        if not any(split.rounds for _, split in planned):
             return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
+        self._tried += 1
+        with profiled(self._config.profile, self._tried, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
+            return self._train(planned, rate)
+
+    def _train(self, planned: Sequence[tuple[Work, Split]], rate: float) -> dict[str, Metric]:
+        left = sum(split.rounds for _, split in planned)
         if self._masters is not None:
             self._masters.expect(left)
         parts: list[Mapping[str, Metric]] = []
@@ -158,7 +165,7 @@ class FSDPEngine:
                 if isinstance(self._module, FSDPModule):
                     self._module.set_requires_gradient_sync(left == 0)
                 parts += self._backward(work, part, layout, counts=counts)
-        for work in works:
+        for work, _ in planned:
             self._reshard_compared(work.outputs)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
         metrics = reduce_over_ranks(combine(parts))

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """Seconds that a server has to end by itself."""
-END_IS_TOLD_S = 2.0
-"""Its clients may meet a closed port this much sooner than its warden tells of its end."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -62,9 +60,9 @@ class LaunchedServer:
         """Whether it was started and has not ended."""
         return self._ended is not None and not self._ended.done()
 
-    async def last_words(self) -> str:
-        """How it ended and the end of its log, if it has ended or does so in a moment."""
-        if self._ended is None or not (await asyncio.wait({self._ended}, timeout=END_IS_TOLD_S))[0]:
+    def last_words(self) -> str:
+        """How it ended and the end of its log."""
+        if self._ended is None or not self._ended.done():
             return f"it runs still, and writes {self.name}.log"
         words = self._ended.result().describe()
         return f"{self.name}.log: {words.replace(self._secret, '***') if self._secret else words}"

@@ -235,8 +235,8 @@ class Roster:
         return [member for member in self.members.values() if member.state in states]
 
     def move(self, member: Member, state: State, reason: str = "") -> None:
-        """A server enters another state, or is in its own for another reason; told once, on terminal and in the log."""
-        if member.state is state and self.reasons.get(member.name, "").endswith(reason):
+        """A server enters another state; told once, on the terminal and in the log."""
+        if member.state is state:
             return
         member.state = state
         if reason:
@@ -247,12 +247,13 @@ class Roster:
         with suppress(OSError), self._log.open("a") as file:  # a disk that is full costs lines of the log
             file.write(json.dumps(entry | ({"reason": reason} if reason else {})) + "\n")
         sys.stderr.write(f"{member.name} {state}{f': {reason}' if reason else ''}\n")
-        sys.stderr.flush()
         self.on_change()
 
-    def note(self, member: Member, reason: str) -> None:
-        """Why a server is in its state, for whoever asks."""
-        self.reasons[member.name] = f"{member.name} {member.state}: {reason}"
+    def note(self, member: Member, reason: str, *, aloud: bool = False) -> None:
+        """Why a server is in its state, for whoever asks; `aloud`: and on the terminal, if it is new."""
+        known, self.reasons[member.name] = self.reasons.get(member.name), f"{member.name} {member.state}: {reason}"
+        if aloud and known != self.reasons[member.name]:
+            sys.stderr.write(f"{self.reasons[member.name]}\n")
 
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""

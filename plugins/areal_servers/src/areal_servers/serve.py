@@ -92,8 +92,7 @@ async def _serve(
     try:
         while not interrupted.is_set():
             if not server.is_running or (not is_ready and time.monotonic() > deadline):
-                what = "has ended" if is_ready else "did not start"
-                raise RunError(f"the server {what}: {await server.last_words()}")
+                raise RunError(f"the server {'has ended' if is_ready else 'did not start'}: {server.last_words()}")
             if joining is not None:
                 await joining.renew()
             elif not is_ready:

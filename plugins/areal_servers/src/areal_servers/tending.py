@@ -73,7 +73,7 @@ class Admission:
         deadline = time.monotonic() + patience
         while True:
             if member.process is not None and not member.process.is_running:
-                words = await member.process.last_words()
+                words = member.process.last_words()
                 if member.has_served or "address already in use" in words.lower():  # a port is taken now and then
                     raise ServerLostError(f"has ended: {words}")
                 raise ServerRefusedError(f"ended before it was ready; {words}")
@@ -97,10 +97,11 @@ class Admission:
                     chunks = [chunk async for chunk in member.adapter.generate(member.connection, piece)]
         except (ServerLostError, TimeoutError) as error:
             words = str(error) or "no answer in time"
+            await asyncio.sleep(POLL_S)
             if member.has_served:
                 raise ServerLostError(f"failed its first request: {words}") from None
             if member.process is not None:
-                words = f"{words}; {await member.process.last_words()}"
+                words = f"{words}; {member.process.last_words()}"
             raise ServerRefusedError(f"is healthy but cannot serve this model: {words}") from None
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
@@ -209,12 +210,15 @@ class Tending(Admission):
                 first, longest = PAUSES_S[member.state]
                 pause = min(longest, max(first, 2 * pause))
                 await asyncio.sleep(pause)
+                if was_up and member.process is not None and not member.process.is_running:
+                    # Its clients may have met a closed port before its end was told.
+                    self.roster.note(member, member.process.last_words(), aloud=True)
 
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
         now, window = time.monotonic(), self.settings.restart_window_s
         member.starts = [start for start in member.starts if now - start < window]
         if len(member.starts) > self.settings.restarts:
-            raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {await process.last_words()}")
+            raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
         member.starts.append(now)
         host, port = process.host, free_port()
         if host not in LOOPBACK and not self.settings.key:
@@ -232,19 +236,17 @@ class Tending(Admission):
             member.doubted.clear()
             if member.state is State.LEAVING:
                 await self._drain(member)
+            if member.state in (State.LOST, State.GONE):
                 return
-            if member.process is not None and (member.state is State.LOST or not member.process.is_running):
-                raise ServerLostError(await member.process.last_words())
-            if member.state is State.LOST:
-                return
+            if member.process is not None and not member.process.is_running:
+                raise ServerLostError(member.process.last_words())
             try:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 misses = 0
             except (ServerLostError, RequestRefusedError) as error:
                 misses += 1
                 if misses == 2 or "Connect" in str(error):
-                    words = f"; {await member.process.last_words()}" if member.process is not None else ""
-                    raise ServerLostError(f"{error}{words}") from error
+                    raise
 
     async def _drain(self, member: Member) -> None:
         if not await member.wait_idle(self.settings.drain_timeout_s):

@@ -8,10 +8,12 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.interfaces import EndMeans, GenerationRequest, ProcessEnd, SamplingParameters, WeightUpdate
+from areal_servers.errors import ServerLostError
 
 pytestmark = pytest.mark.slow
 
 HANG_S = 60
+KILLED = "server-0.log: was killed by SIGKILL"
 
 
 class FakeProcess:
@@ -88,7 +90,7 @@ async def until(condition, what):
         raise AssertionError(f"waited in vain for: {what}") from None
 
 
-def test_a_server_that_dies_is_started_again_and_catches_up(running, own):
+def test_a_server_that_dies_is_started_again_and_catches_up(running, own, capsys):
     async def check():
         starting, processes = own(running.server(), running.server())
         async with starting as fleet:
@@ -97,10 +99,10 @@ def test_a_server_that_dies_is_started_again_and_catches_up(running, own):
             member = fleet.roster.members["server-0"]
             processes.started[0].die(-9, "")
             await until(lambda: str(member.state) == "lost", "the loss is noticed, with nothing under way")
-            assert "killed by SIGKILL" in fleet.roster.explain()
             assert set((await fleet.generate(request())).versions) == {1}
             assert processes.started[1].server.version == "1"
         assert processes.started[1].server.is_healthy is False, "it ended with the fleet"
+        assert "killed by SIGKILL" in capsys.readouterr().err
 
     asyncio.run(check())
 
@@ -112,12 +114,27 @@ def test_the_end_of_a_process_is_told_also_where_its_port_was_found_closed_first
             assert len((await fleet.generate(request())).output_ids) == 16
             processes.started[0].server.is_healthy = False
             member = fleet.roster.members["server-0"]
-            member.doubted.set()  # a request has failed: it is asked at once
-            await asyncio.sleep(0.1)
-            processes.started[0].die(-9, "")
+            fleet.roster.on_change = lambda: str(member.state) == "lost" and processes.started[0].die(-9, "")
             await until(lambda: len(processes.started) == 2 and str(member.state) == "ready", "it is started again")
         told = [line for line in capsys.readouterr().err.splitlines() if " lost: " in line]
-        assert told == ["server-0 lost: /health: ClientConnectorError; server-0.log: was killed by SIGKILL"]
+        assert told == [f"server-0 lost: {why}" for why in ("/health: ClientConnectorError", KILLED)]
+
+    asyncio.run(check())
+
+
+def test_why_a_server_could_not_be_brought_up_is_not_replaced_by_the_end_that_the_run_gave_it(running, own, capsys):
+    async def check():
+        first, second, third = running.server(), running.server(), running.server()
+        second.first_fault = ServerLostError("CUDA out of memory")
+        starting, processes = own(first, second, third)
+        async with starting as fleet:
+            assert len((await fleet.generate(request())).output_ids) == 16
+            member = fleet.roster.members["server-0"]
+            processes.started[0].die(-9, "")
+            await until(lambda: len(processes.started) == 3 and str(member.state) == "ready", "the third one serves")
+            told = capsys.readouterr().err
+        assert "failed its first request: CUDA out of memory" in told
+        assert "SIGTERM" not in told
 
     asyncio.run(check())
 

@@ -1,0 +1,43 @@
+"""Traces of chosen updates, by PyTorch's profiler; https://ui.perfetto.dev shows them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from areal_fsdp.config import ProfileSettings
+
+
+@contextmanager
+def profiled(settings: ProfileSettings | None, update: int, who: str) -> Iterator[None]:
+    """Record what runs inside, if this update was asked for; a trace that cannot be written is told and no more.
+
+    Args:
+        settings: which updates, and where their traces go; None for none.
+        update: its number in this process, from 1; one that is left out, because it is not finite, has one too.
+        who: role and rank, for the name of the file.
+    """
+    if settings is None or update not in settings.updates:
+        yield
+        return
+    on_gpu = torch.cuda.is_available()
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as trace:
+        yield
+        if on_gpu:
+            torch.cuda.synchronize()
+    path = settings.folder / f"{who}-update{update}-{os.getpid()}.json.gz"  # a resumed run begins at 1 again
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        trace.export_chrome_trace(str(path))
+        told = f"is in {path}"
+    except (OSError, RuntimeError) as error:
+        told = f"cannot be written to {path}: {error}"
+    sys.stderr.write(f"the trace of update {update} {told}\n")

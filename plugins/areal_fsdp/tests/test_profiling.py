@@ -1,0 +1,25 @@
+"""Traces of chosen updates."""
+
+import gzip
+import json
+import os
+
+
+def test_the_updates_that_are_asked_for_are_traced_and_no_others(make_engine, program, batch, tmp_path, capsys):
+    folder = tmp_path / "a folder"
+    engine = make_engine(profile={"updates": [2], "folder": str(folder)})
+    for _ in range(3):
+        program.train(engine, batch)
+    (trace,) = folder.iterdir()
+    assert trace.name == f"actor-rank0-update2-{os.getpid()}.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    assert {"aten::mm", "Optimizer.step#AdamW.step"} <= {event.get("name") for event in events}
+    assert f"the trace of update 2 is in {trace}" in capsys.readouterr().err
+
+
+def test_a_trace_that_cannot_be_written_costs_no_update(make_engine, program, batch, tmp_path, capsys):
+    taken = tmp_path / "file"
+    taken.write_text("")
+    engine = make_engine(profile={"updates": [1], "folder": str(taken)})
+    assert program.train(engine, batch)["gradient_norm"] > 0
+    assert f"the trace of update 1 cannot be written to {taken}/" in capsys.readouterr().err
