@@ -16,7 +16,7 @@ def pytest_configure():
 
 
 SIZES = {
-    "vocab_size": 61,
+    "vocab_size": 62,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -27,7 +27,7 @@ SIZES = {
 CONFIGS = {
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
     "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
-    "mistral": lambda: MistralConfig(**SIZES, sliding_window=4),
+    "mistral": lambda: MistralConfig(**{**SIZES, "vocab_size": 61}, sliding_window=4),
     "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }
 

@@ -1,8 +1,9 @@
-"""What one of several ranks does in `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER.
+"""What one of several ranks does in `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER PARALLEL.
 
 Rank r writes `rank{r}.pt` into FOLDER: gradients, metrics, outputs, parameters, by name.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -124,17 +125,19 @@ def parameters_of(engine):
 
 
 def main():
-    rank, ranks, store, model, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+    rank, ranks, store, model, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+    layout = {"parallel": json.loads(sys.argv[6]), "max_tokens_per_microbatch": 31}
     torch.set_num_threads(1)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     results = {}
-    engine = FSDPEngine(FSDPConfig(learning_rate=1e-3, max_tokens_per_microbatch=31))
+    engine = FSDPEngine(FSDPConfig(learning_rate=1e-3, **layout))
     engine.setup(ModelReference(model), ACTOR, OptimizerSettings(total_updates=100, temperature=0.7))
     batch = make_batch()
+    results["leads"] = engine._ranks.leads
     results["gradients"], results["metrics"] = gradients_of(engine, batch)
     results["idle"], results["idle_metrics"] = gradients_of(engine, batch.select([1]))
-    other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
+    other = FSDPEngine(FSDPConfig(**layout))
     other.setup(ModelReference(model), REFERENCE, OptimizerSettings(total_updates=100, temperature=1.3))
     results["compared"] = compared(engine, other, batch)
     results["compared_idle"] = compared(engine, other, batch.select([1]))
@@ -160,7 +163,7 @@ def main():
     results["uneven_and_idle"] = train(engine, batch.select([1]), uneven_loss(rank))
     results["pairs"], results["units"] = train_pairs(engine)
     for role in (REFERENCE, CRITIC):
-        other = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=31))
+        other = FSDPEngine(FSDPConfig(**layout))
         other.setup(ModelReference(model), role, OptimizerSettings(total_updates=100, temperature=0.7))
         results[role.name] = other.forward(batch, ["values"] if role is CRITIC else OUTPUTS)
         if role is CRITIC:

@@ -1,8 +1,10 @@
-"""One process against two ranks, started for real: gloo on the CPU, NCCL where there are two GPUs."""
+"""One process against several ranks in every layout, started for real: gloo on the CPU, NCCL where there are GPUs."""
 
+import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -11,40 +13,59 @@ from transformers import AutoModelForCausalLM
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory, model_folder, program):
-    """What two ranks wrote, after one process left a checkpoint for them."""
+LAYOUTS = {
+    "data2": ("qwen3", 2, {}),
+    "replicas2": ("qwen3", 2, {"replicas": 2}),
+    "tensor2": ("qwen3", 2, {"tensor": 2}),
+    "context2": ("qwen3", 2, {"context": 2}),
+    "data2-tensor2": ("llama", 4, {"data": 2, "tensor": 2}),
+    "tensor2-context2": ("mistral", 4, {"tensor": 2, "context": 2}),
+}
+"""A model, how many ranks, and how they stand. The head is tied, not tied, and of an odd number of words."""
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def ranks(request, tmp_path_factory, model_folder, program):
+    """What several ranks wrote, after one process left a checkpoint for them."""
+    kind, count, parallel = LAYOUTS[request.param]
     from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.engine import FSDPEngine
 
     folder = tmp_path_factory.mktemp("ranks")
     single = FSDPEngine(FSDPConfig(learning_rate=1e-3))
-    single.setup(ModelReference(str(model_folder())), ACTOR, OptimizerSettings(100, 0.7))
+    single.setup(ModelReference(str(model_folder(kind))), ACTOR, OptimizerSettings(100, 0.7))
     for _ in range(2):
         program.train(single, program.make_batch())
     single.save(folder / "single")
     expected = program.parameters_of(single)
-    arguments = [str(folder / "store"), str(model_folder()), str(folder)]
-    hidden_gpus = {} if torch.cuda.device_count() > 1 else {"CUDA_VISIBLE_DEVICES": ""}
+    arguments = [str(folder / "store"), str(model_folder(kind)), str(folder), json.dumps(parallel)]
+    hidden_gpus = {} if torch.cuda.device_count() >= count else {"CUDA_VISIBLE_DEVICES": ""}
     processes = [
         subprocess.Popen(
-            [sys.executable, program.__file__, str(rank), "2", *arguments],
+            [sys.executable, program.__file__, str(rank), str(count), *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **hidden_gpus, "LOCAL_RANK": str(rank)},
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=270)
+            _, errors = process.communicate(timeout=600)
             assert process.returncode == 0, errors
     finally:
         for process in processes:
             process.kill()
-    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(count)]
     return folder, results, expected
+
+
+@pytest.fixture
+def alone(ranks, request, make_engine):
+    """A function that sets up one rank's engine, of the layout's model."""
+    kind, _, _ = LAYOUTS[request.node.callspec.params["ranks"]]
+    return partial(make_engine, kind)
 
 
 def assert_close(found, wanted, tolerance=1e-6):
@@ -57,18 +78,18 @@ def assert_equal(found, wanted):
     assert_close(found, wanted, tolerance=0)
 
 
-def test_two_ranks_have_the_gradient_of_one(ranks, make_engine, program, batch):
+def test_ranks_have_the_gradient_of_one(ranks, alone, program, batch):
     _, results, _ = ranks
-    gradients, metrics = program.gradients_of(make_engine(temperature=0.7), batch)
+    gradients, metrics = program.gradients_of(alone(temperature=0.7), batch)
     assert max(gradient.abs().max() for gradient in gradients.values()) > 1e-2
     for result in results:
         assert_close(result["gradients"], gradients)
         assert result["metrics"] == pytest.approx(metrics, abs=1e-6)
 
 
-def test_a_rank_without_a_sequence(ranks, make_engine, program, batch):
+def test_a_rank_without_a_sequence(ranks, alone, program, batch):
     _, results, _ = ranks
-    engine = make_engine(temperature=0.7)
+    engine = alone(temperature=0.7)
     gradients, metrics = program.gradients_of(engine, batch.select([1]))
     for result in results:
         assert_close(result["idle"], gradients)
@@ -76,11 +97,11 @@ def test_a_rank_without_a_sequence(ranks, make_engine, program, batch):
         assert_close(result["idle_outputs"], engine.forward(batch.select([1]), program.OUTPUTS), 1e-5)
 
 
-def test_two_ranks_compare_as_one_does(ranks, make_engine, program, batch):
+def test_ranks_compare_as_one_does(ranks, alone, program, batch):
     """The other engine is sharded too, and a rank without a sequence takes part in its collectives."""
     from areal_core.interfaces import REFERENCE
 
-    engine, other = make_engine(temperature=0.7), make_engine(role=REFERENCE, temperature=1.3)
+    engine, other = alone(temperature=0.7), alone(role=REFERENCE, temperature=1.3)
     for key, part in (("compared", batch), ("compared_idle", batch.select([1]))):
         wanted = program.compared(engine, other, part)
         assert float(wanted["column"].max()) > 1e-3
@@ -88,33 +109,33 @@ def test_two_ranks_compare_as_one_does(ranks, make_engine, program, batch):
             assert_close(result[key], wanted, 1e-5)
 
 
-def test_a_loss_of_hidden_states_alone(ranks, make_engine, program, batch):
+def test_a_loss_of_hidden_states_alone(ranks, alone, program, batch):
     """Ranks with nothing to learn go through the same collectives, whichever outputs the loss reads."""
     from areal_core.interfaces import CRITIC
 
     asked = ["logprobs", "hidden", "topk:3"]
     for part in (batch, batch.select([1])):
-        wanted, _ = program.gradients_of(make_engine(temperature=0.7), part, program.hidden_loss, asked)
+        wanted, _ = program.gradients_of(alone(temperature=0.7), part, program.hidden_loss, asked)
         for result in ranks[1]:
             assert_close(result[f"hidden of {len(part)}"], wanted, 1e-5)
-    critic = make_engine(role=CRITIC, temperature=0.7)
+    critic = alone(role=CRITIC, temperature=0.7)
     wanted, _ = program.gradients_of(critic, batch.select([1]), program.hidden_loss, ["values", "hidden"])
     for result in ranks[1]:
         assert_close(result["hidden of a critic"], wanted, 1e-5)
 
 
-def test_outputs_of_the_whole_batch_on_every_rank(ranks, make_engine, program, batch):
+def test_outputs_of_the_whole_batch_on_every_rank(ranks, alone, program, batch):
     _, results, _ = ranks
-    wanted = make_engine(temperature=0.7).forward(batch, program.OUTPUTS)
+    wanted = alone(temperature=0.7).forward(batch, program.OUTPUTS)
     for result in results:
         assert_close(result["outputs"], wanted, 1e-5)
 
 
-def test_other_roles(ranks, make_engine, program, batch):
+def test_other_roles(ranks, alone, program, batch):
     from areal_core.interfaces import CRITIC, REFERENCE
 
-    reference = make_engine(role=REFERENCE, temperature=0.7).forward(batch, program.OUTPUTS)
-    critic = make_engine(role=CRITIC).forward(batch, ["values"])
+    reference = alone(role=REFERENCE, temperature=0.7).forward(batch, program.OUTPUTS)
+    critic = alone(role=CRITIC).forward(batch, ["values"])
     for result in ranks[1]:
         assert_close(result["reference"], reference, 1e-5)
         assert_close(result["critic"], critic, 1e-5)
@@ -125,7 +146,8 @@ def test_updates_and_checkpoint_continue_bit_for_bit(ranks):
     for result in results:
         assert result["third"] == result["third_again"]
         assert_equal(result["parameters_again"], result["parameters"])
-    assert_equal(results[0]["parameters"], results[1]["parameters"])
+    for result in results[1:]:
+        assert_equal(results[0]["parameters"], result["parameters"])
 
 
 def test_skipped_on_all_ranks(ranks):
@@ -135,10 +157,10 @@ def test_skipped_on_all_ranks(ranks):
 
 
 def test_metrics_that_only_one_rank_has_hang_nobody(ranks):
-    """Each rank logs under names of its own; all of them are known on both, put together by their kind."""
-    first, second = (result["uneven"] for result in ranks[1])
-    assert first == second
-    for rank in range(2):
+    """Each rank with sequences of its own logs under names of its own; all know them, put together by their kind."""
+    first = ranks[1][0]["uneven"]
+    assert all(result["uneven"] == first for result in ranks[1])
+    for rank in [rank for rank, result in enumerate(ranks[1]) if result["leads"]]:
         assert first[f"mean_of_{rank}"] == 2
         assert first[f"sum_of_{rank}"] >= rank + 1
         assert first[f"sum_of_{rank}"] % (rank + 1) == 0
@@ -148,35 +170,35 @@ def test_metrics_that_only_one_rank_has_hang_nobody(ranks):
 
 
 def test_a_rank_without_a_sequence_has_no_metrics_of_its_own(ranks):
-    first, second = (result["uneven_and_idle"] for result in ranks[1])
-    assert first == second
-    assert sum(f"sum_of_{rank}" in first for rank in range(2)) == 1
+    first = ranks[1][0]["uneven_and_idle"]
+    assert all(result["uneven_and_idle"] == first for result in ranks[1])
+    assert sum(f"sum_of_{rank}" in first for rank in range(len(ranks[1]))) == 1
     assert first["rows"] == 1
 
 
-def test_units_stay_together_on_a_rank(ranks, make_engine, program):
+def test_units_stay_together_on_a_rank(ranks, alone, program):
     """Both rows of each unit are on one rank, in one micro-batch, and nothing of the update depends on that."""
-    units = [unit for result in ranks[1] for unit in result["units"]]
+    units = [unit for result in ranks[1] if result["leads"] for unit in result["units"]]
     assert sorted(units) == [(margin, [int(margin), int(margin) + 4]) for margin in (0.0, 1.0, 2.0, 3.0)]
-    assert all(result["units"] for result in ranks[1]), "both ranks have something to do"
-    _, alone = program.train_pairs(make_engine(max_tokens_per_microbatch=60))
-    assert sorted(alone) == sorted(units)
+    assert all(result["units"] for result in ranks[1]), "all ranks have something to do"
+    _, seen = program.train_pairs(alone(max_tokens_per_microbatch=60))
+    assert sorted(seen) == sorted(units)
     for result in ranks[1]:
         assert (result["pairs"]["rows"], result["pairs"]["tokens"]) == (8, ranks[1][0]["metrics"]["tokens"])
 
 
-def test_checkpoint_of_one_loads_on_two_and_back(ranks, make_engine, program, batch):
+def test_checkpoint_of_one_loads_on_several_and_back(ranks, alone, program, batch):
     folder, results, expected = ranks
     for result in results:
         assert_equal(result["from_single"], expected)
-    engine = make_engine(temperature=0.7)
+    engine = alone(temperature=0.7)
     engine.load(folder / "checkpoint")
     assert int(engine._updates) == 2
     program.train(engine, batch)
     assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
 
 
-def test_export_of_two_ranks(ranks):
+def test_export_of_several_ranks(ranks):
     folder, results, _ = ranks
     exported = dict(AutoModelForCausalLM.from_pretrained(folder / "export").named_parameters())
     assert_equal({name: p.detach() for name, p in exported.items()}, results[0]["parameters_again"])

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from areal_attention.kernels import Reach, Three, current_kernel
 from areal_attention.packed import PackedLayout, packed_attention
 from areal_core.errors import RunError
+from areal_fsdp.context import heads_to_tokens, tokens_to_heads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,14 +55,19 @@ class Layout:
     packed: PackedLayout | GraphLayout
 
     @classmethod
-    def of(cls, lengths: torch.Tensor | Sequence[int], device: torch.device, *, for_graphs: bool) -> Layout:
+    def of(
+        cls, lengths: torch.Tensor | Sequence[int], device: torch.device, *, for_graphs: bool, multiple: int = 1
+    ) -> Layout:
         """Plan a batch of sequences of these lengths, each at least 1, without waiting for the device.
 
         Args:
             lengths: [B], in host memory.
             device: where the tokens are.
             for_graphs: as a compiled graph or a GPU's kernel takes it.
+            multiple: what the number of tokens divides by, filled up with a sequence of its own.
         """
+        if missing := -int(sum(lengths)) % multiple:
+            lengths = [*map(int, lengths), missing]
         if not for_graphs:
             packed = PackedLayout.from_lengths(lengths, device)
             return cls(packed.position_ids, packed)
@@ -89,15 +95,19 @@ def _hugging_face_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed_layout: PackedLayout | GraphLayout | None = None,
+    packed_context: tuple[int, str] | None = None,
     **extras: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What a model calls in each layer. Tensors are [1, heads, T, head size]; the layout is handed down by keyword.
+    """What a model calls in each layer. Tensors are [1, heads, T, head size]; the layout is handed down by keyword,
+    and so is the group of ranks that each have a share of the tokens (its size and name), where there is one.
 
     Dropout is not applied: log-probabilities must be those of the policy that sampled.
     """
     _refuse_what_is_not_computed(module, packed_layout, extras)
     assert packed_layout is not None
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if packed_context is not None:
+        q, k, v = tokens_to_heads(q, k, v, *packed_context)
     if isinstance(packed_layout, PackedLayout):
         attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window)
     else:
@@ -105,6 +115,8 @@ def _hugging_face_attention(
         attended, _ = torch.ops.areal_fsdp.attention(
             q, k, v, packed_layout.bounds, packed_layout.host_bounds, scale, sliding_window or 0
         )
+    if packed_context is not None:
+        attended = heads_to_tokens(attended, *packed_context)
     return attended.unsqueeze(0), None
 
 

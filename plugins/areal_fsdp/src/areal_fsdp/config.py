@@ -16,6 +16,37 @@ if TYPE_CHECKING:
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+class ParallelSettings(Settings):
+    """How ranks divide the work; their number is data x context x tensor."""
+
+    data: int | None = Field(
+        None, ge=1, description="ranks, or groups of them, with sequences of their own; null: as many as there can be"
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        description="of these, how many times parameters are kept whole (hybrid sharding); what is between two such "
+        "groups, as the network of two nodes, carries gradients only",
+    )
+    context: int = Field(
+        1, ge=1, description="ranks that have a sequence together, for long ones: each has a share of its tokens"
+    )
+    tensor: int = Field(1, ge=1, description="ranks that have a layer together: each has a share of its matrices")
+
+    def problem(self, ranks: int) -> str:
+        """What is wrong for so many ranks; empty where nothing is."""
+        together = self.context * self.tensor
+        data = self.data or max(1, ranks // together)
+        if data * together != ranks:
+            return (
+                f"parallel: data {self.data or 'null'} x context {self.context} x tensor {self.tensor} does not give "
+                f"the {ranks} ranks that the trainer has (launcher.trainer_processes)"
+            )
+        if data % self.replicas:
+            return f"parallel.replicas: {self.replicas} does not divide the {data} ranks that share a batch"
+        return ""
+
+
 class ProfileSettings(Settings):
     """Updates whose work is recorded, kernel by kernel."""
 
@@ -44,7 +75,14 @@ class FSDPConfig(Settings):
     )
     max_gradient_norm: float | None = Field(1.0, gt=0, description="clip the global norm to this; null never clips")
     max_tokens_per_microbatch: int = Field(
-        16384, ge=1, description="tokens that go through the model at once; a longer sequence goes through alone"
+        16384,
+        ge=1,
+        description="tokens that a rank has in the model at once; a longer sequence goes through alone. Ranks of a "
+        "context have so many each",
+    )
+    parallel: ParallelSettings = Field(
+        default_factory=lambda: ParallelSettings.model_validate({}),
+        description="how ranks divide the work; by default each has sequences of its own",
     )
     activation_checkpointing: bool = Field(
         False,
@@ -72,8 +110,15 @@ class FSDPConfig(Settings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What is known to become too long is told before the start; what is not goes through alone."""
-        if config.longest_sequence > self.max_tokens_per_microbatch:
+        if config.longest_sequence > self.tokens_at_once:
             yield (
                 f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens behind a prompt, or "
                 f"workflow.max_tokens), and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
             )
+        if problem := self.parallel.problem(config.launcher.keywords().get("trainer_processes", 1)):
+            yield problem
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Of a micro-batch, on all ranks that have its sequences together."""
+        return self.max_tokens_per_microbatch * self.parallel.context

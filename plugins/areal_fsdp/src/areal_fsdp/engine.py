@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from areal_attention.kernels import choose_kernel
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
-from areal_fsdp.attention import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
 from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
+from areal_fsdp.mesh import Ranks, place_ranks
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
-from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
+from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step, sum_gradients
 from areal_fsdp.probe import check_module
 from areal_fsdp.profiling import profiled
 from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
+    from areal_fsdp.attention import Layout
     from areal_fsdp.config import FSDPConfig
 
 
@@ -50,6 +50,8 @@ class FSDPEngine:
         self._masters: Masters | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._partial: list[torch.nn.Parameter] = []
+        self._ranks = Ranks()
         self._updates = torch.zeros((), dtype=torch.int64)
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
@@ -70,10 +72,12 @@ class FSDPEngine:
             compiled=is_compiled,
             for_graphs=is_compiled or self._has_kernels(),
         )
+        if self._must_shard():
+            join_group_of_one(self._device)
+            self._ranks = place_ranks(self._config.parallel, self._device)
         text = module.model.config.get_text_config()
         self._longest = getattr(text, "max_position_embeddings", None)
-        if self._has_kernels():
-            self._choose_kernel(text)
+        self._share_heads(text)
         recompute = self._config.activation_checkpointing and role.trains
         prepare_layers(list(decoder_layers(module.model)), compile_them=is_compiled, recompute=recompute)
         self._parameters = self._place(module)
@@ -90,23 +94,26 @@ class FSDPEngine:
     def _has_kernels(self) -> bool:
         return self._device.type == "cuda" and self._dtype != torch.float32
 
-    def _choose_kernel(self, text: Any) -> None:
+    def _share_heads(self, text: Any) -> None:
+        """See how many heads of attention a rank has, and choose the kernel for them."""
         heads = text.num_attention_heads
         key_heads = getattr(text, "num_key_value_heads", None) or heads
-        head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-        choose_kernel(self._config.attention_kernel, heads, key_heads, head_size, self._device)
+        own, own_key = self._ranks.heads(heads, key_heads)
+        if self._has_kernels():
+            head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+            choose_kernel(self._config.attention_kernel, own, own_key, head_size, self._device)
 
     def _place(self, module: RoleModule) -> dict[str, torch.nn.Parameter]:
         """Bring the model to the device, sharded where there is anything to shard; the parameters that learn."""
-        if self._must_shard():
-            join_group_of_one(self._device)
-            mesh = init_device_mesh(self._device.type, (dist.get_world_size(),))
-            shard(module, mesh, self._config, self._dtype)
-        elif self._dtype != torch.float32 and self._role.changes:
+        if self._ranks.shards is not None:
+            partial = shard(module, self._ranks, self._config, self._dtype)
+            parameters = dict(module.model.named_parameters())
+            self._partial = [parameters[name] for name in partial]
+            return parameters
+        if self._dtype != torch.float32 and self._role.changes:
             self._masters = Masters(module.model, self._dtype, self._device, is_compiled=module.compiled)
             return self._masters.parameters
-        else:
-            module.to(self._device)
+        module.to(self._device)
         return dict(module.model.named_parameters())
 
     def _must_shard(self) -> bool:
@@ -130,7 +137,7 @@ class FSDPEngine:
         with torch.no_grad():
             for part, layout, counts in self._rounds(slim, self._plan(batch, outputs)):
                 computed = self._compute(part, layout, outputs)
-                if counts:
+                if counts and self._ranks.leads:
                     found.append((part["place"], torch.stack([computed[name] for name in outputs])))
         for places, values in found:  # only now is the device waited for
             result[:, places.cpu()] = values.cpu()
@@ -162,11 +169,13 @@ class FSDPEngine:
         for work, split in planned:
             for part, layout, counts in self._rounds(work.batch, split):
                 left -= 1
-                if isinstance(self._module, FSDPModule):
-                    self._module.set_requires_gradient_sync(left == 0)
+                if isinstance(self._module, FSDPModule):  # shards add up as they come, replicas are told the sum
+                    self._module.set_requires_all_reduce(left == 0)
                 parts += self._backward(work, part, layout, counts=counts)
         for work, _ in planned:
             self._reshard_compared(work.outputs)
+        if self._ranks.tensor is not None:
+            sum_gradients(self._partial, self._ranks.tensor)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
         metrics = reduce_over_ranks(combine(parts))
         return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
@@ -182,7 +191,9 @@ class FSDPEngine:
             torch.autograd.backward([*learns, *used], [*(None for _ in learns), *map(torch.zeros_like, used)])
         else:
             torch.autograd.backward(learns)
-        return [] if result is None else [{**result.metrics, "loss": Metric.sum(result.loss)}]
+        if result is None or not self._ranks.leads:
+            return []
+        return [{**result.metrics, "loss": Metric.sum(result.loss)}]
 
     @torch.no_grad()
     def follow(self, leader: TrainEngine, decay: float) -> None:
@@ -213,12 +224,16 @@ class FSDPEngine:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def _plan(self, batch: PackedBatch, outputs: Sequence[str] = ()) -> Split:
-        rank, ranks = rank_and_ranks()
-        budget = self._config.max_tokens_per_microbatch
+        budget = self._config.tokens_at_once
         read_by = (self, *map(self._other, compared_roles(outputs)))
         longest = min((engine._longest for engine in read_by if engine._longest is not None), default=None)
         return Split.plan(
-            batch.lengths.tolist(), batch.unit_rows, rank=rank, ranks=ranks, max_tokens=budget, longest=longest
+            batch.lengths.tolist(),
+            batch.unit_rows,
+            rank=self._ranks.share,
+            ranks=self._ranks.shares,
+            max_tokens=budget,
+            longest=longest,
         )
 
     def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, Layout, bool]]:
@@ -231,7 +246,7 @@ class FSDPEngine:
             counts = number < len(split.microbatches)
             rows = split.microbatches[number] if counts else split.dummy
             part = batch if len(rows) == len(batch) else batch.select(rows)
-            layout = Layout.of(part.lengths, self._device, for_graphs=self._ready().for_graphs)
+            layout = self._ready().layout(part.lengths, self._device)
             rounds.append((part.to(self._device), layout, counts))
         return rounds
 
@@ -289,7 +304,7 @@ class FSDPEngine:
         for name, parameter in self._ready().model.named_parameters():  # of masters, what they were rounded to
             whole = parameter.detach()
             if isinstance(whole, DTensor):
-                moved = whole.to(self._device)  # from host memory, if parameters are offloaded
+                moved = whole.to(self._device, self._dtype)  # from host memory, if parameters are offloaded
                 assert isinstance(moved, DTensor)
                 whole = moved.full_tensor()
             yield name, whole.to(self._dtype)

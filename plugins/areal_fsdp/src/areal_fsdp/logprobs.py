@@ -24,6 +24,8 @@ from areal_fsdp.compiling import mark_dynamic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from areal_fsdp.tensor import Vocabulary
+
 _SMALL_CHUNK_ELEMENTS = 2**20
 """Logits that a chunk may have in any case: 4 MiB in float32, so that a tiny vocabulary is not cut into many calls."""
 _CHUNK_ON_CPU = 1024
@@ -51,25 +53,27 @@ def token_logprobs(
     chunk_tokens: int,
     with_entropy: bool,
     compiled: bool = False,
+    vocabulary: Vocabulary | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and its entropy.
 
     Args:
         hidden: [T, hidden size].
-        weight: [vocabulary, hidden size], in the dtype of `hidden`.
-        bias: [vocabulary] or None.
+        weight: [vocabulary, hidden size], in the dtype of `hidden`; this rank's rows, where ranks divide them.
+        bias: [vocabulary] or None, likewise.
         targets: [T] int64.
         temperature: above 0.
         chunk_tokens: tokens whose logits exist at once (more where the vocabulary is tiny).
         with_entropy: whether to give the entropy.
         compiled: whether to compile what is done to the logits.
+        vocabulary: how ranks divide it; None where each has all of it.
 
     Returns:
         log-probabilities [T] float32 and the entropy in nats, [T] float32, or None.
     """
     chunk = max(chunk_tokens, _SMALL_CHUNK_ELEMENTS // len(weight))
     logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled
+        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled, vocabulary
     )
     return logprobs, entropy
 
@@ -127,10 +131,13 @@ def head_gradients(
 def _reduce(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Logarithm of the denominator, log-probability of the target, entropy; `logits` is used up."""
+    """Logarithm of the denominator, log-probability of the target, entropy; `logits` is used up.
+
+    Of a target that is none of these logits, the log-probability is any number.
+    """
     scaled = logits if temperature == 1 else logits.div_(temperature)
     normalizer = scaled.logsumexp(-1)
-    logprobs = scaled.gather(1, targets[:, None])[:, 0] - normalizer
+    logprobs = scaled.gather(1, _nearest(targets, logits))[:, 0] - normalizer
     if not with_entropy:
         return normalizer, logprobs, None
     scaled -= normalizer[:, None]
@@ -151,9 +158,14 @@ def _reduce_at_once(
     factors = below.exp()
     total = (sums * factors).sum(-1)
     lse = total.log()
-    logprobs = logits.gather(1, targets[:, None])[:, 0] / temperature - top - lse
+    logprobs = logits.gather(1, _nearest(targets, logits))[:, 0] / temperature - top - lse
     mean = (factors * (weighted + sums * below)).sum(-1) / total  # of the scaled logits, less their top
     return top + lse, logprobs, lse - mean if with_entropy else None
+
+
+def _nearest(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """[tokens, 1]: targets, and for one that another rank has any of these."""
+    return targets.clamp(0, logits.shape[1] - 1)[:, None]
 
 
 def _block(vocabulary: int) -> int:
@@ -177,7 +189,8 @@ def _of_logits(
     scale = -of_logprobs[:, None]
     if of_entropy is not None and entropy is not None:
         scale = log_p.add_(entropy[:, None]).mul_(-of_entropy[:, None]).add_(scale)
-    result = p.mul_(scale).scatter_add_(1, targets[:, None], of_logprobs[:, None])
+    of_target = of_logprobs * ((targets >= 0) & (targets < logits.shape[1]))
+    result = p.mul_(scale).scatter_add_(1, _nearest(targets, logits), of_target[:, None])
     return result.div_(temperature).to(dtype)
 
 
@@ -229,7 +242,10 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
         with_entropy: bool,
         compiled: bool,
+        vocabulary: Vocabulary | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if vocabulary is not None:
+            targets = vocabulary.places(targets, len(weight))
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         logprobs = torch.empty_like(normalizer)
         entropy = torch.empty_like(normalizer) if with_entropy else None
@@ -240,8 +256,13 @@ class _TokenLogprobs(torch.autograd.Function):
             del logits  # before the next chunk's are made
             if entropy is not None:
                 entropy[part] = found
+        if vocabulary is not None:
+            inside = (targets >= 0) & (targets < len(weight))
+            chosen = torch.where(inside, logprobs + normalizer, 0.0)
+            normalizer, logprobs, entropy = vocabulary.combine(normalizer, chosen, entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
         ctx.temperature, ctx.chunk, ctx.compiled = temperature, chunk, compiled
+        ctx.vocabulary = vocabulary
         ctx.set_materialize_grads(False)
         return logprobs, entropy
 
@@ -267,4 +288,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 hidden.dtype,
             )
 
-        return *head_gradients(hidden, weight, bias, ctx.chunk, gradient), None, None, None, None, None
+        of_hidden, *others = head_gradients(hidden, weight, bias, ctx.chunk, gradient)
+        if ctx.vocabulary is not None:
+            of_hidden = ctx.vocabulary.sum(of_hidden)
+        return of_hidden, *others, *(None for _ in range(6))

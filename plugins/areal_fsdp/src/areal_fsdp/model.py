@@ -22,20 +22,22 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.utils import logging as _transformers_logging
 
 from areal_core.errors import RunError
-from areal_fsdp.attention import PACKED, register_packed_attention
+from areal_fsdp.attention import PACKED, Layout, register_packed_attention
+from areal_fsdp.context import Context
 from areal_fsdp.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.norms import speed_up_norms
+from areal_fsdp.tensor import divide_layers, divide_vocabulary, own_part, whole
 from areal_fsdp.wide import Head, is_wide, wide_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
     from areal_core.interfaces import ModelReference, Role
-    from areal_fsdp.attention import Layout
     from areal_fsdp.config import FSDPConfig
+    from areal_fsdp.mesh import Ranks
+    from areal_fsdp.tensor import Vocabulary
 
 
 transformers_logging: Any = _transformers_logging
@@ -54,7 +56,11 @@ class RoleModule(torch.nn.Module):
         temperature: logits are divided by it.
         chunk_tokens: tokens whose logits exist at once, None for the device's own number.
         compiled: whether the head's reductions are compiled.
-        for_graphs: the kind of `Layout` that `forward` takes.
+        for_graphs: the kind of layout that `forward` takes.
+
+    Attributes:
+        context: where ranks have a share of the tokens each.
+        vocabulary: where they have a share of the head each.
     """
 
     def __init__(
@@ -68,6 +74,8 @@ class RoleModule(torch.nn.Module):
         for_graphs: bool = False,
     ) -> None:
         super().__init__()
+        self.context: Context | None = None
+        self.vocabulary: Vocabulary | None = None
         self.compiled = compiled
         self.for_graphs = for_graphs
         self.model = model
@@ -82,6 +90,11 @@ class RoleModule(torch.nn.Module):
         head: torch.nn.Linear = model.get_submodule(self.head_name) if self.head_name else model.get_output_embeddings()
         return head
 
+    def layout(self, lengths: torch.Tensor | Sequence[int], device: torch.device) -> Layout:
+        """What `forward` has to know of sequences of these lengths; see `Layout.of`."""
+        multiple = 1 if self.context is None else self.context.size
+        return Layout.of(lengths, device, for_graphs=self.for_graphs, multiple=multiple)
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -95,7 +108,15 @@ class RoleModule(torch.nn.Module):
         Returns:
             By name, with gradients unless they are off; float32 [T] but for wide ones.
         """
-        hidden = self._hidden(input_ids, layout)
+        if self.context is None:
+            return self._outputs(self._hidden(input_ids, layout), targets, outputs, others)
+        own = self.context.own(targets, len(layout.position_ids))
+        found = self._outputs(self._hidden(input_ids, layout), own, outputs, others)
+        return {name: self.context.whole(value, len(targets)) for name, value in found.items()}
+
+    def _outputs(
+        self, hidden: torch.Tensor, targets: torch.Tensor, outputs: Sequence[str], others: Mapping[str, Head]
+    ) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         if "values" in outputs:
             found["values"] = self.head(hidden)[:, 0].float()
@@ -106,33 +127,41 @@ class RoleModule(torch.nn.Module):
         return found
 
     def head_state(self, input_ids: torch.Tensor, layout: Layout) -> Head:
-        """What this model's logits are made from, for another one that is compared with it; see `forward`."""
+        """What this model's logits are made from, for another one that is compared with it: of this rank's tokens."""
         own = self._head_of(self._hidden(input_ids, layout))
         return replace(own, weight=own.weight.detach(), bias=None if own.bias is None else own.bias.detach())
 
     def _head_of(self, hidden: torch.Tensor) -> Head:
-        return Head(hidden, self.head.weight, getattr(self.head, "bias", None), self.temperature)
+        weight, bias = whole(self.head.weight), getattr(self.head, "bias", None)
+        return Head(hidden, weight, None if bias is None else whole(bias), self.temperature)
 
     def _hidden(self, input_ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """[T, hidden size], of this rank's tokens."""
+        position_ids, context = layout.position_ids, self.context
+        if context is not None:
+            total = len(position_ids)
+            input_ids, position_ids = context.own(input_ids, total), context.own(position_ids, total)
         hidden: torch.Tensor = self.model.base_model(
             input_ids=input_ids.unsqueeze(0),
-            position_ids=layout.position_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
             use_cache=False,
             packed_layout=layout.packed,
+            packed_context=None if context is None else (context.size, context.group),
         )[0][0]
         return hidden
 
     def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, *, with_entropy: bool) -> dict[str, torch.Tensor]:
-        head = self.head
+        bias = getattr(self.head, "bias", None)
         logprobs, entropy = token_logprobs(
             hidden,
-            head.weight,
-            getattr(head, "bias", None),
+            own_part(self.head.weight),
+            None if bias is None else own_part(bias),
             targets,
             temperature=self.temperature,
             chunk_tokens=self._chunk_tokens(hidden),
             with_entropy=with_entropy,
             compiled=self.compiled,
+            vocabulary=self.vocabulary,
         )
         return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
 
@@ -252,8 +281,19 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
 
 
-def shard(module: RoleModule, mesh: DeviceMesh, config: FSDPConfig, dtype: torch.dtype) -> None:
-    """Shard each layer, and the rest with the root. Gradients are summed over ranks, in float32, not averaged."""
+def shard(module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dtype) -> list[str]:
+    """Shard each layer, and the rest with the root. Gradients are summed over ranks, in float32, not averaged.
+
+    Returns:
+        Names of the parameters whose gradients are to be summed over `ranks.tensor` besides.
+    """
+    mesh, model, partial = ranks.shards, module.model, list[str]()
+    assert mesh is not None
+    if ranks.context is not None:
+        module.context = Context(ranks.context)
+    if ranks.tensor is not None:
+        partial = divide_layers(model, decoder_layers(model), ranks.tensor)
+        module.vocabulary = divide_vocabulary(model, ranks.tensor)
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
@@ -270,3 +310,4 @@ def shard(module: RoleModule, mesh: DeviceMesh, config: FSDPConfig, dtype: torch
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
+    return partial

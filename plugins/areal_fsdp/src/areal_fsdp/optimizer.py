@@ -6,10 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from areal_fsdp.tensor import own_part, whole
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
 
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.masters import Masters
@@ -40,13 +45,12 @@ def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: FSDPConfig)
     not grow after the first batch.
     """
     everything = list(parameters)
-    if config.weight_decay:
-        groups = [
-            {"params": [p for p in everything if p.dim() > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in everything if p.dim() <= 1], "weight_decay": 0.0},
+    groups: list[dict[str, Any]] = []
+    for some in _by_mesh(everything).values():
+        groups += [
+            {"params": [p for p in some if p.dim() > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in some if p.dim() <= 1], "weight_decay": 0.0},
         ]
-    else:
-        groups = [{"params": everything, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
@@ -68,8 +72,28 @@ def gradient_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     found = list(gradients)
     if found and not isinstance(found[0], DTensor):
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found, 2.0, torch.float32)))
-    norm = torch.nn.utils.get_total_norm(found, foreach=True)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norms = [whole(torch.nn.utils.get_total_norm(some, foreach=True)) for some in _by_mesh(found).values()]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def sum_gradients(parameters: Sequence[torch.nn.Parameter], mesh: DeviceMesh) -> None:
+    """Over the ranks of a mesh, of parameters that each of them has whole; collective."""
+    gradients = [own_part(p.grad) for p in parameters if p.grad is not None]
+    if gradients:
+        together = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(together, group=mesh.get_group())
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel()
+
+
+def _by_mesh(tensors: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:
+    """Tensors that are divided among the same ranks: an operation takes no others together."""
+    found: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return found
 
 
 def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | None, masters: Masters | None) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.errors import RunError
-from areal_fsdp.attention import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +71,7 @@ def _wanted(module: RoleModule, sequence: torch.Tensor, target: torch.Tensor) ->
 
 def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
     lengths = [len(sequence) for sequence in sequences]
-    layout = Layout.of(lengths, targets.device, for_graphs=module.for_graphs)
+    layout = module.layout(lengths, targets.device)
     ids = torch.cat(list(sequences))
     name = "values" if module.head_name else "logprobs"
     outputs: dict[str, torch.Tensor] = module(ids, layout, targets, [name])

@@ -1,0 +1,102 @@
+"""How the ranks of an engine stand: who shares a batch, who shares a sequence, who shares a layer.
+
+Rank numbers run over replicas, then data, then context, then tensor, so that ranks that talk most are neighbours, on
+one node. Ranks along `context` and `tensor` work on the same sequences: for a batch they count as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from areal_core.errors import RunError
+from areal_fsdp.split import rank_and_ranks
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from areal_fsdp.config import ParallelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This rank's place among all.
+
+    Attributes:
+        share: which part of a batch is this rank's.
+        shares: how many parts there are.
+        leads: whether this rank speaks for those that work on the same sequences.
+        shards: the ranks that parameters are sharded over, [replicas, shards] where there are replicas; None for a
+            single rank.
+        context: those that have one sequence together, None where there is one.
+        tensor: those that have one layer together, None where there is one.
+    """
+
+    share: int = 0
+    shares: int = 1
+    leads: bool = True
+    shards: DeviceMesh | None = None
+    context: DeviceMesh | None = None
+    tensor: DeviceMesh | None = None
+
+    @property
+    def contexts(self) -> int:
+        """Ranks that have one sequence together."""
+        return 1 if self.context is None else self.context.size()
+
+    @property
+    def tensors(self) -> int:
+        """Ranks that have one layer together."""
+        return 1 if self.tensor is None else self.tensor.size()
+
+    def heads(self, heads: int, key_heads: int) -> tuple[int, int]:
+        """Of so many heads and key heads of attention, those that one rank has.
+
+        Raises:
+            RunError: they cannot be divided.
+        """
+        whole = heads % (self.tensors * self.contexts) == 0 and key_heads % self.tensors == 0
+        key_heads //= self.tensors
+        if not whole or (key_heads % self.contexts and self.contexts % key_heads):
+            raise RunError(
+                f"{heads} heads of attention with {key_heads * self.tensors} key heads cannot be divided among "
+                f"tensor {self.tensors} x context {self.contexts} ranks (train_engine.parallel)",
+                hints=[
+                    "tensor must divide both, tensor x context the heads, and one of context and the key heads of "
+                    "a rank the other"
+                ],
+            )
+        return heads // (self.tensors * self.contexts), max(1, key_heads // self.contexts)
+
+
+def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:
+    """Form the groups; collective.
+
+    Raises:
+        RunError: there are ranks too many or too few.
+    """
+    rank, ranks = rank_and_ranks()
+    if problem := settings.problem(ranks):
+        raise RunError(problem)
+    context, tensor = settings.context, settings.tensor
+    data = ranks // (context * tensor)
+    outer = (settings.replicas,) if settings.replicas > 1 else ()
+    names = ("replicas", "shards", "tensor")[1 - len(outer) : 2 + (tensor > 1)]
+    sizes = (*outer, data // settings.replicas * context, *((tensor,) if tensor > 1 else ()))
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
+    by_context = None
+    if context > 1:
+        by_context = init_device_mesh(
+            device.type, (data, context, tensor), mesh_dim_names=("data", "context", "tensor")
+        )["context"]
+    return Ranks(
+        share=rank // (context * tensor),
+        shares=data,
+        leads=rank % (context * tensor) == 0,
+        shards=mesh[names[:-1]] if tensor > 1 else mesh,
+        context=by_context,
+        tensor=mesh["tensor"] if tensor > 1 else None,
+    )
