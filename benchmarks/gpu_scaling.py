@@ -5,9 +5,11 @@
 Each argument is so many ranks, one GPU each, and what they do one after another. Every GPU has the batch of
 `gpu_train_step.py`, 32,768 packed tokens in 17 sequences, so that the work of a GPU stays; the engine deals sequences
 out as it always does. `4x1` means four times one rank, at once and without knowing of each other: what the GPUs of this
-host do where nothing is shared. `gradient` compares the gradient of a small float32 model with that of one rank, which
-has to come before; the cases are in `CASES`. Efficiency is the tokens a second of a GPU over those of one rank. The
-output is written anew after every row, and a case that fails is told and left out. `--tiny` tries the script on a CPU.
+host do where nothing is shared. `2-tensor2`, `4-context2` and `2-replicas2` are layouts of the ranks (`parallel` in the
+engine's config); where several ranks have sequences together they have as many more. `gradient` compares the gradient
+of a small float32 model with that of one rank, which has to come before; the cases are in `CASES`. Efficiency is the
+tokens a second of a GPU over those of one rank. The output is written anew after every row, and a case that fails is
+told and left out. `--tiny` tries the script on a CPU.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -52,6 +55,7 @@ class Case:
         microbatches: for each rank.
         is_long: one sequence of all tokens for each rank.
         is_sharded: also where one rank has nobody to share with.
+        is_together: the batch of one rank, for all of them together.
     """
 
     size: str
@@ -59,6 +63,7 @@ class Case:
     microbatches: int = 1
     is_long: bool = False
     is_sharded: bool = False
+    is_together: bool = False
 
 
 CASES = {
@@ -67,6 +72,7 @@ CASES = {
     "1.5b-recompute": Case("1.5b", recompute=True),
     "1.5b-4": Case("1.5b", microbatches=4),
     "1.5b-long": Case("1.5b", is_long=True),
+    "1.5b-one": Case("1.5b", is_long=True, is_together=True),
     "1.5b-long-recompute": Case("1.5b", recompute=True, is_long=True),
     "7b": Case("7b", recompute=True),
     "7b-4": Case("7b", recompute=True, microbatches=4),
@@ -82,10 +88,14 @@ class Rank:
         group: which of several groups that know nothing of each other.
         rank: within the group.
         ranks: of the group.
+        parallel: how they stand.
     """
 
-    def __init__(self, arguments: argparse.Namespace, group: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, group: int, rank: int, ranks: int, parallel: dict[str, int]
+    ) -> None:
         self._arguments = arguments
+        self._parallel: Any = parallel
         self._group, self._rank, self._ranks = group, rank, ranks
         self._folder: Path = arguments.folder
         if torch.cuda.is_available():
@@ -115,14 +125,14 @@ class Rank:
         engine = (ShardedEngine if case.is_sharded else FSDPEngine)(
             FSDPConfig(
                 learning_rate=1e-6, activation_checkpointing=case.recompute, attention_kernel=self._arguments.kernel,
-                max_tokens_per_microbatch=round(1.02 * setting.tokens),
+                max_tokens_per_microbatch=round(1.02 * setting.tokens), parallel=self._parallel,
             )
         )  # fmt: skip
         folder = self._model(setting, "tiny" if self._arguments.tiny else case.size)
         began = time.perf_counter()
         engine.setup(ModelReference(str(folder), "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
         loaded = time.perf_counter() - began
-        copies = self._ranks * case.microbatches
+        copies = 1 if case.is_together else self._ranks * case.microbatches
         batch, loss = make_batch(setting, copies), loss_of(copies * setting.tokens, 0.0)
         works = [Work("actor", batch, OUTPUTS, loss)]
         setting.measure(f"rank {self._rank}", lambda: engine.train(works), case.microbatches)
@@ -133,6 +143,7 @@ class Rank:
         if not setting.rows:
             raise RuntimeError("was not measured, see above")
         _, seconds, batches, _, peak = setting.rows[0]
+        batches /= self._ranks if case.is_together else 1
         tokens = batches * setting.tokens / seconds
         return {
             "seconds_of_a_step": seconds,
@@ -147,7 +158,7 @@ class Rank:
         """The gradient of a float32 model, and its largest difference from that of one rank."""
         lengths = torch.randint(8, 256, (40,), generator=torch.Generator().manual_seed(2)).tolist()
         setting = replace(make_setting("small", repeat=1), lengths=lengths)
-        engine = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=1024))
+        engine = FSDPEngine(FSDPConfig(max_tokens_per_microbatch=1024, parallel=self._parallel))
         folder = self._model(setting, "small")
         engine.setup(ModelReference(str(folder)), ACTOR, OptimizerSettings(1000, 1.0))
         found: dict[str, torch.Tensor] = {}
@@ -196,6 +207,15 @@ class Rank:
         return every
 
 
+def read_label(label: str) -> tuple[int, int, dict[str, int]]:
+    """Groups, ranks of each, and how these stand."""
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+)((?:-(?:tensor|context|replicas)\d+)*)", label)
+    if found is None:
+        raise SystemExit(f"'{label}' is not RANKS, GROUPSxRANKS or RANKS-tensorN-contextN-replicasN")
+    parallel = {name: int(size) for name, size in re.findall(r"-([a-z]+)(\d+)", found[3])}
+    return int(found[1] or 1), int(found[2]), parallel
+
+
 def be_a_rank(arguments: argparse.Namespace) -> None:
     """What one of the started processes does."""
     group, rank, ranks = (int(word) for word in arguments.rank.split("/"))
@@ -204,7 +224,8 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
         store = dist.FileStore(str(arguments.folder / f"{arguments.store}-{group}"), ranks)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-    Rank(arguments, group, rank, ranks).do(names.split(","), label)
+    _, _, parallel = read_label(label)
+    Rank(arguments, group, rank, ranks, parallel).do(names.split(","), label)
     if ranks > 1:
         dist.destroy_process_group()
 
@@ -212,7 +233,7 @@ def be_a_rank(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace, item: str) -> None:
     """Start the ranks of one item of the plan, and wait for them."""
     label = item.split(":", maxsplit=1)[0]
-    groups, ranks = (int(word) for word in label.split("x")) if "x" in label else (1, int(label))
+    groups, ranks, _ = read_label(label)
     words = [sys.executable, __file__, *sys.argv[1:], "--folder", str(arguments.folder)]
     words += ["--store", f"store-{time.time():.6f}"]
     processes = [

@@ -24,10 +24,10 @@ import torch
 from plain_loop import plain_loop
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from areal_attention.hugging_face import Layout
 from areal_attention.kernels import _MAKERS, Reach
 from areal_core.data import Metric, PackedBatch, Ragged
 from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
-from areal_fsdp.attention import Layout
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

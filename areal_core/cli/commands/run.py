@@ -40,6 +40,9 @@ SAFE_ON_RESUME = (
     "inference_engine.restart_window_s",
     "training.phase_timeout_s",
     "training.collective_timeout_s",
+    "launcher.trainer_processes",
+    "placement",
+    "train_engine.parallel",
     "train_engine.max_tokens_per_microbatch",
     "train_engine.activation_checkpointing",
     "train_engine.logprob_chunk_tokens",
@@ -47,8 +50,8 @@ SAFE_ON_RESUME = (
     "train_engine.profile",
 )
 """What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step, but for
-the rounding of sums where it says how much memory is used, and for a learning rate that decays over `steps`, which is
-told."""
+the rounding of sums where it says how much memory is used and who computes what, and for a learning rate that decays
+over `steps`, which is told."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What one of several ranks does in `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER PARALLEL.
+"""What one of several ranks does in `test_ranks.py`: python rank_program.py RANK RANKS STORE MODEL FOLDER SETTINGS.
 
 Rank r writes `rank{r}.pt` into FOLDER: gradients, metrics, outputs, parameters, by name.
 """
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelReference, OptimizerSettings, Work
 from areal_core.testing.conformance import numbers_of
+from areal_fsdp import compiling
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -126,7 +127,8 @@ def parameters_of(engine):
 
 def main():
     rank, ranks, store, model, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
-    layout = {"parallel": json.loads(sys.argv[6]), "max_tokens_per_microbatch": 31}
+    layout = {"max_tokens_per_microbatch": 31, **json.loads(sys.argv[6])}
+    compiling.BACKEND = "aot_eager"  # the compiler's graphs, without its code generator
     torch.set_num_threads(1)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)

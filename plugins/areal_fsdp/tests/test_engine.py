@@ -262,7 +262,7 @@ def test_capped_logits_are_refused(make_engine, tmp_path):
 def test_scaled_logits_are_refused(make_engine, monkeypatch):
     original = torch.nn.Linear.forward
     monkeypatch.setattr(
-        torch.nn.Linear, "forward", lambda self, x: original(self, x) * (1.01 if self.out_features == 61 else 1)
+        torch.nn.Linear, "forward", lambda self, x: original(self, x) * (1.01 if self.out_features == 62 else 1)
     )
     with pytest.raises(RunError, match=r"model type 'qwen3' changes its logits.*a probe differs"):
         make_engine()
@@ -272,7 +272,7 @@ def test_models_that_mix_packed_sequences_are_refused(make_engine, monkeypatch):
     def leaky(query, key, value, layout, **options):
         return packed_attention(query, key, value, type(layout).from_lengths([len(query)]), **options)
 
-    monkeypatch.setattr("areal_fsdp.attention.packed_attention", leaky)
+    monkeypatch.setattr("areal_attention.hugging_face.packed_attention", leaky)
     with pytest.raises(RunError, match="model type 'llama' gives other results for packed sequences"):
         make_engine("llama")
 
@@ -292,3 +292,16 @@ def test_missing_checkpoint(make_engine, tmp_path):
     reference.save(tmp_path / "frozen")
     with pytest.raises(RunError, match="cannot be loaded"):
         make_engine().load(tmp_path / "frozen")
+
+
+def test_a_layout_that_the_ranks_do_not_give_is_refused(make_engine):
+    from areal_core.errors import RunError
+
+    with pytest.raises(RunError, match="does not give the 1 ranks"):
+        make_engine(parallel={"tensor": 2})
+
+
+def test_ranks_of_a_context_have_so_many_tokens_each():
+    from areal_fsdp.config import FSDPConfig
+
+    assert FSDPConfig(max_tokens_per_microbatch=100, parallel={"context": 4}).tokens_at_once == 400

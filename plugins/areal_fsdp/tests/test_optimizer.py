@@ -5,6 +5,7 @@ import torch
 
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step
+from areal_parallel.mesh import Ranks
 
 
 def rates(updates, total=20, **settings):
@@ -56,7 +57,7 @@ def test_step_clips_as_torch_does_and_skips_what_is_not_finite(max_norm, scale):
         for copy, parameter in zip(copies, parameters, strict=True):
             parameter.grad = factor * torch.randn(5) * scale
             copy.grad = parameter.grad.clone()
-        norm = gradient_norm([p.grad for p in parameters])
+        norm = gradient_norm([p.grad for p in parameters], Ranks())
         if max_norm:
             wanted = torch.nn.utils.clip_grad_norm_(copies, max_norm)
             torch.testing.assert_close(norm, wanted, equal_nan=True)

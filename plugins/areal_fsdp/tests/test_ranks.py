@@ -15,19 +15,21 @@ pytestmark = pytest.mark.slow
 
 LAYOUTS = {
     "data2": ("qwen3", 2, {}),
-    "replicas2": ("qwen3", 2, {"replicas": 2}),
-    "tensor2": ("qwen3", 2, {"tensor": 2}),
-    "context2": ("qwen3", 2, {"context": 2}),
-    "data2-tensor2": ("llama", 4, {"data": 2, "tensor": 2}),
-    "tensor2-context2": ("mistral", 4, {"tensor": 2, "context": 2}),
+    "replicas2": ("qwen3", 2, {"parallel": {"replicas": 2}}),
+    "tensor2": ("qwen3", 2, {"parallel": {"tensor": 2}}),
+    "tensor2-compiled": ("qwen3", 2, {"parallel": {"tensor": 2}, "compile": True}),
+    "context2": ("qwen3", 2, {"parallel": {"context": 2}}),
+    "context2-compiled": ("llama", 2, {"parallel": {"context": 2}, "compile": True, "activation_checkpointing": True}),
+    "data2-tensor2": ("llama", 4, {"parallel": {"data": 2, "tensor": 2}}),
+    "tensor2-context2": ("mistral", 4, {"parallel": {"tensor": 2, "context": 2}}),
 }
-"""A model, how many ranks, and how they stand. The head is tied, not tied, and of an odd number of words."""
+"""A model, how many ranks, and the engine's settings. The head is tied, not tied, and of an odd number of words."""
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def ranks(request, tmp_path_factory, model_folder, program):
     """What several ranks wrote, after one process left a checkpoint for them."""
-    kind, count, parallel = LAYOUTS[request.param]
+    kind, count, settings = LAYOUTS[request.param]
     from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.engine import FSDPEngine
@@ -39,7 +41,7 @@ def ranks(request, tmp_path_factory, model_folder, program):
         program.train(single, program.make_batch())
     single.save(folder / "single")
     expected = program.parameters_of(single)
-    arguments = [str(folder / "store"), str(model_folder(kind)), str(folder), json.dumps(parallel)]
+    arguments = [str(folder / "store"), str(model_folder(kind)), str(folder), json.dumps(settings)]
     hidden_gpus = {} if torch.cuda.device_count() >= count else {"CUDA_VISIBLE_DEVICES": ""}
     processes = [
         subprocess.Popen(

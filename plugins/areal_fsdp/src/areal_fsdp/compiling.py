@@ -109,6 +109,6 @@ def _contexts() -> Any:
 
 
 def _policy(context: Any, operation: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
-    if operation is torch.ops.areal_fsdp.attention.default:
+    if operation is torch.ops.areal_attention.attention.default:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

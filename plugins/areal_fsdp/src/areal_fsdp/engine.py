@@ -17,20 +17,20 @@ from areal_core.errors import RunError
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
 from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
-from areal_fsdp.mesh import Ranks, place_ranks
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step, sum_gradients
 from areal_fsdp.probe import check_module
 from areal_fsdp.profiling import profiled
 from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
 from areal_fsdp.wide import compared_role, compared_roles, is_wide, topk_of
+from areal_parallel.mesh import Ranks, place_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from areal_attention.hugging_face import Layout
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
-    from areal_fsdp.attention import Layout
     from areal_fsdp.config import FSDPConfig
 
 
@@ -72,6 +72,8 @@ class FSDPEngine:
             compiled=is_compiled,
             for_graphs=is_compiled or self._has_kernels(),
         )
+        if problem := self._config.parallel.problem(rank_and_ranks()[1]):
+            raise RunError(problem)
         if self._must_shard():
             join_group_of_one(self._device)
             self._ranks = place_ranks(self._config.parallel, self._device)
@@ -210,7 +212,7 @@ class FSDPEngine:
         assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        norm = gradient_norm(self._gradients())
+        norm = gradient_norm(self._gradients(), self._ranks)
         step(self._optimizer, norm, self._config.max_gradient_norm, self._masters)
         value = float(norm)
         self._updates += math.isfinite(value) and value > 0
@@ -265,6 +267,11 @@ class FSDPEngine:
                 f"an engine in the role '{self._role.name}' is to be compared with the role '{role}', for which there "
                 "is no other fsdp engine that has a vocabulary",
                 hints=[f"the algorithm must need the role '{role}', and its train engine be fsdp/fsdp"],
+            )
+        if other._ranks.contexts != self._ranks.contexts:
+            raise RunError(
+                f"the roles '{self._role.name}' and '{role}' are compared token by token, and have not the same tokens "
+                f"on a rank: parallel.context is {self._ranks.contexts} and {other._ranks.contexts}"
             )
         return other
 

@@ -24,7 +24,7 @@ from areal_fsdp.compiling import mark_dynamic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from areal_fsdp.tensor import Vocabulary
+    from areal_parallel.tensor import Vocabulary
 
 _SMALL_CHUNK_ELEMENTS = 2**20
 """Logits that a chunk may have in any case: 4 MiB in float32, so that a tiny vocabulary is not cut into many calls."""

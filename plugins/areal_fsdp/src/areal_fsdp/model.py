@@ -21,13 +21,13 @@ from torch.distributed.fsdp import (
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as _transformers_logging
 
+from areal_attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_core.errors import RunError
-from areal_fsdp.attention import PACKED, Layout, register_packed_attention
-from areal_fsdp.context import Context
 from areal_fsdp.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.norms import speed_up_norms
-from areal_fsdp.tensor import divide_layers, divide_vocabulary, own_part, whole
 from areal_fsdp.wide import Head, is_wide, wide_output
+from areal_parallel.context import Context
+from areal_parallel.tensor import divide_layers, divide_vocabulary, own_part, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces import ModelReference, Role
     from areal_fsdp.config import FSDPConfig
-    from areal_fsdp.mesh import Ranks
-    from areal_fsdp.tensor import Vocabulary
+    from areal_parallel.mesh import Ranks
+    from areal_parallel.tensor import Vocabulary
 
 
 transformers_logging: Any = _transformers_logging
@@ -119,7 +119,7 @@ class RoleModule(torch.nn.Module):
     ) -> dict[str, torch.Tensor]:
         found: dict[str, torch.Tensor] = {}
         if "values" in outputs:
-            found["values"] = self.head(hidden)[:, 0].float()
+            found["values"] = self.head(hidden)[:, 0].to(torch.float32, copy=True)  # see "hidden" in `wide_output`
         elif not all(map(is_wide, outputs)):
             found |= self._logprobs(hidden, targets, with_entropy="entropy" in outputs)
         for name in filter(is_wide, outputs):

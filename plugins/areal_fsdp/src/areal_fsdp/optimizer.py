@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from areal_fsdp.tensor import own_part, whole
+from areal_parallel.tensor import own_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.masters import Masters
+    from areal_parallel.mesh import Ranks
 
 
 def learning_rate_at(update: int, config: FSDPConfig, total_updates: int) -> float:
@@ -67,21 +68,40 @@ def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: FSDPConfig)
     return optimizer
 
 
-def gradient_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+def gradient_norm(gradients: Iterable[torch.Tensor], ranks: Ranks) -> torch.Tensor:
     """Norm of all gradients of all ranks together, [] float32; collective where they are sharded."""
     found = list(gradients)
-    if found and not isinstance(found[0], DTensor):
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found, 2.0, torch.float32)))
-    norms = [whole(torch.nn.utils.get_total_norm(some, foreach=True)) for some in _by_mesh(found).values()]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if ranks.shards is None:
+        return _norm(found)
+    # What the ranks of `tensor` divide lies on one more dimension than what each of them has whole.
+    divided = [g for g in found if ranks.tensor is not None and _dimensions(g) > ranks.shards.ndim]
+    same = [g for g in found if ranks.tensor is None or _dimensions(g) == ranks.shards.ndim]
+    total = _norm(map(own_part, same)).square()
+    if ranks.tensor is not None:
+        total = total + _summed(_norm(map(own_part, divided)).square(), ranks.tensor)
+    return _summed(total, ranks.shards["shards"]).sqrt()
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), 2.0, torch.float32)))
+
+
+def _dimensions(gradient: torch.Tensor) -> int:
+    return gradient.device_mesh.ndim if isinstance(gradient, DTensor) else 0
+
+
+def _summed(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Over the ranks of a mesh; where parameters are offloaded, by way of the device that the mesh is of."""
+    moved = value.to(mesh.device_type, copy=True)
+    dist.all_reduce(moved, group=mesh.get_group())
+    return moved.to(value.device)
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter], mesh: DeviceMesh) -> None:
     """Over the ranks of a mesh, of parameters that each of them has whole; collective."""
     gradients = [own_part(p.grad) for p in parameters if p.grad is not None]
     if gradients:
-        together = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(together, group=mesh.get_group())
+        together = _summed(torch.cat([gradient.flatten() for gradient in gradients]), mesh)
         start = 0
         for gradient in gradients:
             gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))

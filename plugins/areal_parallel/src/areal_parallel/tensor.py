@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
 
 from areal_core.errors import RunError
-from areal_fsdp.collectives import copied, group_name, joined, summed
+from areal_parallel.collectives import copied, group_name, joined, summed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Packed attention for Hugging Face models, through transformers' attention interface.
 
-Where the layers are compiled, attention is one operation of their graph, `areal_fsdp::attention`. What differs from
-batch to batch reaches it in tensors whose sizes may change, so that no batch compiles anything anew: the graph knows
-neither lengths nor their number, and the longest sequence is read from host memory when the operation runs.
+Where the layers are compiled, attention is one operation of their graph, `areal_attention::attention`. What differs
+from batch to batch reaches it in tensors whose sizes may change, so that no batch compiles anything anew: the graph
+knows neither lengths nor their number, and the longest sequence is read from host memory when the operation runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from areal_attention.kernels import Reach, Three, current_kernel
 from areal_attention.packed import PackedLayout, packed_attention
 from areal_core.errors import RunError
-from areal_fsdp.context import heads_to_tokens, tokens_to_heads
+from areal_parallel.context import heads_to_tokens, tokens_to_heads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ def _hugging_face_attention(
         attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window)
     else:
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-        attended, _ = torch.ops.areal_fsdp.attention(
+        attended, _ = torch.ops.areal_attention.attention(
             q, k, v, packed_layout.bounds, packed_layout.host_bounds, scale, sliding_window or 0
         )
     if packed_context is not None:
@@ -168,7 +168,7 @@ def _autograd_inside_an_operation() -> Iterator[None]:
         yield
 
 
-@torch.library.custom_op("areal_fsdp::attention", mutates_args=())
+@torch.library.custom_op("areal_attention::attention", mutates_args=())
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -201,7 +201,7 @@ def attention(
     return attended.contiguous(), query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
 
 
-@torch.library.custom_op("areal_fsdp::attention_backward", mutates_args=())
+@torch.library.custom_op("areal_attention::attention_backward", mutates_args=())
 def attention_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,
@@ -246,7 +246,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
 
 def _gradients(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     query, key, value, bounds, host_bounds, attended, denominator = ctx.saved_tensors
-    found = torch.ops.areal_fsdp.attention_backward(
+    found = torch.ops.areal_attention.attention_backward(
         gradient, query, key, value, attended, denominator, bounds, host_bounds, ctx.scale, ctx.window
     )
     return (*found, None, None, None, None)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from areal_core.errors import RunError
-from areal_fsdp.split import rank_and_ranks
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from areal_fsdp.config import ParallelSettings
+    from areal_parallel.settings import ParallelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +58,22 @@ class Ranks:
         Raises:
             RunError: they cannot be divided.
         """
-        whole = heads % (self.tensors * self.contexts) == 0 and key_heads % self.tensors == 0
-        key_heads //= self.tensors
-        if not whole or (key_heads % self.contexts and self.contexts % key_heads):
+        together, own = self.tensors * self.contexts, key_heads // self.tensors
+        if heads % together or key_heads % self.tensors or (own % self.contexts and self.contexts % own):
             raise RunError(
-                f"{heads} heads of attention with {key_heads * self.tensors} key heads cannot be divided among "
-                f"tensor {self.tensors} x context {self.contexts} ranks (train_engine.parallel)",
+                f"{heads} heads of attention with {key_heads} key heads cannot be divided among tensor {self.tensors} "
+                f"x context {self.contexts} ranks (train_engine.parallel)",
                 hints=[
-                    "tensor must divide both, tensor x context the heads, and one of context and the key heads of "
-                    "a rank the other"
+                    "tensor must divide both, tensor x context the heads; and context the key heads that are left to "
+                    "a rank of tensor, or these it"
                 ],
             )
-        return heads // (self.tensors * self.contexts), max(1, key_heads // self.contexts)
+        return heads // together, max(1, own // self.contexts)
 
 
 def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:
-    """Form the groups; collective.
-
-    Raises:
-        RunError: there are ranks too many or too few.
-    """
-    rank, ranks = rank_and_ranks()
-    if problem := settings.problem(ranks):
-        raise RunError(problem)
+    """Form the groups, for a number of ranks that the settings allow; collective."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     context, tensor = settings.context, settings.tensor
     data = ranks // (context * tensor)
     outer = (settings.replicas,) if settings.replicas > 1 else ()

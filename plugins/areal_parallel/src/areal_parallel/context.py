@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from areal_fsdp.collectives import exchanged, group_name, joined
+from areal_parallel.collectives import exchanged, group_name, joined
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
