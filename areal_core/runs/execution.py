@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 
 
 def execute(
-    resolved: Resolved, *, run_dir: Path | None, resume: Path | None, dry_run: bool, allow_changed_plugins: bool
+    resolved: Resolved,
+    *,
+    run_dir: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    allow_changed_plugins: bool,
+    as_json: bool = False,
 ) -> int:
     """Check, start, watch and end a run.
 
@@ -46,6 +52,7 @@ def execute(
         resume: of a run to go on with; exactly one of the two is given.
         dry_run: print the plan and start nothing.
         allow_changed_plugins: resume although plugins have changed.
+        as_json: print the plan as one JSON object.
 
     Returns:
         The exit code: 0 done, 128 and the number of the signal where it was interrupted after a checkpoint.
@@ -64,7 +71,7 @@ def execute(
     with closing(CodeCheck(resolved)) as check:
         plan = make_plan(resolved, check.problems)
     if dry_run:
-        say(plan)
+        say(plan.to_json() if as_json else str(plan))
         return 0
     resolved.plugins.events.configure(resolved.config)
     if resume is not None:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from areal_core.config import LocalPath, Settings
+from areal_planning.decoder import Decoder
+from areal_planning.memory import Computing, chunk_tokens, peak_memory, remedies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import Memory, RankLoad
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -77,3 +80,29 @@ class FSDPConfig(Settings):
                 f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens behind a prompt, or "
                 f"workflow.max_tokens), and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
             )
+
+    def memory(self, load: RankLoad) -> Memory | None:
+        """See `PlansMemory`."""
+        model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
+        if model is None:
+            return None
+        on_gpu, budget = load.gpu_bytes is not None, self.max_tokens_per_microbatch
+        way = Computing(
+            tokens=min(budget, load.tokens or budget),
+            rounds=2 if load.tokens is None else -(-load.tokens // budget),
+            is_compiled=on_gpu if self.compile is None else self.compile,
+            recomputes=self.activation_checkpointing and load.role.trains,
+            chunk_tokens=self.logprob_chunk_tokens or chunk_tokens(model.vocabulary, load.gpu_bytes),
+            shards=load.ranks > 1 or (self.offload_parameters and on_gpu),
+            offloads=self.offload_parameters and on_gpu,
+        )
+        return peak_memory(model, load, way)
+
+    def remedies(self, load: RankLoad, room: int) -> list[str]:
+        """See `PlansMemory`."""
+
+        def need(**changes: int) -> Memory | None:
+            return self.model_copy(update=changes).memory(load)
+
+        most = self.max_tokens_per_microbatch
+        return remedies(need, load, room, most, recomputes=self.activation_checkpointing)
