@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from areal_core.config import LocalPath, Settings
-from areal_planning.decoder import Decoder
-from areal_planning.memory import Computing, chunk_tokens, peak_memory, remedies
+from areal_planning.memory import memory_of, remedies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,20 +82,14 @@ class FSDPConfig(Settings):
 
     def memory(self, load: RankLoad) -> Memory | None:
         """See `PlansMemory`."""
-        model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
-        if model is None:
-            return None
-        on_gpu, budget = load.gpu_bytes is not None, self.max_tokens_per_microbatch
-        way = Computing(
-            tokens=min(budget, load.tokens or budget),
-            rounds=2 if load.tokens is None else -(-load.tokens // budget),
-            is_compiled=on_gpu if self.compile is None else self.compile,
-            recomputes=self.activation_checkpointing and load.role.trains,
-            chunk_tokens=self.logprob_chunk_tokens or chunk_tokens(model.vocabulary, load.gpu_bytes),
-            shards=load.ranks > 1 or (self.offload_parameters and on_gpu),
-            offloads=self.offload_parameters and on_gpu,
+        return memory_of(
+            load,
+            budget=self.max_tokens_per_microbatch,
+            compiles=self.compile,
+            recomputes=self.activation_checkpointing,
+            chunk=self.logprob_chunk_tokens,
+            offloads=self.offload_parameters,
         )
-        return peak_memory(model, load, way)
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
         """See `PlansMemory`."""

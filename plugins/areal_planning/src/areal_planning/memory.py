@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces import Memory
+from areal_planning.decoder import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from areal_core.interfaces import RankLoad
-    from areal_planning.decoder import Decoder
 
 _FLOAT = 4
 _MOMENTS = 2 * _FLOAT
@@ -73,6 +73,35 @@ def chunk_tokens(vocabulary: int, gpu_bytes: int | None) -> int:
         return _CHUNK_ON_CPU
     tokens = int(gpu_bytes * _SHARE_OF_GPU / (6 * max(1, vocabulary)))  # float32 logits, half-precision gradient
     return max(_CHUNK_ON_CPU, 1 << (tokens.bit_length() - 1)) if tokens else _CHUNK_ON_CPU
+
+
+def memory_of(
+    load: RankLoad, *, budget: int, compiles: bool | None, recomputes: bool, chunk: int | None, offloads: bool
+) -> Memory | None:
+    """The fullest moment, from an engine's settings; None for a model whose layers are not known.
+
+    Args:
+        load: of the rank.
+        budget: `max_tokens_per_microbatch`.
+        compiles: None for whatever the device is best with.
+        recomputes: `activation_checkpointing`.
+        chunk: `logprob_chunk_tokens`, None for the device's own number.
+        offloads: `offload_parameters`, of which a CPU knows nothing.
+    """
+    model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
+    if model is None:
+        return None
+    on_gpu = load.gpu_bytes is not None
+    way = Computing(
+        tokens=min(budget, load.tokens or budget),
+        rounds=2 if load.tokens is None else -(-load.tokens // budget),
+        is_compiled=on_gpu if compiles is None else compiles,
+        recomputes=recomputes and load.role.trains,
+        chunk_tokens=chunk or chunk_tokens(model.vocabulary, load.gpu_bytes),
+        shards=load.ranks > 1 or (offloads and on_gpu),
+        offloads=offloads and on_gpu,
+    )
+    return peak_memory(model, load, way)
 
 
 def remedies(
