@@ -18,6 +18,7 @@ from areal_core.interfaces.launcher import Needs
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Status, StepMetrics
 from areal_core.plugins import compare
+from areal_core.runs.balance import Split
 from areal_core.runs.checking import CodeCheck
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import claim, next_epoch, release
@@ -80,7 +81,7 @@ def execute(
     with closing(Terminal()) as terminal:
         code = asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
     if not code:
-        say(summarise_run(run, resolved.config.steps, time.monotonic() - began))
+        say(summarise_run(run, resolved.config.steps, time.monotonic() - began, Split.of(resolved.config)))
     return code
 
 
@@ -98,7 +99,7 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
 async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal) -> int:
     """Make the run this process's own, and bring it to its end; the exit code."""
     say = terminal.say
-    state = RunState(run, say)
+    state = RunState(run, say, Split.of(resolved.config))
     credentials = Credentials.create(epoch.number)
     launcher: Launcher = resolved.config.launcher.build()
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say)
