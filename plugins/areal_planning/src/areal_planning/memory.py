@@ -21,6 +21,7 @@ Checkpointing keeps the layer's input and, compiled, attention's result with its
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -121,13 +122,18 @@ def remedies(
         found = need(max_tokens_per_microbatch=tokens, activation_checkpointing=recompute)
         return found is not None and found.total <= room
 
+    def largest(recompute: bool) -> int | None:
+        place = bisect_left(budgets, True, key=lambda tokens: fits(tokens, recompute))  # fewer tokens always take less
+        return budgets[place] if place < len(budgets) else None
+
     budgets = range((most - 1) // _TOKEN_STEP * _TOKEN_STEP, max(load.longest, _TOKEN_STEP) - 1, -_TOKEN_STEP)
-    found = [f"max_tokens_per_microbatch={n}" for n in budgets if fits(n, recomputes)][:1]
+    fewer = largest(recomputes)
+    found = [] if fewer is None else [f"max_tokens_per_microbatch={fewer}"]
     if recomputes:
         return found
     if fits(most, recompute=True):
         return [*found, "activation_checkpointing=true"]
-    both = next((n for n in budgets if fits(n, recompute=True)), None)
+    both = largest(recompute=True)
     return found + ([] if both is None else [f"activation_checkpointing=true max_tokens_per_microbatch={both}"])
 
 
