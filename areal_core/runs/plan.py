@@ -44,12 +44,13 @@ class Plan:
         return json.dumps({"rows": self.rows, **self.figures}, indent=2)
 
 
-def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -> Plan:
+def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *, trains: bool = True) -> Plan:
     """Check model, data, arithmetic and memory, and describe the run.
 
     Args:
         resolved: the config.
         others: what somebody else finds wrong, asked last and told together with the rest.
+        trains: whether there will be a trainer, for which there must be memory.
 
     Raises:
         ConfigError: the model or the data set cannot be read, the data set is empty, tokens exceed the context, or a
@@ -58,7 +59,7 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -
     config = resolved.config
     problems: list[str] = []
     figures: dict[str, Any] = {}
-    model = _model_rows(resolved, problems, figures)
+    model = _model_rows(resolved, problems, figures, trains=trains)
     rows = _dataset_rows(resolved, problems)
     problems += [told for told in others() if not any(told in known for known in problems)]
     if problems:
@@ -109,7 +110,9 @@ def _engines(chosen: Selection) -> str:
     return f"{settings['servers']} {chosen.reference} servers{f' and {elsewhere} elsewhere' if elsewhere else ''}"
 
 
-def _model_rows(resolved: Resolved, problems: list[str], figures: dict[str, Any]) -> list[tuple[str, str]]:
+def _model_rows(
+    resolved: Resolved, problems: list[str], figures: dict[str, Any], *, trains: bool
+) -> list[tuple[str, str]]:
     config = resolved.config
     model, paths = config.model, {name: getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
     own = {
@@ -130,7 +133,7 @@ def _model_rows(resolved: Resolved, problems: list[str], figures: dict[str, Any]
     roles = roles_of(config.algorithm, config.training.updates)
     models = {name: found for name in roles if (found := own.get(name, shared)) is not None}
     memory = MemoryPlan(config, models, gpu_bytes_of(config))
-    problems += memory.problems()
+    problems += memory.problems() if trains else ()
     figures["memory"] = memory.as_dict()
     return [("model", text), *_memory_rows(memory), *_publication_rows(config, shared, memory, figures)]
 

@@ -97,6 +97,12 @@ def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path)
     assert "none of fewer tokens at once, checkpointing and more ranks is enough" in str(raised.value.problems[0])
 
 
+def test_what_does_not_train_needs_no_memory_for_it(model: Path) -> None:
+    """`areal eval` asks for the same checks."""
+    words = ["model.source=null", f"model.path={model}", "placement.gpu_memory_gib=0.01"]
+    make_plan(resolve(None, ["grpo"], words), trains=False)
+
+
 def test_roles_stay_beside_the_one_that_computes(model: Path) -> None:
     one = plan(model, "placement.gpu_memory_gib=80").figures["memory"]
     words = ["algorithm.regularisers=[{type: grpo/reference_kl, coefficient: 0.1}]"]
