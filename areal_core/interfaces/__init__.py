@@ -45,6 +45,7 @@ from areal_core.interfaces.launcher import (
     ProcessSpecification,
     RunningProcess,
 )
+from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 from areal_core.interfaces.model import ModelReference, ModelSource
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
@@ -53,6 +54,7 @@ from areal_core.interfaces.training import (
     REFERENCE,
     ComparingEngine,
     Follows,
+    MeasuringEngine,
     OptimizerSettings,
     Role,
     TrainEngine,
@@ -83,6 +85,8 @@ __all__ = [
     "Launcher",
     "Loss",
     "LossResult",
+    "MeasuringEngine",
+    "Memory",
     "MemorySharer",
     "ModelReference",
     "ModelSource",
@@ -90,12 +94,14 @@ __all__ = [
     "Objective",
     "OptimizerSettings",
     "Pass",
+    "PlansMemory",
     "PolicyLoss",
     "PolicyTerms",
     "ProcessEnd",
     "ProcessSpecification",
     "Processes",
     "Questioned",
+    "RankLoad",
     "Regulariser",
     "Reward",
     "RewardScore",

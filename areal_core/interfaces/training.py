@@ -150,6 +150,15 @@ class TrainEngine(Protocol):
 
 
 @runtime_checkable
+class MeasuringEngine(Protocol):
+    """A `TrainEngine` that knows what its work took. These figures depend on ranks and micro-batches, as the metrics
+    of `train` never do: they have a place of their own, `engine/NAME` of a run's metrics."""
+
+    def measurements(self) -> dict[str, float]:
+        """What was done since the last call, by name, of all ranks together; it waits for no device and no rank."""
+
+
+@runtime_checkable
 class ComparingEngine(Protocol):
     """A `TrainEngine` that also computes `divergence:ROLE:BETA`, with gradients where it learns.
 

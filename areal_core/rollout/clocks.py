@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,33 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 AGAIN_S = 1.0
 """A cancellation that was swallowed, as `asyncio.wait_for` of Python 3.11 may do, comes again after so long."""
+
+
+class IdleTime:
+    """Adds up the seconds in which nothing is under way. It begins with nothing under way."""
+
+    def __init__(self) -> None:
+        self._since: float | None = time.monotonic()
+        self._seconds = 0.0
+
+    def begin(self) -> None:
+        """The last one has ended."""
+        self._since = time.monotonic()
+
+    def end(self) -> None:
+        """One more is under way."""
+        if self._since is not None:
+            self._seconds += time.monotonic() - self._since
+            self._since = None
+
+    def take(self) -> float:
+        """Seconds since this was asked last."""
+        is_idle = self._since is not None
+        self.end()
+        seconds, self._seconds = self._seconds, 0.0
+        if is_idle:
+            self.begin()
+        return seconds
 
 
 class EpisodeClock:

@@ -18,7 +18,7 @@ from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
-from areal_core.rollout.clocks import EpisodeClock, was_cancelled
+from areal_core.rollout.clocks import EpisodeClock, IdleTime, was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +70,7 @@ class EpisodeRunner:
         self._requests = itertools.count()
         self._conversations = itertools.count()
         self._clocks: set[EpisodeClock] = set()
+        self._idle = IdleTime()
 
     @property
     def waiting(self) -> int:
@@ -77,8 +78,9 @@ class EpisodeRunner:
         return sum(clock.waits for clock in self._clocks)
 
     def take_metrics(self) -> dict[str, float]:
-        """What rewards have counted since they were asked last."""
-        return {f"rewards/{name}": value for name, value in self._scorer.take_metrics().items()}
+        """What rewards have counted since they were asked last, and how long no episode was under way."""
+        counted = {f"rewards/{name}": value for name, value in self._scorer.take_metrics().items()}
+        return {"time/generation_idle_s": self._idle.take(), **counted}
 
     async def run(
         self,
@@ -109,6 +111,7 @@ class EpisodeRunner:
         clock = EpisodeClock(timeout_s)
         context = partial(self._context, row, occurrence, group, sample_index, sampling, is_evaluation, clock)
         self._clocks.add(clock)
+        self._idle.end()
         try:
             return await clock.run(self._attempt(row, context, occurrence[0], group, sample_index))
         except TimeoutError:
@@ -119,6 +122,8 @@ class EpisodeRunner:
             words = "the workflow has cancelled itself"
         finally:
             self._clocks.discard(clock)
+            if not self._clocks:
+                self._idle.begin()
         self.on_failure(group, sample_index, 0, words)
         raise EpisodeError(words)
 

@@ -18,6 +18,7 @@ from areal_core.interfaces.launcher import Needs
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Status, StepMetrics
 from areal_core.plugins import compare
+from areal_core.runs.balance import Split
 from areal_core.runs.checking import CodeCheck
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import claim, next_epoch, release
@@ -36,7 +37,13 @@ if TYPE_CHECKING:
 
 
 def execute(
-    resolved: Resolved, *, run_dir: Path | None, resume: Path | None, dry_run: bool, allow_changed_plugins: bool
+    resolved: Resolved,
+    *,
+    run_dir: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    allow_changed_plugins: bool,
+    as_json: bool = False,
 ) -> int:
     """Check, start, watch and end a run.
 
@@ -46,6 +53,7 @@ def execute(
         resume: of a run to go on with; exactly one of the two is given.
         dry_run: print the plan and start nothing.
         allow_changed_plugins: resume although plugins have changed.
+        as_json: print the plan as one JSON object.
 
     Returns:
         The exit code: 0 done, 128 and the number of the signal where it was interrupted after a checkpoint.
@@ -64,7 +72,7 @@ def execute(
     with closing(CodeCheck(resolved)) as check:
         plan = make_plan(resolved, check.problems)
     if dry_run:
-        say(plan)
+        say(plan.to_json() if as_json else str(plan))
         return 0
     resolved.plugins.events.configure(resolved.config)
     if resume is not None:
@@ -73,7 +81,7 @@ def execute(
     with closing(Terminal()) as terminal:
         code = asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
     if not code:
-        say(summarise_run(run, resolved.config.steps, time.monotonic() - began))
+        say(summarise_run(run, resolved.config.steps, time.monotonic() - began, Split.of(resolved.config)))
     return code
 
 
@@ -91,7 +99,7 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
 async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal) -> int:
     """Make the run this process's own, and bring it to its end; the exit code."""
     say = terminal.say
-    state = RunState(run, say)
+    state = RunState(run, say, Split.of(resolved.config))
     credentials = Credentials.create(epoch.number)
     launcher: Launcher = resolved.config.launcher.build()
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say)

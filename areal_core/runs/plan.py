@@ -3,68 +3,102 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.needs import roles_of
 from areal_core.errors import ConfigError
 from areal_core.interfaces.dataset import name_row
+from areal_core.runs.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, StoredModel, gpu_bytes_of, read_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.config import Resolved
+    from areal_core.config import Resolved, RunConfig
     from areal_core.config.selection import Selection
 
-BYTES_PER_PARAMETER = 16
-"""Of the trainer in float32: parameter, gradient and two moments of AdamW."""
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
 
-def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple) -> str:
-    """Check model, data and arithmetic, and describe the run.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would be.
+
+    Attributes:
+        rows: labels, and what there is to say.
+        figures: numbers for programs: `parameters`, `memory` (bytes) and `publication` (bytes, seconds), where known.
+    """
+
+    rows: list[tuple[str, str]]
+    figures: dict[str, Any]
+
+    def __str__(self) -> str:
+        return "\n".join(["plan", *(f"  {label:14s} {text}" for label, text in self.rows)])
+
+    def to_json(self) -> str:
+        """One object: `rows`, and each figure by its name."""
+        return json.dumps({"rows": self.rows, **self.figures}, indent=2)
+
+
+def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *, trains: bool = True) -> Plan:
+    """Check model, data, arithmetic and memory, and describe the run.
 
     Args:
         resolved: the config.
         others: what somebody else finds wrong, asked last and told together with the rest.
+        trains: whether there will be a trainer, for which there must be memory.
 
     Raises:
-        ConfigError: the model or the data set cannot be read, the data set is empty, or tokens exceed the context.
+        ConfigError: the model or the data set cannot be read, the data set is empty, tokens exceed the context, or a
+            rank of the trainer does not fit on its GPU.
     """
     config = resolved.config
     problems: list[str] = []
-    model = _model_lines(resolved, problems)
+    figures: dict[str, Any] = {}
+    model = _model_rows(resolved, problems, figures, trains=trains)
     rows = _dataset_rows(resolved, problems)
     problems += [told for told in others() if not any(told in known for known in problems)]
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
+    told = [("plugins", ", ".join(record.name for record in resolved.provenance())), ("processes", _processes(config))]
+    told += [*model, ("data", f"{config.dataset.reference}: {rows:,} rows"), *_work_rows(config, rows)]
+    return Plan([*told, *(("note", note) for note in config.cross_notes())], figures)
+
+
+def _processes(config: RunConfig) -> str:
     ranks = config.launcher.keywords().get("trainer_processes", 1)
-    lines = ["plan", f"  plugins        {', '.join(record.name for record in resolved.provenance())}", *model]
-    lines.append(f"  data           {config.dataset.reference}: {rows:,} rows")
+    trainer = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
+    if config.inference_engine is None:
+        return trainer
+    return f"1 controller, {config.rollout.reward_processes} reward, {_engines(config.inference_engine)}, {trainer}"
+
+
+def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:
+    """Roles, batches and steps."""
     roles = roles_of(config.algorithm, config.training.updates).values()
     if len(roles) > 1:
         models = [
             f"{role.name} ({'learns' if role.trains else 'follows' if role.follows else 'frozen'})" for role in roles
         ]
-        lines.append(f"  roles          {', '.join(models)}: a model each")
+        yield "roles", f"{', '.join(models)}: a model each"
     rollout = config.rollout
-    processes = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
-    if config.inference_engine is not None:
-        sequences = rollout.batch_size * rollout.group_size
-        processes = f"1 controller, {rollout.reward_processes} reward, {_engines(config.inference_engine)}, {processes}"
-        lines += [
-            f"  batch          {rollout.batch_size} prompts x {rollout.group_size} episodes = {sequences} sequences, "
-            f"{config.training.updates_per_batch * config.training.epochs_per_batch} update(s)",
-            f"  staleness      at most {rollout.max_staleness} (policy {rollout.stale}), "
-            f"{rollout.pipeline_depth} batches in the pipeline",
-            f"  epochs         {config.steps * rollout.batch_size / max(1, rows):.2f} over {config.steps} steps",
-        ]
-    else:
-        lines.append(f"  batch          {rollout.batch_size} examples, {config.steps} steps")
-    lines.insert(2, f"  processes      {processes}")
-    return "\n".join([*lines, *(f"  note           {note}" for note in config.cross_notes())])
+    if config.inference_engine is None:
+        yield "batch", f"{rollout.batch_size} examples, {config.steps} steps"
+        return
+    yield (
+        "batch",
+        f"{rollout.batch_size} prompts x {rollout.group_size} episodes = {rollout.batch_size * rollout.group_size} "
+        f"sequences, {config.training.updates} update(s)",
+    )
+    yield (
+        "staleness",
+        f"at most {rollout.max_staleness} (policy {rollout.stale}), {rollout.pipeline_depth} batches in the pipeline",
+    )
+    yield "epochs", f"{config.steps * rollout.batch_size / max(1, rows):.2f} over {config.steps} steps"
 
 
 def _engines(chosen: Selection) -> str:
@@ -76,47 +110,92 @@ def _engines(chosen: Selection) -> str:
     return f"{settings['servers']} {chosen.reference} servers{f' and {elsewhere} elsewhere' if elsewhere else ''}"
 
 
-def _model_lines(resolved: Resolved, problems: list[str]) -> list[str]:
-    model = resolved.config.model
-    for name, chosen in resolved.config.roles.items():
-        if path := getattr(chosen.common, "path", None):
-            _model_facts(resolved.base_dir / path, path, f"roles.{name}.path", problems)
+def _model_rows(
+    resolved: Resolved, problems: list[str], figures: dict[str, Any], *, trains: bool
+) -> list[tuple[str, str]]:
+    config = resolved.config
+    model, paths = config.model, {name: getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
+    own = {
+        name: _stored(resolved.base_dir / path, path, f"roles.{name}.path", problems)
+        for name, path in paths.items()
+        if path
+    }
     if model.source is not None:
-        return [f"  model          made by {model.source.reference} before the run starts"]
+        return [("model", f"made by {model.source.reference} before the run starts")]
     folder = resolved.base_dir / (model.path or "")
-    description, weights = _model_facts(folder, model.path or "", "model.path", problems)
-    if not description:
-        return [f"  model          {model.path} (from the Hugging Face hub)"]
-    _check_context(resolved, description, problems)
-    stored = {"float16": 2, "bfloat16": 2}.get(str(description.get("dtype", description.get("torch_dtype"))), 4)
-    parameters = weights // stored
-    memory = parameters * BYTES_PER_PARAMETER
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return [
-        f"  model          {folder}: {description.get('model_type')}, about {parameters / 1e6:,.1f} M parameters",
-        f"  memory         trainer about {memory / 2**30:.2f} GiB for parameters, gradients and moments; "
-        f"this machine has {available / 2**30:.0f} GiB",
-    ]
+    shared = _stored(folder, model.path or "", "model.path", problems)
+    if shared is None:
+        return [("model", f"{model.path} (from the Hugging Face hub)")]
+    _check_context(resolved, shared.description, problems)
+    count = sum(map(math.prod, shared.shapes.values()))
+    figures["parameters"] = count
+    text = f"{folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"
+    roles = roles_of(config.algorithm, config.training.updates)
+    models = {name: found for name in roles if (found := own.get(name, shared)) is not None}
+    memory = MemoryPlan(config, models, gpu_bytes_of(config))
+    problems += memory.problems() if trains else ()
+    figures["memory"] = memory.as_dict()
+    return [("model", text), *_memory_rows(memory), *_publication_rows(config, shared, memory, figures)]
 
 
-def _model_facts(folder: Path, path: str, key: str, problems: list[str]) -> tuple[dict[str, Any], int]:
-    """What a folder's config.json says, and the bytes of its weights; nothing where `path` is a name on the hub."""
+def _memory_rows(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
+    """What a rank holds, part by part for each role, and where."""
+    if not memory.roles:
+        yield "memory", "not known: the training engine's settings do not tell"
+        return
+    for role in memory.roles:
+        yield "memory", memory.parts(role)
+    if memory.gpu_bytes is None:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        place = f"this machine has {machine / GIB:.0f} (placement.gpu_memory_gib plans for GPUs elsewhere)"
+    else:
+        place = f"its GPU has {memory.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
+    yield "", f"{memory.peak / GIB:.1f} GiB for each of {memory.ranks} rank(s) in all; {place}"
+
+
+def _publication_rows(
+    config: RunConfig, model: StoredModel, memory: MemoryPlan, figures: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What is sent after each step, and what servers have beside a trainer that stays."""
+    if config.inference_engine is None:
+        return
+    element = ELEMENT_BYTES[config.model.dtype]
+    sizes = [element * math.prod(shape) for shape in model.shapes.values()]
+    total, rate = sum(sizes), BYTES_PER_S.get(config.publication.transport)
+    seconds = total / rate if rate is not None and memory.gpu_bytes is not None else None
+    figures["publication"] = {"bytes": total, "largest_tensor": max(sizes), "seconds": seconds}
+    told = f"{total / 1e9:.2f} GB in {config.model.dtype}, the largest tensor {max(sizes) / 1e9:.2f} GB"
+    if seconds is not None and rate is not None:
+        told += f", about {seconds:.2g} s by {config.publication.transport} at {rate / 1e9:g} GB/s (as on an H200)"
+    yield "publication", told
+    if config.placement.in_turns and memory.gpu_bytes is not None:
+        left = (memory.gpu_bytes - memory.resident) / GIB
+        yield "in turns", f"the trainer keeps {memory.resident / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
+
+
+def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredModel | None:
+    """What a folder says of its model; None where `path` is a name on the hub, or something is wrong."""
     if not folder.is_dir():
         if path and (path.startswith((".", "/", "~")) or path.count("/") != 1):
             problems.append(f"{key}: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
-        return {}, 0
+        return None
     try:
-        description: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        description = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         problems.append(f"{key}: {folder / 'config.json'} cannot be read ({error}); a Hugging Face folder has one")
-        return {}, 0
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if not weights:
+        return None
+    try:
+        shapes = read_shapes(folder)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        problems.append(f"{key}: the *.safetensors of {folder} cannot be read ({error}); save the model again")
+        return None
+    if not shapes:
         problems.append(f"{key}: {folder} holds no *.safetensors; save the model with save_pretrained")
-    return description, weights
+        return None
+    return StoredModel(description, shapes)
 
 
-def _check_context(resolved: Resolved, description: dict[str, Any], problems: list[str]) -> None:
+def _check_context(resolved: Resolved, description: Mapping[str, Any], problems: list[str]) -> None:
     context = description.get("max_position_embeddings")
     tokens = resolved.config.sampling.max_new_tokens
     if resolved.config.inference_engine is not None and isinstance(context, int) and tokens >= context:

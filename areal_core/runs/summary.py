@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from areal_core.runs.balance import bottleneck
+
 if TYPE_CHECKING:
+    from areal_core.runs.balance import Split
     from areal_core.runs.folder import RunFolder
 
 GOALS: Final = (
@@ -29,8 +32,9 @@ def headlines(metrics: set[str]) -> list[tuple[str, str, str]]:
     return [*goals[:1], *(one for one in OTHERS if one[0] in metrics)]
 
 
-def summarise_run(run: RunFolder, steps: int, seconds: float) -> str:
-    """What came of a run that has done all its steps: scores at its two ends, and where its results lie."""
+def summarise_run(run: RunFolder, steps: int, seconds: float, split: Split | None = None) -> str:
+    """What came of a run that has done all its steps: scores at its two ends, which half waited for the other (with
+    `split`, that of its GPUs, what would balance them), and where its results lie."""
     metrics = run.read_metrics()
     lines = [f"done: {steps} steps in {seconds:.0f} s"]
     for key, label, form in headlines({key for line in metrics for key in line}):
@@ -39,6 +43,8 @@ def summarise_run(run: RunFolder, steps: int, seconds: float) -> str:
     staleness = [line["staleness/mean"] for line in metrics if "staleness/mean" in line]
     if staleness:
         lines.append(f"  {'staleness':15s} {sum(staleness) / len(staleness):.2f} batches, mean of trained tokens")
+    if words := bottleneck(metrics, split):
+        lines.append(f"  {'waiting':15s} {words}")
     for path, label in ((run.model, "model"), (run.best, "best model"), (run.report, "report")):
         if path.exists():
             lines.append(f"  {label:15s} {path}")

@@ -6,8 +6,12 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.runs.balance import bottleneck
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from areal_core.runs.balance import Split
 
 STEPS: Final = 5
 """In so many steps, one after another, it must show; and so many are what a run began with."""
@@ -82,6 +86,16 @@ PATHOLOGIES: Final = (
         "the gradient's norm is {train_gradient_norm:,.0f}: look for huge rewards, and for advantages divided by 0",
     ),
     Pathology(
+        lambda first, last: _above(last("engine/waste"), 0.3),
+        "{engine_waste:.0%} of what the trainer's ranks could compute is nothing but waiting for the one with the most "
+        "tokens: take larger batches, a larger train_engine.max_tokens_per_microbatch, or fewer ranks",
+    ),
+    Pathology(
+        lambda first, last: _above(last("engine/peak_memory_share"), 0.92),
+        "the trainer has held {engine_peak_memory_share:.0%} of a GPU's memory: longer sequences may not fit; lower "
+        "train_engine.max_tokens_per_microbatch, or set train_engine.activation_checkpointing",
+    ),
+    Pathology(
         # A critic knows nothing at first, so it has twice the time; where rewards hardly differ there is nothing to
         # explain; and a run whose reward rises is well without its critic.
         lambda first, last: (
@@ -96,10 +110,16 @@ PATHOLOGIES: Final = (
 
 
 class Verdicts:
-    """Looks at each new line of metrics."""
+    """Looks at each new line of metrics.
 
-    def __init__(self) -> None:
+    Args:
+        split: of the run's GPUs, None where it has none for each half.
+    """
+
+    def __init__(self, split: Split | None = None) -> None:
+        self._split = split
         self._left = list(PATHOLOGIES)
+        self._balance_told = split is None
         self._first: dict[str, list[float]] = {}
 
     def of(self, lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -123,4 +143,8 @@ class Verdicts:
         found = [one for one in self._left if one.shows(first, last)]
         self._left = [one for one in self._left if one not in found]
         numbers = {key.replace("/", "_"): value for key, value in every[-1].items()}
-        return [one.words.format(**numbers) for one in found]
+        told = [one.words.format(**numbers) for one in found]
+        if not self._balance_told and (words := bottleneck(every, self._split)):
+            self._balance_told = True
+            told.append(words)
+        return told

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from areal_core.config import Resolved
+    from areal_core.runs.balance import Split
     from areal_core.runs.folder import RunFolder
     from areal_core.runs.terminal import Terminal
 
@@ -50,6 +51,7 @@ class RunState:
     Args:
         run: its folder.
         say: shows a line to the user.
+        split: of its GPUs, None where it has none for each half.
 
     Attributes:
         lines: of metrics, one for each of the last steps.
@@ -57,14 +59,14 @@ class RunState:
         phases: by process what it is doing.
     """
 
-    def __init__(self, run: RunFolder, say: Callable[[str], None] = say) -> None:
+    def __init__(self, run: RunFolder, say: Callable[[str], None] = say, split: Split | None = None) -> None:
         self._run = run
         self._say = say
         self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.phases: dict[str, str] = {}
-        self._verdicts = Verdicts()
+        self._verdicts = Verdicts(split)
 
     def add(self, line: dict[str, Any]) -> None:
         """A step is over."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.data import combine, shift_to_predictions
 from areal_core.errors import RunError
+from areal_core.interfaces.training import MeasuringEngine
 from areal_core.training.context import BatchContext
 
 if TYPE_CHECKING:
@@ -79,7 +80,17 @@ class Learner:
             if role.follows is not None and (step + 1) % role.follows.every == 0:
                 self._engines[name].follow(self._engines[role.follows.role], role.follows.decay)
         metrics = combine([*learned, context.metrics])
-        return {key: number for name, m in metrics.items() for key, number in m.as_numbers(f"train/{name}").items()}
+        numbers = {key: number for name, m in metrics.items() for key, number in m.as_numbers(f"train/{name}").items()}
+        return {**numbers, **self._measured()}
+
+    def _measured(self) -> dict[str, float]:
+        """What the engines' work took; of all roles but the first with the role's name."""
+        return {
+            f"engine/{'' if role == self._first else f'{role}/'}{name}": value
+            for role, engine in self._engines.items()
+            if isinstance(engine, MeasuringEngine)
+            for name, value in engine.measurements().items()
+        }
 
     def _update(self, works: Sequence[Work], step: int) -> dict[str, Metric]:
         """One optimizer update of each role that has work."""

@@ -103,6 +103,8 @@ def made() -> set[str]:
     keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "objectives.py").read_text())}
     stages = [path.read_text() for path in grpo.glob("*stages.py")]
     keys |= {f"train/{name}" for text in stages for name in re.findall(r'context\.log\("(\w+)"', text)}
+    meter = (ROOT / "plugins/areal_planning/src/areal_planning/meter.py").read_text().partition("def take")[2]
+    keys |= {f"engine/{name}" for name in re.findall(r'"(\w+)":', meter)}
     engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
     keys |= {f"train/{name}" for call in re.findall(r"_means\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)}
     return keys

@@ -260,3 +260,32 @@ def test_a_workflow_that_cancels_itself_fails_its_group(tmp_path: Path, build: B
         await controller.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_time_is_idle_from_the_last_end_to_the_next_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(clocks.time, "monotonic", lambda: now)
+    idle = clocks.IdleTime()
+    now = 3.0
+    idle.end()
+    now = 5.0
+    idle.end()  # a second one, beside the first
+    assert idle.take() == 3
+    idle.begin()
+    now = 6.0
+    assert idle.take() == 1
+    now = 8.0
+    idle.end()
+    now = 9.0
+    assert idle.take() == 2, "what was told is not told again"
+
+
+def test_a_batch_says_how_long_nothing_was_under_way(tmp_path: Path, build: Build) -> None:
+    async def run() -> None:
+        controller, _ = build(tmp_path, FakeWorkflow())
+        controller.start()
+        _, metrics = await controller.next_batch(0)
+        assert "time/generation_idle_s" in metrics
+        await controller.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

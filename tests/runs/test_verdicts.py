@@ -20,6 +20,8 @@ WELL = {
     "train/gradient_norm": 5.0,
     "reward/all_episodes": 0.3,
     "reward/std": 0.4,
+    "engine/waste": 0.1,
+    "engine/peak_memory_share": 0.8,
     "train/critic/explained_variance": 0.2,
 }
 
@@ -42,6 +44,8 @@ def said(*lines: dict[str, Any]) -> list[str]:
         ({"train/behaviour_kl": 0.3}, "a KL of 0.300 nats a token"),
         ({"train/behaviour_kl": 0.04}, "a KL of 0.040 nats a token"),
         ({"train/effective_sample_share": 0.2}, "20% of the samples' worth"),
+        ({"engine/waste": 0.4}, "40% of what the trainer's ranks could compute"),
+        ({"engine/peak_memory_share": 0.95}, "held 95% of a GPU's memory"),
         ({"train/clip_fraction": 0.4}, "from 40% of the tokens"),
         ({"train/gradient_norm": 467_000.4}, "norm is 467,000: "),
     ],

@@ -34,6 +34,19 @@ def test_an_update_trains_each_role_that_has_work(tmp_path: Path) -> None:
     assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["actor", "critic"]
 
 
+def test_what_engines_measured_has_a_place_of_its_own(tmp_path: Path) -> None:
+    """It depends on the number of ranks, and no figure below `train/` does."""
+
+    class Measures(Parts):
+        def measurements(self) -> dict[str, float]:
+            return {"tokens_per_s": 10.0}
+
+    train(tmp_path, Measures(), config(1), critic=CRITIC)
+    (line,) = metrics(tmp_path)
+    assert (line["engine/tokens_per_s"], line["engine/critic/tokens_per_s"]) == (10, 10)
+    assert "train/tokens_per_s" not in line
+
+
 def test_nothing_is_published_while_the_first_role_does_not_learn(tmp_path: Path) -> None:
     class WarmsUp(Parts):
         def updates(self, batch: PackedBatch, context: Any) -> Iterator[list[Work]]:

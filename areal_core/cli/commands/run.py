@@ -10,12 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import say
+from areal_core.cli.output import complain, say
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from areal_core.config import Resolved
 
@@ -38,6 +39,7 @@ SAFE_ON_RESUME = (
     "inference_engine.health_timeout_s",
     "inference_engine.restarts",
     "inference_engine.restart_window_s",
+    "placement.gpu_memory_gib",
     "training.phase_timeout_s",
     "training.collective_timeout_s",
     "launcher.trainer_processes",
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal run`."""
     add_request_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print the plan as JSON")
     parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="go on with this run; its config applies")
     parser.add_argument(
         "--allow-changed-plugins",
@@ -69,8 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Resolve the config and hand it to the run."""
     request = read_request(arguments)
+    if arguments.json and not arguments.dry_run:
+        raise UsageError("--json has a meaning only with --dry-run")
     if arguments.resume is not None:
-        resolved, run_dir = _resumed(arguments.resume, request), None
+        resolved, run_dir = _resumed(arguments.resume, request, complain if arguments.json else say), None
     elif arguments.allow_changed_plugins:
         raise UsageError("--allow-changed-plugins has a meaning only with --resume RUN_DIR")
     else:
@@ -85,6 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
         run_dir=run_dir,
         resume=arguments.resume,
         dry_run=arguments.dry_run,
+        as_json=arguments.json,
         allow_changed_plugins=arguments.allow_changed_plugins,
     )
 
@@ -109,7 +115,7 @@ def _new_folder(resolved: Resolved) -> Path:
     return folder
 
 
-def _resumed(folder: Path, request: Request) -> Resolved:
+def _resumed(folder: Path, request: Request, tell: Callable[[str], None]) -> Resolved:
     """The saved config with the overrides that may change in the middle of a run."""
     from areal_core.config import load_run
     from areal_core.config.tree import leaves
@@ -135,9 +141,9 @@ def _resumed(folder: Path, request: Request) -> Resolved:
             problems=unsafe,
         )
     for line in lines:
-        say(f"changed on resume: {line}")
+        tell(f"changed on resume: {line}")
     if "steps" in paths:
-        say("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
+        tell("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
     return changed
 
 

@@ -63,6 +63,21 @@ def test_any_microbatches_give_the_same_gradient(make_engine, program, batch):
         assert other == pytest.approx(metrics, abs=1e-5)
 
 
+def test_measurements_are_of_the_work_since_the_last_ones(make_engine, program, batch):
+    engine = make_engine(max_tokens_per_microbatch=60)
+    assert engine.measurements() == {}
+    program.gradients_of(engine, batch)
+    engine.forward(batch, program.OUTPUTS)
+    found = engine.measurements()
+    assert found["tokens_per_s"] * found["train_s"] == pytest.approx(batch.token_count)
+    assert found["microbatches"] == -(-batch.token_count // 60)
+    assert found["waste"] == 0, "one rank waits for nobody"
+    assert found["tflops_per_s"] > 0
+    assert found["forward_s"] > 0
+    assert "peak_memory_gib" not in found, "nobody counts it on a CPU"
+    assert engine.measurements() == {}
+
+
 def test_siblings_apart_and_any_order_give_the_same_gradient(make_engine, program, batch):
     engine = make_engine()
     whole, _ = program.gradients_of(engine, batch)

@@ -95,7 +95,7 @@ def evaluate(
     assert section is not None
     # What would be trained on need not be there.
     checked = resolved.config.model_copy(update={"dataset": section.dataset, "evaluation": None})
-    make_plan(replace(resolved, config=checked))
+    make_plan(replace(resolved, config=checked), trains=False)
     resolved.plugins.events.configure(resolved.config)
     with ExitStack() as stack:
         folder = output.resolve() if output is not None else stack.enter_context(private_folder())

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import AutoTokenizer
 
 from areal_core.errors import RunError
-from areal_fsdp.split import fail_together, rank_and_ranks
+from areal_fsdp.ranks import fail_together, rank_and_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

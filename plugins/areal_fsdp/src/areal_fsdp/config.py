@@ -8,11 +8,13 @@ from pydantic import Field
 
 from areal_core.config import LocalPath, Settings
 from areal_parallel.settings import ParallelSettings
+from areal_planning.memory import memory_of, remedies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import Memory, RankLoad
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -92,3 +94,25 @@ class FSDPConfig(Settings):
     def tokens_at_once(self) -> int:
         """Of a micro-batch, on all ranks that have its sequences together."""
         return self.max_tokens_per_microbatch * self.parallel.context
+
+    def memory(self, load: RankLoad) -> Memory | None:
+        """See `PlansMemory`."""
+        return memory_of(
+            load,
+            self.parallel,
+            budget=self.max_tokens_per_microbatch,
+            compiles=self.compile,
+            recomputes=self.activation_checkpointing,
+            chunk=self.logprob_chunk_tokens,
+            offloads=self.offload_parameters,
+        )
+
+    def remedies(self, load: RankLoad, room: int) -> list[str]:
+        """See `PlansMemory`."""
+
+        def need(**changes: int) -> Memory | None:
+            return self.model_copy(update=changes).memory(load)
+
+        most = self.max_tokens_per_microbatch
+        longest = -(-load.longest // self.parallel.context)
+        return remedies(need, longest, room, most, recomputes=self.activation_checkpointing)

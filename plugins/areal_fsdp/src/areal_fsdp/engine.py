@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +22,12 @@ from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step, sum_gradients
 from areal_fsdp.probe import check_module
 from areal_fsdp.profiling import profiled
-from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
+from areal_fsdp.ranks import join_group_of_one, rank_and_ranks
 from areal_fsdp.wide import compared_role, compared_roles, is_wide, topk_of
 from areal_parallel.mesh import Ranks, place_ranks
+from areal_planning.decoder import Decoder
+from areal_planning.meter import Meter, peak_flops
+from areal_planning.split import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from areal_attention.hugging_face import Layout
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
     from areal_fsdp.config import FSDPConfig
+
+_PEAK = "peak_memory"
+"""Where the most bytes of a rank stand among its metrics while ranks put them together."""
 
 
 class FSDPEngine:
@@ -55,6 +62,7 @@ class FSDPEngine:
         self._updates = torch.zeros((), dtype=torch.int64)
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
+        self._meter = Meter(None, 1)
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load, check and shard the model, and make the optimizer of a role that learns."""
@@ -84,6 +92,7 @@ class FSDPEngine:
         prepare_layers(list(decoder_layers(module.model)), compile_them=is_compiled, recompute=recompute)
         self._parameters = self._place(module)
         self._module = module
+        self._meter = self._new_meter(module.model)
         check_module(module, self._device, self._dtype)
         self._reshard()
         if role.trains:
@@ -92,6 +101,19 @@ class FSDPEngine:
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
         """See `ComparingEngine`."""
         self._others = engines
+
+    def _new_meter(self, model: Any) -> Meter:
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        decoder = Decoder.of(model.config.to_dict(), shapes, scalar=self._role.head == "scalar")
+        if self._device.type != "cuda":
+            return Meter(decoder, rank_and_ranks()[1])
+        gpu = torch.cuda.get_device_properties(self._device)
+        peak = peak_flops(gpu.name) if self._dtype == torch.bfloat16 else None
+        return Meter(decoder, rank_and_ranks()[1], peak, gpu.total_memory)
+
+    def measurements(self) -> dict[str, float]:
+        """See `MeasuringEngine`."""
+        return self._meter.take()
 
     def _has_kernels(self) -> bool:
         return self._device.type == "cuda" and self._dtype != torch.float32
@@ -129,6 +151,7 @@ class FSDPEngine:
     def forward(self, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Values of the whole batch, on every rank, in its order; float32 [sum(T)] on the CPU."""
         self._check_outputs(outputs, narrow=True)
+        began = time.perf_counter()
         result = torch.zeros(len(outputs), batch.token_count)
         if not len(batch):
             return dict(zip(outputs, result, strict=True))
@@ -147,6 +170,7 @@ class FSDPEngine:
         self._reshard_compared(outputs)
         if rank_and_ranks()[1] > 1:
             dist.all_reduce(result)  # each token is on one rank and 0 on the others
+        self._meter.passed(time.perf_counter() - began)
         return dict(zip(outputs, result, strict=True))
 
     def train(self, works: Sequence[Work]) -> dict[str, Metric]:
@@ -160,8 +184,13 @@ class FSDPEngine:
         if not any(split.rounds for _, split in planned):
             return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
         self._tried += 1
+        began = time.perf_counter()
         with profiled(self._config.profile, self._tried, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
-            return self._train(planned, rate)
+            metrics = self._train(planned, rate)
+        held = float(metrics.pop(_PEAK).values) if _PEAK in metrics else 0.0
+        done = [(work.batch.lengths.tolist(), split) for work, split in planned]
+        self._meter.trained(time.perf_counter() - began, done, held)
+        return metrics
 
     def _train(self, planned: Sequence[tuple[Work, Split]], rate: float) -> dict[str, Metric]:
         left = sum(split.rounds for _, split in planned)
@@ -179,6 +208,8 @@ class FSDPEngine:
         if self._ranks.tensor is not None:
             sum_gradients(self._partial, self._ranks.tensor)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
+        if self._device.type == "cuda":
+            parts.append({_PEAK: Metric.maximum(torch.cuda.max_memory_allocated(self._device))})
         metrics = reduce_over_ranks(combine(parts))
         return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
 

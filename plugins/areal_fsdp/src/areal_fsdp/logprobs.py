@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from areal_fsdp.compiling import compiled as compile_function
 from areal_fsdp.compiling import mark_dynamic
+from areal_planning.memory import chunk_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,19 +29,12 @@ if TYPE_CHECKING:
 
 _SMALL_CHUNK_ELEMENTS = 2**20
 """Logits that a chunk may have in any case: 4 MiB in float32, so that a tiny vocabulary is not cut into many calls."""
-_CHUNK_ON_CPU = 1024
-_SHARE_OF_GPU = 1 / 16
-"""Of a GPU's memory, for a chunk's logits and their gradient: 8,192 tokens of 152,000 words on 141 GB. A product over
-fewer tokens spends its time on the weight's gradient, which is read and written for each chunk."""
 
 
 def default_chunk_tokens(vocabulary: int, device: torch.device) -> int:
-    """Tokens whose logits may exist at once: a power of two, by the GPU's memory; on a CPU by its cache."""
-    if device.type != "cuda":
-        return _CHUNK_ON_CPU
-    room = torch.cuda.get_device_properties(device).total_memory * _SHARE_OF_GPU
-    tokens = int(room / (6 * vocabulary))  # float32 logits, half-precision gradient
-    return max(_CHUNK_ON_CPU, 1 << (tokens.bit_length() - 1)) if tokens else _CHUNK_ON_CPU
+    """Tokens whose logits may exist at once, by the device's memory."""
+    is_gpu = device.type == "cuda"
+    return chunk_tokens(vocabulary, torch.cuda.get_device_properties(device).total_memory if is_gpu else None)
 
 
 def token_logprobs(
@@ -125,6 +119,7 @@ def head_gradients(
             of_bias += of_logits.sum(0, dtype=torch.float32)
         torch.mm(of_logits, weight, out=of_hidden[part])
         add_product(of_weight, of_logits, hidden[part])
+        del of_logits  # before the next chunk's logits are made
     return of_hidden, of_weight.to(weight.dtype), None if bias is None or of_bias is None else of_bias.to(bias.dtype)
 
 

@@ -1,12 +1,9 @@
-"""Who computes what: the split of a batch over ranks and micro-batches, and the sums over ranks."""
+"""Who computes what: the split of a batch over ranks and micro-batches."""
 
 from __future__ import annotations
 
-import atexit
 from dataclasses import dataclass
-
-import torch
-import torch.distributed as dist
+from itertools import zip_longest
 
 from areal_core.data import split_by_tokens, split_into_microbatches
 from areal_core.errors import RunError
@@ -21,11 +18,14 @@ class Split:
         rounds: micro-batches that every rank runs; this rank fills up with `dummy`, because collectives of sharded
             parameters need every rank.
         dummy: rows of a micro-batch that does not count: the shortest sequence.
+        slots: tokens that all ranks could have computed while they computed the batch: in each round all wait for the
+            one with the most.
     """
 
     microbatches: list[list[int]]
     rounds: int
     dummy: list[int]
+    slots: int
 
     @classmethod
     def plan(
@@ -54,37 +54,8 @@ class Split:
         cuts = [split_into_microbatches([sizes[unit] for unit in share], max_tokens) for share in shares]
         own = [sorted(row for unit in part for row in units[shares[rank][unit]]) for part in cuts[rank]]
         shortest = min(range(len(lengths)), key=lengths.__getitem__)
-        return cls(own, max(len(cut) for cut in cuts), [shortest])
-
-
-def join_group_of_one(device: torch.device) -> None:
-    """Initialise `torch.distributed` with this process alone, where nobody has; sharding needs a group."""
-    if not dist.is_initialized():
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        atexit.register(_leave_group)
-
-
-def _leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def rank_and_ranks() -> tuple[int, int]:
-    """This process's rank, and how many there are."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def fail_together(error: Exception | None, what: str) -> None:
-    """Raise on every rank when one failed, so that no rank waits for another that is gone; collective.
-
-    Raises:
-        RunError: on the failed rank with its error, on the others with a pointer to it.
-    """
-    failed = torch.tensor([error is not None], dtype=torch.uint8)
-    if rank_and_ranks()[1] > 1:
-        dist.all_reduce(failed, dist.ReduceOp.MAX)
-    if error is not None:
-        raise RunError(f"{what} failed: {error}") from error
-    if failed.item():
-        raise RunError(f"{what} failed on another rank; its own message says why")
+        held = [
+            [sum(sizes[share[unit]] for unit in part) for part in cut] for share, cut in zip(shares, cuts, strict=True)
+        ]
+        slots = ranks * sum(max(tokens) for tokens in zip_longest(*held, fillvalue=0))
+        return cls(own, max(len(cut) for cut in cuts), [shortest], slots)

@@ -1,0 +1,43 @@
+"""The ranks of the trainer: who this process is among them, and failing together."""
+
+from __future__ import annotations
+
+import atexit
+
+import torch
+import torch.distributed as dist
+
+from areal_core.errors import RunError
+
+
+def join_group_of_one(device: torch.device) -> None:
+    """Initialise `torch.distributed` with this process alone, where nobody has; sharding needs a group."""
+    if not dist.is_initialized():
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank_and_ranks() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def fail_together(error: Exception | None, what: str) -> None:
+    """Raise on every rank when one failed, so that no rank waits for another that is gone; collective.
+
+    Raises:
+        RunError: on the failed rank with its error, on the others with a pointer to it.
+    """
+    failed = torch.tensor([error is not None], dtype=torch.uint8)
+    if rank_and_ranks()[1] > 1:
+        dist.all_reduce(failed, dist.ReduceOp.MAX)
+    if error is not None:
+        raise RunError(f"{what} failed: {error}") from error
+    if failed.item():
+        raise RunError(f"{what} failed on another rank; its own message says why")

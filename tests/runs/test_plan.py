@@ -1,0 +1,148 @@
+"""The plan's memory: what is told of a model that is known by its config and its files' headers alone, and refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.config import resolve
+from areal_core.errors import ConfigError
+from areal_core.runs import memory
+from areal_core.runs.memory import gpu_bytes_of, read_shapes
+from areal_core.runs.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HIDDEN, LAYERS, MIDDLE, VOCABULARY = 1024, 4, 4096, 50_000
+DESCRIPTION = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": MIDDLE,
+    "num_attention_heads": 8,
+    "vocab_size": VOCABULARY,
+    "tie_word_embeddings": True,
+}
+SHAPES = {"model.embed_tokens.weight": [VOCABULARY, HIDDEN], "model.norm.weight": [HIDDEN]} | {
+    f"model.layers.{layer}.{name}.weight": shape
+    for layer in range(LAYERS)
+    for name, shape in (("q", [HIDDEN, HIDDEN]), ("up", [MIDDLE, HIDDEN]), ("down", [HIDDEN, MIDDLE]))
+}
+COUNT = VOCABULARY * HIDDEN + HIDDEN + LAYERS * HIDDEN * (HIDDEN + 2 * MIDDLE)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder whose weights are nothing but a header."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DESCRIPTION))
+    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in SHAPES.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def plan(model: Path, *words: str) -> Plan:
+    common = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16"]
+    return make_plan(resolve(None, ["grpo"], [*common, "publication.transport=broadcast", *words]))
+
+
+def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
+    found = plan(model, "placement.gpu_memory_gib=80")
+    assert found.figures["parameters"] == COUNT
+    actor = found.figures["memory"]["roles"]["actor"]
+    assert actor["parameters"] == 6 * COUNT
+    assert actor["total"] == found.figures["memory"]["peak"]
+    assert found.figures["memory"]["gpu"] == 80 << 30
+    publication = found.figures["publication"]
+    assert (publication["bytes"], publication["largest_tensor"]) == (2 * COUNT, 2 * VOCABULARY * HIDDEN)
+    assert publication["seconds"] == pytest.approx(2 * COUNT / memory.BYTES_PER_S["broadcast"])
+    assert json.loads(found.to_json())["memory"] == found.figures["memory"]
+    assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
+
+
+def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:
+    words = ["train_engine.logprob_chunk_tokens=1024", "train_engine.max_tokens_per_microbatch=16384"]
+    need = plan(model, *words, "placement.gpu_memory_gib=80").figures["memory"]["peak"] / 2**30
+    words.append(f"placement.gpu_memory_gib={0.8 * need}")
+    with pytest.raises(ConfigError) as raised:
+        plan(model, *words)
+    (problem,) = raised.value.problems
+    assert str(problem).startswith("train_engine: a rank needs")
+    told = str(problem).partition("to spare: ")[2].split("; or ")
+    assert [words.partition("=")[0].rpartition(".")[2] for words in told] == [
+        "max_tokens_per_microbatch",
+        "activation_checkpointing",
+    ]
+    for changes in told:
+        plan(model, *words, *changes.split())
+
+
+def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        plan(model, "placement.gpu_memory_gib=1.9", "train_engine.max_tokens_per_microbatch=1024")
+    assert "launcher.trainer_processes=" in str(raised.value.problems[0])
+    with pytest.raises(ConfigError, match="cannot start") as raised:
+        plan(model, "placement.gpu_memory_gib=0.01")
+    assert "none of fewer tokens at once, checkpointing and more ranks is enough" in str(raised.value.problems[0])
+
+
+def test_what_does_not_train_needs_no_memory_for_it(model: Path) -> None:
+    """`areal eval` asks for the same checks."""
+    words = ["model.source=null", f"model.path={model}", "placement.gpu_memory_gib=0.01"]
+    make_plan(resolve(None, ["grpo"], words), trains=False)
+
+
+def test_roles_stay_beside_the_one_that_computes(model: Path) -> None:
+    one = plan(model, "placement.gpu_memory_gib=80").figures["memory"]
+    words = ["algorithm.regularisers=[{type: grpo/reference_kl, coefficient: 0.1}]"]
+    two = plan(model, "placement.gpu_memory_gib=80", *words).figures["memory"]
+    assert set(two["roles"]) == {"actor", "reference"}
+    assert two["peak"] == one["peak"] + 2 * COUNT, "a frozen one has nothing but what it computes with"
+
+
+def test_without_a_gpu_nothing_is_refused_and_the_need_is_told(model: Path) -> None:
+    found = plan(model, "train_engine.max_tokens_per_microbatch=100000000")
+    assert found.figures["memory"]["gpu"] is None
+    assert "placement.gpu_memory_gib plans for GPUs elsewhere" in str(found)
+    assert found.figures["publication"]["seconds"] is None
+
+
+def test_in_turns_the_plan_says_what_is_left_to_servers(model: Path) -> None:
+    words = ["placement.gpu_memory_gib=80", "placement.generation=[0]", "placement.training=[0]"]
+    assert f"the trainer keeps {14 * COUNT / 2**30:.1f} GiB while servers generate" in str(plan(model, *words))
+
+
+def test_this_machines_gpus_count_where_the_config_names_none(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '40960\\n81920\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    common = ["model.source=null", f"model.path={model}"]
+    config: Any = resolve(None, ["grpo"], common).config
+    assert gpu_bytes_of(config) == 40 << 30, "the smallest"
+    chosen: Any = resolve(None, ["grpo"], [*common, "placement.training=[1]"]).config
+    assert gpu_bytes_of(chosen) == 80 << 30
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert gpu_bytes_of(config) is None
+
+
+def test_files_that_are_no_weights_are_told(model: Path) -> None:
+    assert {name: list(shape) for name, shape in read_shapes(model).items()} == SHAPES
+    (model / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    assert "model.safetensors is no safetensors file" in str(raised.value.problems)
