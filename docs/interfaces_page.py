@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PROTOCOLS: Final = {
     "train_engines": (
         interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work,
-        interfaces.OptimizerSettings, interfaces.ComparingEngine,
+        interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.SnapshotEngine,
     ),
     "inference_engines": (
         interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,

@@ -55,6 +55,7 @@ from areal_core.interfaces.training import (
     Follows,
     OptimizerSettings,
     Role,
+    SnapshotEngine,
     TrainEngine,
 )
 from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, WorkflowContext
@@ -103,6 +104,7 @@ __all__ = [
     "RolloutWorkflow",
     "RunningProcess",
     "SamplingParameters",
+    "SnapshotEngine",
     "Stage",
     "TensorDescription",
     "Tracker",

@@ -123,7 +123,7 @@ def test_other_roles(ranks, make_engine, program, batch):
 def test_updates_and_checkpoint_continue_bit_for_bit(ranks):
     _, results, _ = ranks
     for result in results:
-        assert result["third"] == result["third_again"]
+        assert result["third"] == result["third_again"] == result["third_from_snapshot"]
         assert_equal(result["parameters_again"], result["parameters"])
     assert_equal(results[0]["parameters"], results[1]["parameters"])
 
@@ -174,6 +174,17 @@ def test_checkpoint_of_one_loads_on_two_and_back(ranks, make_engine, program, ba
     assert int(engine._updates) == 2
     program.train(engine, batch)
     assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
+
+
+def test_a_snapshot_that_two_ranks_wrote_while_they_trained_is_their_checkpoint(ranks, make_engine, program):
+    """Loaded by one, after an update of the two that ran beside the writing."""
+    folder, _, _ = ranks
+    found = []
+    for name in ("checkpoint", "snapshot"):
+        engine = make_engine(temperature=0.7)
+        engine.load(folder / name)
+        found.append(program.parameters_of(engine))
+    assert_equal(*found)
 
 
 def test_export_of_two_ranks(ranks):

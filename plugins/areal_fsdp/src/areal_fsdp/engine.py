@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from areal_attention.kernels import choose_kernel
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
+from areal_fsdp import checkpoint
 from areal_fsdp.attention import Layout
-from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
 from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
@@ -27,7 +28,7 @@ from areal_fsdp.split import Split, join_group_of_one, rank_and_ranks
 from areal_fsdp.wide import compared_role, compared_roles, is_wide, topk_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
@@ -53,6 +54,7 @@ class FSDPEngine:
         self._updates = torch.zeros((), dtype=torch.int64)
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
+        self._snapshot: dict[str, Any] | None = None
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load, check and shard the model, and make the optimizer of a role that learns."""
@@ -296,23 +298,38 @@ class FSDPEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; collective."""
+        checkpoint.write_checkpoint(folder, self._state(), checkpoint.group_beside(dist.group.WORLD))
+
+    def snapshot_size(self) -> int:
+        """See `SnapshotEngine`; the memory of the first snapshot is kept for all others."""
+        return checkpoint.size_of(self._state()) if self._snapshot is None else 0
+
+    @torch.no_grad()
+    def snapshot(self) -> Callable[[Path], None]:
+        """See `SnapshotEngine`."""
+        self._snapshot = checkpoint.copy_to_host(self._state(), self._snapshot)
+        return partial(
+            checkpoint.write_checkpoint, state=self._snapshot, group=checkpoint.group_beside(dist.group.WORLD)
+        )
+
+    def _state(self) -> dict[str, Any]:
         self._ready()
-        write_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+        join_group_of_one(self._device)
+        return checkpoint.checkpoint_state(self._parameters, self._optimizer, self._updates)
 
     def load(self, folder: Path) -> None:
         """Restore a checkpoint; collective."""
-        self._ready()
-        read_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+        checkpoint.read_checkpoint(folder, self._state())
         if self._masters is not None:
             self._masters.publish()
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""
-        write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
+        checkpoint.write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
 
     def close(self) -> None:
         """Free model and optimizer; safe to call twice."""
-        self._module = self._optimizer = self._masters = None
+        self._module = self._optimizer = self._masters = self._snapshot = None
         self._parameters = {}
 
 
