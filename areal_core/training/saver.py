@@ -82,7 +82,7 @@ class Saver:
         section = self._section
         if section.every and step % section.every == 0:
             return True
-        if not section.every_s or self._written is not None:
+        if not section.every_s or self.is_writing:
             return False
         interval = max(section.every_s, self._waited_s / section.largest_share)
         return bool(agree(float(time.monotonic() - self._began >= interval)))
@@ -108,6 +108,11 @@ class Saver:
         if not is_asynchronous:
             self.finish()
         self._began = time.monotonic()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way."""
+        return self._written is not None
 
     def look(self) -> None:
         """Commit the checkpoint that was being written, where it is whole by now."""
