@@ -88,6 +88,11 @@ def require_room(what: str, folder: Path, size: int) -> None:
         raise refused(what, folder, f"it takes {size / 2**20:,.1f} MiB, and the disk is full")
 
 
+def wait_for_room(what: str, folder: Path, size: int, tell: Callable[[str], None]) -> None:
+    """Return when `size` bytes are free; raises as `patiently`, after as long a wait."""
+    patiently(lambda: require_room(what, folder, size), tell)
+
+
 def patiently(write: Callable[[], None], tell: Callable[[str], None]) -> None:
     """Write, again and again for a while where the disk refuses, and say so once.
 

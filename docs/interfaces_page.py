@@ -20,7 +20,7 @@ PROTOCOLS: Final = {
     "train_engines": (
         interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work,
         interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.MeasuringEngine,
-        interfaces.PlansMemory, interfaces.RankLoad, interfaces.Memory,
+        interfaces.SnapshotEngine, interfaces.PlansMemory, interfaces.RankLoad, interfaces.Memory,
     ),
     "inference_engines": (
         interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,

@@ -218,8 +218,10 @@ class CheckpointSection(Section):
     every_s: Seconds = Field(default=600.0, ge=0)
     """seconds between checkpoints; 0 leaves those by time out"""
     largest_share: float = Field(default=0.05, gt=0, le=1)
-    """share of the run's time that checkpoints by time may take; they come less often where they are slow"""
+    """share of the time that training may wait for checkpoints by time; they come less often where they are slow"""
     keep: int = Field(default=2, ge=1)
     """checkpoints that are kept, the newest ones"""
+    asynchronous: bool = True
+    """write them while training goes on, from a copy in host memory, where engine and memory allow it"""
     export: bool = True
     """write a Hugging Face folder at the end"""

@@ -57,6 +57,7 @@ from areal_core.interfaces.training import (
     MeasuringEngine,
     OptimizerSettings,
     Role,
+    SnapshotEngine,
     TrainEngine,
 )
 from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, WorkflowContext
@@ -109,6 +110,7 @@ __all__ = [
     "RolloutWorkflow",
     "RunningProcess",
     "SamplingParameters",
+    "SnapshotEngine",
     "Stage",
     "TensorDescription",
     "Tracker",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -170,3 +170,23 @@ class ComparingEngine(Protocol):
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
         """Called once, when every role has its engine: these, by role, its own among them."""
+
+
+@runtime_checkable
+class SnapshotEngine(Protocol):
+    """A `TrainEngine` whose checkpoints can be written while it goes on training.
+
+    Of other engines checkpoints are written by `save`, while training waits.
+    """
+
+    def snapshot_size(self) -> int:
+        """Bytes of host memory that this rank's next snapshot takes, beyond what former ones hold already."""
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy to host memory what `save` would write now; collective.
+
+        Returns:
+            Writes the copy below a folder, for `load`, whatever was trained meanwhile. It is called in another thread
+            on all ranks, while this one trains: collective, but never on a group that training uses. It is not called
+            any more once the next snapshot is asked for, which may take the memory of this one.
+        """

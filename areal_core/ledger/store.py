@@ -195,7 +195,7 @@ class Ledger:
     # Commit and resume.
 
     def commit(self, step: int, checkpoint: Path, position: int) -> None:
-        """`step` steps are in the checkpoint, and the next group to issue is `position`: the commit point.
+        """`step` steps are in the checkpoint, and no group from `position` on is older than it: the commit point.
 
         Only then are files removed that nothing rests on any more, former epochs' among them.
 

@@ -93,6 +93,7 @@ class RolloutController:
         self.is_sending: Callable[[], bool] = lambda: False
         self._tally = Tally()
         self._next_number = 0
+        self._positions = {0: 0}  # by batches trained, the first group under the weights that they made
         self._reissue: list[int] = []
         self._open: set[int] = set()  # issued, and its fate not known yet
         self._buffer = GroupBuffer(ledger)
@@ -200,6 +201,7 @@ class RolloutController:
 
     async def publish(self, update: WeightUpdate, trained: int) -> None:
         """Change the engine's weights under the requests in flight; `trained` batches went into them."""
+        self._positions[trained] = self._next_number
         await self._buffer.durably(lambda: self._ledger.published(update.version, trained))
         self._published[update.version] = trained
         await self._engine.update_weights(update)
@@ -209,15 +211,18 @@ class RolloutController:
 
     async def keep_weights(self, trained: int) -> None:
         """The engine's weights are still those of the trainer after `trained` batches: nothing grows stale by them."""
+        self._positions[trained] = self._next_number
         await self._buffer.durably(lambda: self._ledger.published(self.version, trained))
         self._published[self.version] = trained
         self.counts.trained = trained
         self._admit()
 
-    async def commit(self, step: int, checkpoint: Path) -> None:
-        """A checkpoint of `step` trained batches is complete in a folder."""
+    async def commit(self, step: int, folder: Path) -> None:
+        """A checkpoint of `step` trained batches is complete in `folder`; more may have been trained meanwhile."""
         await self._buffer.durably(self._buffer.flush)
-        await self._buffer.durably(lambda: self._ledger.commit(step, checkpoint, self._next_number))
+        # Where those weights have not come here yet, no group is theirs.
+        position = self._positions.get(step, self._next_number)
+        await self._buffer.durably(lambda: self._ledger.commit(step, folder, position))
 
     # Groups.
 
@@ -236,14 +241,10 @@ class RolloutController:
 
     def _admit_few(self) -> None:
         size, started = self.section.group_size, 0
-        if self.is_sending():
-            return
-        while started < EPISODES_AT_ONCE and self._may_admit():
+        while not self.is_sending() and started < EPISODES_AT_ONCE and self._may_admit():
             started += size
-            if self._reissue:
-                number = self._reissue.pop(0)
-            else:
-                number, self._next_number = self._next_number, self._next_number + 1
+            number = self._reissue.pop(0) if self._reissue else self._next_number
+            self._next_number = max(self._next_number, number + 1)
             occurrence = self._sampler[number]
             self._ledger.issued(number, *occurrence)
             self._open.add(number)

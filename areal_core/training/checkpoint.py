@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from areal_core.data.digest import chain_digests, group_digests
 from areal_core.disk import changed_files, file_sizes, replacing_folder, sync_names
 from areal_core.errors import RunError
-from areal_core.training.distribution import wait_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from areal_core.data.batch import PackedBatch
@@ -59,8 +58,18 @@ class Witness:
         groups = [(ids[a], range(a, b)) for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
         self.steps.append(sorted(group_digests(batch, groups).items()))
 
-    def fold(self) -> None:
-        """A checkpoint holds all this: what is kept of it does not grow with the run."""
+    def hand_over(self) -> Witness:
+        """All of it as it is now, for a checkpoint; what is kept here does not grow with the run.
+
+        Raises:
+            RunError: the algorithm keeps something in its state that is no tensor.
+        """
+        state = {name: _own(name, value) for name, value in self.state.items()}
+        handed = replace(self, steps=[*self.steps], state=state)
+        self._fold()
+        return handed
+
+    def _fold(self) -> None:
         for groups in self.steps:
             self.before = chain_digests(self.before, groups)
         self.first += len(self.steps)
@@ -84,14 +93,21 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
     return Witness(state["before"], state["first"], steps, best, state["unevaluated"], own)
 
 
-def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEngine], witness: Witness) -> Path:
+def write_checkpoint(
+    checkpoints: Path,
+    step: int,
+    writers: Mapping[str, Callable[[Path], None]],
+    witness: Witness,
+    wait_for_all: Callable[[], None],
+) -> Path:
     """Write parameters and optimizer of every role, and what the trainer saw; collective. The caller commits it.
 
     Args:
         checkpoints: the folder of all of them.
         step: batches that were trained on.
-        engines: those that learn or follow, by role.
-        witness: of the trainer.
+        writers: of each engine that learns or follows, by role: `save`, or what its snapshot gave.
+        witness: as it was handed over after that step.
+        wait_for_all: returns when every rank has come there.
 
     Returns:
         The checkpoint's folder, whole and synced.
@@ -103,15 +119,15 @@ def write_checkpoint(checkpoints: Path, step: int, engines: Mapping[str, TrainEn
     target = checkpoints / f"step-{step:06d}"
     with replacing_folder("a checkpoint", target, swaps=is_first) as folder:
         if is_first:
-            for role in engines:
+            for role in writers:
                 (folder / role).mkdir(parents=True)
         wait_for_all()
-        for role, engine in engines.items():
-            engine.save(folder / role)
+        for role, write in writers.items():
+            write(folder / role)
         wait_for_all()
         if is_first:
             best = witness.best if math.isfinite(witness.best) else None
-            save_file({name: _own(name, value) for name, value in witness.state.items()}, folder / ALGORITHM_FILE)
+            save_file(witness.state, folder / ALGORITHM_FILE)
             seen = asdict(replace(witness, state={}))
             state = {**seen, "step": step, "best": best, "files": file_sizes(folder)}
             (folder / STATE_FILE).write_text(json.dumps(state))

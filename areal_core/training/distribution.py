@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,9 @@ from areal_core.errors import RunError
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PATIENCE = timedelta(days=365)
 """Rank 0 may wait for rollouts or an evaluation for as long as it likes. That it lives the supervisor knows, and ends
 all ranks where it does not: a clock in a collective would end runs that are merely slow."""
@@ -24,6 +28,10 @@ all ranks where it does not: a clock in a collective would end runs that are mer
 @cache
 def _patient(_: object) -> dist.ProcessGroup:
     """The group in which ranks wait for rank 0; one for each group of all ranks."""
+    return _new_group()
+
+
+def _new_group() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(group, dist.ProcessGroup)
     return group
@@ -51,6 +59,19 @@ def agree(value: float) -> float:
     if dist.get_world_size() > 1:
         dist.broadcast(shared, 0, group=_patient(dist.group.WORLD))
     return float(shared)
+
+
+def add_up(value: float) -> float:
+    """The sum of all ranks' values, on every rank."""
+    total = torch.tensor([value], dtype=torch.float64)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(total, group=_patient(dist.group.WORLD))
+    return float(total)
+
+
+def own_barrier() -> Callable[[], None]:
+    """A `wait_for_all` for one thread of each rank, that nothing which the other threads do disturbs; collective."""
+    return partial(dist.barrier, group=_new_group()) if dist.get_world_size() > 1 else lambda: None
 
 
 def wait_for_all() -> None:

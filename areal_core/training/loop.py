@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import time
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.disk import DiskError, patiently, replacing_folder, require_room, settle_folder, tree_size
+from areal_core.disk import DiskError, replacing_folder, settle_folder, tree_size, wait_for_room
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
-from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
+from areal_core.training.checkpoint import Witness
 from areal_core.training.distribution import agree, distribute
+from areal_core.training.saver import Saver
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
@@ -63,16 +62,15 @@ class Trainer:
         self._learner = learner
         self._publication = publication
         self._run_dir = run_dir
-        self._checkpoints = checkpoints
         self._source = source
         self._journal = journal
+        self._saver = Saver(
+            config.checkpoint, run_dir, checkpoints, learner.changing, source, journal, self._phase, self._tell
+        )
         self._step = 0
-        self._committed = 0
         self._version = 0
         self._witness = Witness()
-        self._saved_at = time.monotonic()
-        self._save_s = 0.0
-        self._sizes: dict[str, int] = {}
+        self._model_size = 0  # bytes of the last one that was exported
         self._failure: RunError | None = None
 
     def run(self, step: int, version: int, witness: Witness) -> bool:
@@ -90,7 +88,7 @@ class Trainer:
             RunError: a part of the run failed, or gradients stayed non-finite. Where only the rollouts did, a
                 checkpoint was committed before.
         """
-        self._step = self._committed = step
+        self._step = self._saver.latest = step
         self._witness = witness
         self._witness.best = max(witness.best, agree(self._best_score()))
         try:
@@ -109,11 +107,17 @@ class Trainer:
                 metrics |= self._publish()
                 self._look_after(metrics)
         except Interrupted:
-            self._checkpoint()
+            self._saver.save(self._step, self._witness, is_last=True)
             if self._failure is not None:
                 raise self._failure from None
             return False
-        self._checkpoint()
+        except (ChannelClosed, DiskError):
+            raise
+        except Exception:
+            with suppress(RunError):
+                self._saver.finish()  # what was sound when it was taken is kept
+            raise
+        self._saver.save(self._step, self._witness, is_last=True)
         if self._config.checkpoint.export:
             self._export("model")
         return True
@@ -175,13 +179,14 @@ class Trainer:
 
     def _look_after(self, metrics: dict[str, float]) -> None:
         """Evaluate, write the step's metrics, checkpoint: each where it is due. Generation goes on meanwhile."""
-        evaluation, every = self._config.evaluation, self._config.checkpoint.every
+        self._saver.look()
+        evaluation = self._config.evaluation
         is_last = self._step == self._config.steps
         if evaluation is not None and (self._step % evaluation.every == 0 or is_last):
             self._witness.unevaluated = metrics
         self._finish_step(metrics)
-        if (every and self._step % every == 0) or self._is_time_for_a_checkpoint():
-            self._checkpoint()
+        if self._saver.is_due(self._step):
+            self._saver.save(self._step, self._witness, is_last=is_last)
 
     def _finish_step(self, metrics: dict[str, float]) -> None:
         """Make the evaluation that the step still owes, and write its metrics. What is interrupted here is in the
@@ -191,14 +196,6 @@ class Trainer:
             self._witness.unevaluated = None
         if self._journal is not None:
             self._journal.finish_step(self._step, metrics)
-
-    def _is_time_for_a_checkpoint(self) -> bool:
-        """Whether the last one is so long ago as the config says, and the next one will not take too large a share."""
-        section = self._config.checkpoint
-        if not section.every_s:
-            return False
-        interval = max(section.every_s, self._save_s / section.largest_share)
-        return bool(agree(float(time.monotonic() - self._saved_at >= interval)))
 
     def _evaluate(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -224,11 +221,12 @@ class Trainer:
     def _export(self, name: str, score: Mapping[str, float] | None = None) -> None:
         """Write a Hugging Face folder below the run's, and its score with it, which a resume must not forget."""
         is_first = self._journal is not None
-        self._wait_for_room("a model")
+        if is_first:  # before all ranks write together, for they cannot try again one by one
+            wait_for_room("a model", self._run_dir, self._model_size, self._tell)
         with replacing_folder(f"the model of step {self._step}", self._run_dir / name, swaps=is_first) as folder:
             self._learner.policy.export(folder)
             if is_first:
-                self._sizes["a model"] = tree_size(folder)
+                self._model_size = tree_size(folder)
                 if score is not None:
                     (folder / SCORE_FILE).write_text(json.dumps(score))
 
@@ -243,30 +241,6 @@ class Trainer:
             except (OSError, ValueError, LookupError, TypeError) as error:
                 self._tell(f"the score in {path} cannot be read and counts as none: {error!r}")
         return -math.inf
-
-    def _checkpoint(self) -> None:
-        if self._step == self._committed and self._step:
-            return
-        began = time.monotonic()
-        with self._phase("checkpoint"):
-            self._wait_for_room("a checkpoint")
-            folder = write_checkpoint(self._checkpoints, self._step, self._learner.changing, self._witness)
-            self._committed = self._step
-            self._sizes["a checkpoint"] = tree_size(folder)
-            if self._source is not None:
-                commit = partial(self._source.commit, self._step, folder)
-                patiently(commit, self._tell)
-                prune_checkpoints(self._run_dir, self._config.checkpoint.keep, folder)
-            self._witness.fold()
-            if self._journal is not None:
-                self._journal.checkpoint_saved(self._step, folder)
-        self._saved_at = time.monotonic()
-        self._save_s = self._saved_at - began
-
-    def _wait_for_room(self, what: str) -> None:
-        """Before all ranks write together, for they cannot try again one by one; as much as it took the last time."""
-        if self._journal is not None:
-            patiently(partial(require_room, what, self._run_dir, self._sizes.get(what, 0)), self._tell)
 
     def _tell(self, line: str) -> None:
         """A line for the user, on the rank that has a journal."""

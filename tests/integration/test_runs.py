@@ -141,6 +141,67 @@ def test_killed_at_any_moment_nothing_is_lost(workplace: Workplace, deterministi
         assert workplace.weights("run") == workplace.weights("whole")
 
 
+HELD = """\
+import time
+from pathlib import Path
+
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+
+class Held(FSDPEngine):
+    '''Writes the snapshot of a step once a file named like its checkpoint lies in a folder.'''
+
+    def __init__(self, learning_rate: float, gates: str) -> None:
+        super().__init__(FSDPConfig(learning_rate=learning_rate))
+        self._gates = Path(gates)
+
+    def snapshot(self):
+        write = super().snapshot()
+
+        def held(folder):
+            while not (self._gates / folder.parent.name.removeprefix(".").removesuffix(".new")).exists():
+                time.sleep(0.01)
+            write(folder)
+
+        return held
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, LONG(2)])
+def test_killed_while_a_checkpoint_is_on_its_way(workplace: Workplace, ranks: int) -> None:
+    """SIGKILL with steps trained behind a checkpoint that is not whole, then behind one that was committed late: the
+    audits are clean, and a resume goes on from the committed one to the parameters of a run that nobody killed."""
+    (workplace.folder / "held.py").write_text(HELD)
+    (gates := workplace.folder / "gates").mkdir()
+    words = ["steps=10", "checkpoint.every=4", "deterministic=true", "rollout.max_staleness=0",
+             f"launcher.trainer_processes={ranks}"]  # fmt: skip
+    held = ["train_engine.type=held.py:Held", "train_engine.learning_rate=1e-2", f"train_engine.gates={gates}"]
+    command = ["run", "run.yaml", "run_dir=run", *words, *held]
+    for opened, goal, committed in ((), 6, 0), (("step-000004",), 9, 4):
+        process = workplace.start(*command)
+        workplace.wait_for(lambda: len(workplace.metrics()) >= 5, process)
+        for name in opened:
+            (gates / name).touch()
+        workplace.wait_for(lambda goal=goal: len(workplace.metrics()) >= goal, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        deadline = time.monotonic() + HANG_S
+        while processes_of(workplace.folder / "run") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        audit = workplace.areal("audit", "run", "--json")
+        assert audit.code == 0, audit.out
+        assert json.loads(audit.out)["committed_step"] == committed
+        command = ["run", "--resume", "run", "--allow-changed-plugins"]
+    (gates / "step-000008").touch()
+    done = workplace.areal(*command)
+    assert done.code == 0, done.err
+    assert workplace.areal("audit", "run").code == 0
+    whole = workplace.areal("run", "run.yaml", "run_dir=whole", *words)
+    assert whole.code == 0, whole.err
+    assert workplace.weights("run") == workplace.weights("whole")
+
+
 def test_two_ranks_train_like_one(workplace: Workplace) -> None:
     """Deterministic and synchronous, so that both see the same data: two gloo ranks end where one does."""
     words = ["run", "run.yaml", "deterministic=true", "rollout.max_staleness=0", "steps=2"]

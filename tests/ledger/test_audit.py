@@ -28,7 +28,7 @@ def run_dir(tmp_path: Path, batch_of: Any) -> Path:
         ledger.consumed([number], number)
         witness.see(batch)
         if number == 1:
-            witness.fold()
+            witness.hand_over()
     checkpoint = tmp_path / "epochs/000001/checkpoints/step-000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "actor").mkdir()

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from areal_core.data import PackedBatch, PromptGroup, Trajectory
 from areal_core.ledger.store import Ledger
 from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
+from areal_core.training.distribution import wait_for_all
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 run = Path(sys.argv[1]) / "run"
@@ -48,7 +49,8 @@ def steps(ledger, epoch, first, last):
         finish(ledger, [2 * step, 2 * step + 1])
         ledger.consumed([2 * step], step)
         ledger.published(step + 1, step + 1)
-        folder = write_checkpoint(run / f"epochs/{epoch:06d}/checkpoints", step + 1, {"actor": Engine()}, Witness())
+        checkpoints, writers = run / f"epochs/{epoch:06d}/checkpoints", {"actor": Engine().save}
+        folder = write_checkpoint(checkpoints, step + 1, writers, Witness(), wait_for_all)
         ledger.commit(step + 1, folder, 2 * step + 2)
         prune_checkpoints(run, 1, folder)
         (Path(sys.argv[1]) / f"committed-{step + 1}").mkdir()

@@ -341,3 +341,27 @@ def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Bu
     asyncio.run(asyncio.wait_for(run(), 60))
     (problem,) = audited(tmp_path)
     assert "nobody knows what became of them" in problem
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_late_commit_says_where_its_own_step_stood(tmp_path: Path, build: Build, is_late: bool) -> None:
+    """More has been trained, and generated, while the checkpoint was written: a resume that discards what came after
+    it begins with the first group under its own weights."""
+
+    async def run() -> int:
+        controller, _ = build(tmp_path, engine=FakeEngine(), max_staleness=0)
+        controller.start()
+        for step in range(3):
+            await controller.next_batch(step)
+            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            if not is_late and step == 0:
+                break
+        await controller.next_batch(step + 1)
+        await controller.commit(1, tmp_path / "step-1")
+        await controller.close()
+        again, ledger = build(tmp_path, engine=FakeEngine(), max_staleness=0)
+        again.restore(discard=True)
+        ledger.close()
+        return again._next_number
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == 4

@@ -195,6 +195,41 @@ class RandomStateNotRestored(FSDPEngine):
         torch.set_rng_state(state)
 
 
+class SnapshotThatSharesMemory(FSDPEngine):
+    """Nothing is copied: what is written is what the engine has by then."""
+
+    def snapshot(self):
+        return self.save
+
+
+class SnapshotOfTheFirstTime(FSDPEngine):
+    """The memory of the first snapshot is kept, and what is in it too."""
+
+    def snapshot(self):
+        self._taken = getattr(self, "_taken", None) or super().snapshot()
+        return self._taken
+
+
+class SnapshotWithoutTheOptimizer(FSDPEngine):
+    """Only the parameters are copied."""
+
+    def snapshot(self):
+        write = super().snapshot()
+        self._snapshot["optimizer"] = self._state()["optimizer"]
+        return write
+
+
+class SnapshotWithALaterRandomState(FSDPEngine):
+    def snapshot(self):
+        super().snapshot()
+        return lambda folder: write_checkpoint(folder, {**self._snapshot, "random": self._state()["random"]})
+
+
+class SnapshotThatTakesNothing(FSDPEngine):
+    def snapshot_size(self):
+        return 0
+
+
 class ExportWithoutTheLastUpdate(OneWork):
     def train_one(self, batch, loss, outputs):
         self._stale = [(name, tensor.clone()) for name, tensor in self.named_full_parameters()]
@@ -353,12 +388,9 @@ DIVERGENCE = "test_a_divergence_is_of_two_whole_distributions"
 WORKS = "test_several_works_are_one_update"
 REFERENCE = "test_a_reference_never_learns"
 CHECKPOINT = "test_a_checkpoint_continues_bit_for_bit"
+SNAPSHOT = "test_a_snapshot_is_of_its_moment"
 MUTANTS = [
-    (
-        MomentumWithoutAToken,
-        "test_an_update_in_which_no_token_counts_changes_nothing",
-        "no token counts moved",
-    ),
+    (MomentumWithoutAToken, "test_an_update_in_which_no_token_counts_changes_nothing", "no token counts moved"),
     (ComparedTheWrongWayRound, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (ComparedWithoutAGradient, DIVERGENCE, "the gradient's norm is"),
     (ComparedTheOtherWayUp, "test_a_divergence_falls_where_it_is_learnt", "the divergence went from"),
@@ -384,6 +416,11 @@ MUTANTS = [
     (GradientNotCleared, "test_each_update_has_its_own_gradient", "of equal updates"),
     (OptimizerStateNotSaved, CHECKPOINT, "is the optimizer's state saved"),
     (RandomStateNotRestored, CHECKPOINT, "random state was not restored"),
+    (SnapshotThatSharesMemory, SNAPSHOT, "snapshot 1 after further training"),
+    (SnapshotOfTheFirstTime, SNAPSHOT, "snapshot 2 after further training"),
+    (SnapshotWithoutTheOptimizer, SNAPSHOT, "snapshot 1: goes on with"),
+    (SnapshotWithALaterRandomState, SNAPSHOT, "snapshot 1: the random state is another one"),
+    (SnapshotThatTakesNothing, "test_a_snapshot_says_what_memory_it_takes", "is said to take 0 bytes"),
     (ExportWithoutTheLastUpdate, "test_an_export_is_the_model_after_the_last_update", "export differs"),
     (ReferenceThatLearns, REFERENCE, "a frozen role has learnt"),
     (ReferenceThatPretendsToLearn, REFERENCE, "said nothing"),

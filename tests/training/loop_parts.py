@@ -19,7 +19,7 @@ from areal_core.training.loop import Trainer
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -155,11 +155,17 @@ def config(steps: int = 3, **changes: Any) -> Any:
 
 
 def train(
-    folder: Path, parts: Any, settings: Any, step: int = 0, witness: Witness | None = None, **others: Role
+    folder: Path,
+    parts: Any,
+    settings: Any,
+    step: int = 0,
+    witness: Witness | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    **others: Role,
 ) -> bool:
     folder.mkdir(exist_ok=True)
     written = step - (witness is not None and witness.unevaluated is not None)
-    journal = Journal(folder / "metrics.jsonl", written, phase=lambda _: nullcontext())
+    journal = Journal(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), tell=tell)
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)

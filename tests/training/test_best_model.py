@@ -6,10 +6,12 @@ import errno
 import json
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.config.sections import CheckpointSection
 from areal_core.disk import DiskError
 from areal_core.interfaces import ACTOR
 from areal_core.training.journal import Journal
@@ -18,6 +20,9 @@ from areal_core.training.loop import Trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class Engine:
@@ -37,9 +42,10 @@ def trainer(run_dir: Path, weights: str = "", told: list[str] | None = None) -> 
     tell = (told if told is not None else []).append
     journal = Journal(run_dir / "metrics.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)
     nothing: Any = None
+    config: Any = SimpleNamespace(checkpoint=CheckpointSection())
     engine: Any = Engine(weights)
     learner = Learner(nothing, nothing, {"actor": ACTOR}, {"actor": engine})
-    return Trainer(nothing, learner, None, run_dir, run_dir / "checkpoints", None, journal)
+    return Trainer(config, learner, None, run_dir, run_dir / "checkpoints", None, journal)
 
 
 def files(folder: Path) -> dict[str, str]:

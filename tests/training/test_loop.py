@@ -158,7 +158,7 @@ def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
 ) -> None:
     """A clock of which a batch takes 10 s and a checkpoint 4 s."""
     now = [0.0]
-    monkeypatch.setattr("areal_core.training.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("areal_core.training.saver.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Timed(Parts):
         def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
@@ -235,7 +235,7 @@ def test_a_checkpoint_waits_for_as_much_room_as_the_last_one_took(
             if len(asked) == 2:
                 raise DiskError("no room")
 
-    monkeypatch.setattr("areal_core.training.loop.require_room", require_room)
+    monkeypatch.setattr("areal_core.disk.require_room", require_room)
     parts = Parts()
     assert train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)))
     assert parts.committed == [(1, "step-000001"), (2, "step-000002")]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, REFERENCE
+from areal_core.interfaces import CRITIC, REFERENCE, SnapshotEngine
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
 from areal_core.testing.conformance.training_session import (
     OUTPUTS,
@@ -61,6 +62,37 @@ class CheckpointsAndRoles(TrainingSession):
             again = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
             same_tensors(parameters_of(engine), wanted, "two updates after load (is the optimizer's state saved?)")
             assert again == first, f"metrics after load are {again[0]}, without a stop {first[0]}"
+
+    def test_a_snapshot_is_of_its_moment(self, tmp_path: Path) -> None:
+        """What is written later, in another thread and after further training, goes on from where it was taken; twice,
+        as the second may take the memory of the first."""
+        model, batch = make_model(tmp_path / "model"), make_training_batch()
+        with self.engine(model) as engine:
+            if not isinstance(engine, SnapshotEngine):
+                pytest.skip("the engine makes no snapshots")
+            for number in range(2):
+                train(engine, batch, policy_loss, OUTPUTS)
+                write = engine.snapshot()
+                saved, noise = parameters_of(engine), torch.rand(4)
+                wanted = [train(engine, batch, policy_loss, OUTPUTS) for _ in range(2)]
+                last = parameters_of(engine)
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(write, tmp_path / str(number)).result()
+                same_tensors(parameters_of(engine), last, "writing a snapshot has changed the engine")
+                with self.engine(model) as other:
+                    other.load(tmp_path / str(number))
+                    same_tensors(parameters_of(other), saved, f"snapshot {number + 1} after further training")
+                    assert torch.equal(torch.rand(4), noise), f"snapshot {number + 1}: the random state is another one"
+                    again = [train(other, batch, policy_loss, OUTPUTS) for _ in range(2)]
+                    assert again == wanted, f"snapshot {number + 1}: goes on with {again[0]}, not with {wanted[0]}"
+
+    def test_a_snapshot_says_what_memory_it_takes(self, tmp_path: Path) -> None:
+        """At least that of the parameters, unless a former one has it already."""
+        with self.engine(make_model(tmp_path / "model")) as engine:
+            if not isinstance(engine, SnapshotEngine):
+                pytest.skip("the engine makes no snapshots")
+            least, size = sum(value.nbytes for value in parameters_of(engine).values()), engine.snapshot_size()
+            assert size >= least, f"a snapshot is said to take {size} bytes, the parameters alone are {least}"
 
     def test_a_checkpoint_that_is_not_there(self, tmp_path: Path) -> None:
         """Is an error, not a fresh start."""

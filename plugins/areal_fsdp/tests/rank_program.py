@@ -5,6 +5,7 @@ Rank r writes `rank{r}.pt` into FOLDER: gradients, metrics, outputs, parameters,
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -150,11 +151,17 @@ def main():
     results["idle_outputs"] = engine.forward(batch.select([1]), OUTPUTS)
     results["steps"] = [train(engine, batch) for _ in range(2)]
     engine.save(Path(folder) / "checkpoint")
-    results["third"] = train(engine, batch)
+    write = engine.snapshot()
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write, Path(folder) / "snapshot")
+        results["third"] = train(engine, batch)
+        writing.result()
     results["parameters"] = parameters_of(engine)
     engine.load(Path(folder) / "checkpoint")
     results["third_again"] = train(engine, batch)
     results["parameters_again"] = parameters_of(engine)
+    engine.load(Path(folder) / "snapshot")
+    results["third_from_snapshot"] = train(engine, batch)
     results["poisoned"] = train(engine, batch, lambda b, o: LossResult(o["logprobs"].sum() * torch.nan))
     results["parameters_unpoisoned"] = parameters_of(engine)
     engine.export(Path(folder) / "export")

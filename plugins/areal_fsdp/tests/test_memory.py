@@ -47,8 +47,6 @@ LARGE = qwen2(152_064, 3584, 18_944, 28, 4, tied=False)
         (SMALL, 1, 8, True, 40),
         (SMALL, 2, 1, False, 82),
         (SMALL, 4, 1, False, 78),
-        (SMALL, 4, 4, False, 83),
-        (SMALL, 4, 1, True, 21),
         (LARGE, 4, 1, True, 48),
     ],
 )

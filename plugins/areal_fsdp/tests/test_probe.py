@@ -16,7 +16,6 @@ class MadeUp:
 
     head_name = ""
     temperature = 1.0
-    for_graphs = False
 
     def __init__(self, largest, rounding=0.0, factor=1.0):
         text = SimpleNamespace(model_type="made-up", vocab_size=VOCABULARY, max_position_embeddings=64)
@@ -27,6 +26,9 @@ class MadeUp:
 
     def unpacked(self, sequence):
         return self._logits[sequence]
+
+    def layout(self, lengths, device):
+        return None
 
     def __call__(self, ids, layout, targets, outputs):
         logits = (self._logits * self._off)[ids]

@@ -146,7 +146,7 @@ def test_other_roles(ranks, alone, program, batch):
 def test_updates_and_checkpoint_continue_bit_for_bit(ranks):
     _, results, _ = ranks
     for result in results:
-        assert result["third"] == result["third_again"]
+        assert result["third"] == result["third_again"] == result["third_from_snapshot"]
         assert_equal(result["parameters_again"], result["parameters"])
     for result in results[1:]:
         assert_equal(results[0]["parameters"], result["parameters"])
@@ -198,6 +198,17 @@ def test_checkpoint_of_one_loads_on_several_and_back(ranks, alone, program, batc
     assert int(engine._updates) == 2
     program.train(engine, batch)
     assert_close(program.parameters_of(engine), results[0]["parameters"], 2e-5)
+
+
+def test_a_snapshot_that_ranks_wrote_while_they_trained_is_their_checkpoint(ranks, alone, program):
+    """Loaded by one, after an update of them that ran beside the writing."""
+    folder, _, _ = ranks
+    found = []
+    for name in ("checkpoint", "snapshot"):
+        engine = alone(temperature=0.7)
+        engine.load(folder / name)
+        found.append(program.parameters_of(engine))
+    assert_equal(*found)
 
 
 def test_export_of_several_ranks(ranks):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AutoTokenizer
 
 from areal_core.errors import RunError
@@ -29,35 +31,64 @@ if TYPE_CHECKING:
 def checkpoint_state(
     parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer | None, updates: torch.Tensor
 ) -> dict[str, Any]:
-    """Everything that a resumed engine needs, as tensors that share memory with the engine's own.
+    """Everything that a resumed engine needs, as tensors that share memory with the engine's own; and this rank's
+    random state, by its number.
 
     Args:
         parameters: by name, plain or sharded.
         optimizer: None for a frozen role.
         updates: [] int64, how many were applied: the state of the schedule.
     """
-    state: dict[str, Any] = {"parameters": dict(parameters), "updates": updates}
+    random = {str(rank_and_ranks()[0]): _random_state()}
+    state: dict[str, Any] = {"parameters": dict(parameters), "updates": updates, "random": random}
     if optimizer is not None:
         state["optimizer"] = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
     return state
 
 
-def write_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write `state` and each rank's random state; collective.
+def copy_to_host(state: dict[str, Any], former: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of this rank's part of `state`, pinned where there is a GPU; in the memory of `former`, if not None."""
+    if former is None:
+        former = tree_map(lambda value: value.to("cpu", copy=True, non_blocking=True), state)
+    else:
+        tree_map(lambda held, value: held.copy_(value, non_blocking=True), former, state)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return former
+
+
+def size_of(state: dict[str, Any]) -> int:
+    """Bytes of this rank's part of `state`."""
+    return sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in tree_leaves(state))
+
+
+@cache
+def group_beside(ranks: object) -> Any:
+    """A group in which nobody but the threads that write checkpoints meet; collective the first time.
+
+    Disks are slow: who waits for a checkpoint has a clock, and no other one shall end it earlier.
+
+    Args:
+        ranks: the group of all.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(days=365))
+
+
+def write_checkpoint(folder: Path, state: dict[str, Any], group: Any = None) -> None:
+    """Write `state`; collective in `group`, None for that of all ranks.
 
     Raises:
         RunError: the folder cannot be written.
     """
-    rank, _ = rank_and_ranks()
     try:
-        with _alone() as alone:
-            save({**state, "random": {str(rank): _random_state()}}, checkpoint_id=folder, no_dist=alone)
+        # Ahead of its writing it would copy on a stream of the thread's device, which need not be the rank's.
+        save(state, storage_writer=FileSystemWriter(folder, per_thread_copy_ahead=0), process_group=group)
     except (CheckpointException, OSError) as error:
         raise RunError(f"the checkpoint '{folder}' cannot be written: {error}") from error
 
 
 def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Fill the tensors of `state` and set the random state; collective.
+    """Fill the tensors of `state` and set this rank's random state; collective.
 
     A rank that the checkpoint does not know, because there were fewer, keeps its random state.
 
@@ -67,10 +98,10 @@ def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     rank, _ = rank_and_ranks()
     try:
         known = FileSystemReader(folder).read_metadata().state_dict_metadata
-        random = _random_state()
-        whole = {**state, "random": {str(rank): random}} if f"random.{rank}.cpu" in known else state
-        with _alone() as alone:
-            load(whole, checkpoint_id=folder, no_dist=alone)
+        random = state["random"][str(rank)]
+        if f"random.{rank}.cpu" not in known:
+            del state["random"]
+        load(state, checkpoint_id=folder)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise RunError(
             f"the checkpoint '{folder}' cannot be loaded: {error}",
@@ -79,14 +110,6 @@ def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     torch.set_rng_state(random["cpu"])
     if "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"])
-
-
-@contextmanager
-def _alone() -> Iterator[bool]:
-    """Whether there is no process group, which PyTorch would warn of each time."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield not dist.is_initialized()
 
 
 def _random_state() -> dict[str, torch.Tensor]:

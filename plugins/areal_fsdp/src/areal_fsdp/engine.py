@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from areal_attention.kernels import choose_kernel
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
-from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
+from areal_fsdp import checkpoint
 from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
@@ -23,14 +24,14 @@ from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer
 from areal_fsdp.probe import check_module
 from areal_fsdp.profiling import profiled
 from areal_fsdp.ranks import join_group_of_one, rank_and_ranks
-from areal_fsdp.wide import compared_role, compared_roles, is_wide, topk_of
+from areal_fsdp.wide import check_outputs, compared_roles, is_wide
 from areal_parallel.mesh import Ranks, place_ranks
 from areal_planning.decoder import Decoder
 from areal_planning.meter import Meter, peak_flops
 from areal_planning.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from areal_attention.hugging_face import Layout
@@ -63,6 +64,7 @@ class FSDPEngine:
         self._tried = 0  # updates in this process
         self._others: Mapping[str, TrainEngine] = {}
         self._meter = Meter(None, 1)
+        self._snapshot: dict[str, Any] | None = None
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load, check and shard the model, and make the optimizer of a role that learns."""
@@ -307,20 +309,7 @@ class FSDPEngine:
         return other
 
     def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
-        """Raises: RunError: there is an output that this role does not compute, or one that is too wide to move."""
-        known = ["values"] if self._role.head == "scalar" else ["logprobs", "entropy"]
-        wide = ["hidden"] if self._role.head == "scalar" else ["hidden", "topk:K", "divergence:ROLE:BETA"]
-        vocabulary = self._ready().model.config.get_text_config().vocab_size
-        for name in outputs:
-            computed = name in known or (is_wide(name) and (name == "hidden" or self._role.head == "vocabulary"))
-            if not computed:
-                raise RunError(
-                    f"an engine in the role '{self._role.name}' computes {', '.join(known + wide)}, not '{name}'"
-                )
-            if (topk_of(name) or 0) > vocabulary:
-                raise RunError(f"'{name}' asks for more tokens than the {vocabulary} of the vocabulary")
-            if narrow and is_wide(name) and compared_role(name) is None:
-                raise RunError(f"'{name}' has more than one number a token: only a loss may ask for it, in `train`")
+        check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)
 
     def _ready(self) -> RoleModule:
         if self._module is None:
@@ -349,23 +338,38 @@ class FSDPEngine:
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; collective."""
+        checkpoint.write_checkpoint(folder, self._state(), checkpoint.group_beside(dist.group.WORLD))
+
+    def snapshot_size(self) -> int:
+        """See `SnapshotEngine`; the memory of the first snapshot is kept for all others."""
+        return checkpoint.size_of(self._state()) if self._snapshot is None else 0
+
+    @torch.no_grad()
+    def snapshot(self) -> Callable[[Path], None]:
+        """See `SnapshotEngine`."""
+        self._snapshot = checkpoint.copy_to_host(self._state(), self._snapshot)
+        return partial(
+            checkpoint.write_checkpoint, state=self._snapshot, group=checkpoint.group_beside(dist.group.WORLD)
+        )
+
+    def _state(self) -> dict[str, Any]:
         self._ready()
-        write_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+        join_group_of_one(self._device)
+        return checkpoint.checkpoint_state(self._parameters, self._optimizer, self._updates)
 
     def load(self, folder: Path) -> None:
         """Restore a checkpoint; collective."""
-        self._ready()
-        read_checkpoint(folder, checkpoint_state(self._parameters, self._optimizer, self._updates))
+        checkpoint.read_checkpoint(folder, self._state())
         if self._masters is not None:
             self._masters.publish()
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""
-        write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
+        checkpoint.write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
 
     def close(self) -> None:
         """Free model and optimizer; safe to call twice."""
-        self._module = self._optimizer = self._masters = None
+        self._module = self._optimizer = self._masters = self._snapshot = None
         self._parameters = {}
 
 

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from areal_core.errors import RunError
 from areal_fsdp.logprobs import chunks, head_gradients, logits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from areal_core.interfaces import Role
 
 _TOPK = re.compile(r"topk:([1-9]\d*)")
 _DIVERGENCE = re.compile(r"divergence:([\w-]+):(\d+(?:\.\d*)?(?:e-\d+)?)")
@@ -77,6 +80,20 @@ def compared_role(name: str) -> str | None:
 def compared_roles(names: Iterable[str]) -> list[str]:
     """The roles that these outputs are compared with, each once."""
     return list(dict.fromkeys(role for name in names if (role := compared_role(name)) is not None))
+
+
+def check_outputs(names: Iterable[str], role: Role, vocabulary: int, *, narrow: bool = False) -> None:
+    """Raise RunError for an output that a role does not compute, or, where `narrow` ones are wanted, a wide one."""
+    is_scalar = role.head == "scalar"
+    known = ["values"] if is_scalar else ["logprobs", "entropy"]
+    wide = ["hidden"] if is_scalar else ["hidden", "topk:K", "divergence:ROLE:BETA"]
+    for name in names:
+        if name not in known and not (is_wide(name) and (name == "hidden" or not is_scalar)):
+            raise RunError(f"an engine in the role '{role.name}' computes {', '.join(known + wide)}, not '{name}'")
+        if (topk_of(name) or 0) > vocabulary:
+            raise RunError(f"'{name}' asks for more tokens than the {vocabulary} of the vocabulary")
+        if narrow and is_wide(name) and compared_role(name) is None:
+            raise RunError(f"'{name}' has more than one number a token: only a loss may ask for it, in `train`")
 
 
 def wide_output(name: str, own: Head, others: Mapping[str, Head], chunk_tokens: int) -> dict[str, torch.Tensor]:

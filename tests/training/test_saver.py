@@ -1,0 +1,192 @@
+"""Checkpoints that are written while training goes on: of which moment, when they count, and what ends them."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.config.sections import CheckpointSection
+from areal_core.disk import DiskError
+from areal_core.errors import RunError
+from areal_core.messages import ChannelClosed
+from areal_core.training.checkpoint import restore_checkpoint
+from tests.training.loop_parts import Parts, config, metrics, train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from areal_core.data import PackedBatch
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+PATIENCE_S = 60.0
+"""For what takes milliseconds."""
+
+
+class Snapshots(Parts):
+    """An engine that makes snapshots, each written once the gate is open, and a source that opens it.
+
+    Args:
+        opens_at: step whose batch is asked for when the gate opens.
+        waits: whether each batch comes only when nothing is being written any more.
+        size: of a snapshot in bytes.
+        others: of `Parts`.
+    """
+
+    def __init__(self, opens_at: int = 0, *, waits: bool = False, size: int = 0, **others: Any) -> None:
+        super().__init__(**others)
+        self._gate = threading.Event()
+        self._opens_at = opens_at
+        self._waits = waits
+        self._size = size
+
+    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+        if step >= self._opens_at:
+            self._gate.set()
+        deadline = time.monotonic() + PATIENCE_S
+        while self._waits and any(thread.name.startswith("writing of") for thread in threading.enumerate()):
+            assert time.monotonic() < deadline, "the writing never ended"
+            time.sleep(0.001)
+        return super().next_batch(step)
+
+    def commit(self, step: int, checkpoint: Path) -> None:
+        super().commit(step, checkpoint)
+        self.asked.append(f"commit {step}")
+
+    def snapshot_size(self) -> int:
+        return self._size
+
+    def snapshot(self) -> Callable[[Path], None]:
+        trained = len(self.trained)
+        self.asked.append(f"snapshot {trained}")
+
+        def write(folder: Path) -> None:
+            assert self._gate.wait(PATIENCE_S)
+            self.write(folder, trained)
+
+        return write
+
+    def write(self, folder: Path, trained: int) -> None:
+        (folder / "parameters").write_text(str(trained))
+
+
+def in_order(parts: Parts, *words: str) -> bool:
+    """Whether these were asked for, one after the other."""
+    places = [parts.asked.index(word) for word in words]
+    return places == sorted(places)
+
+
+def test_training_goes_on_and_what_is_written_is_of_the_step(tmp_path: Path) -> None:
+    """Parameters, the algorithm's state, and what the trainer saw: of step 2, while 3 and 4 are trained."""
+    parts = Snapshots(opens_at=3)
+    assert train(tmp_path, parts, config(5, checkpoint=CheckpointSection(every=2)))
+    assert in_order(parts, "snapshot 2", "batch 2", "batch 3", "commit 2", "snapshot 4", "commit 4", "commit 5")
+    engine: Any = Parts()
+    states = [restore_checkpoint(tmp_path / f"epochs/1/checkpoints/step-00000{n}", {"actor": engine}) for n in (4, 5)]
+    assert engine.asked == ["load 4", "load 5"]
+    assert [int(state.state["batches"]) for state in states] == [4, 5]
+    assert [(state.first, len(state.steps)) for state in states] == [(2, 2), (4, 1)]
+
+
+def test_what_is_whole_is_committed_with_the_next_step(tmp_path: Path) -> None:
+    parts = Snapshots(waits=True)
+    train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2, keep=9)))
+    assert in_order(parts, "snapshot 2", "batch 2", "commit 2", "batch 3", "snapshot 4", "batch 4", "commit 4")
+    assert [step for step, _ in parts.committed] == [2, 4, 6]
+    assert "snapshot 6" not in parts.asked, "nothing goes on after the last step"
+
+
+def test_an_interruption_waits_for_it_and_adds_the_last_one(tmp_path: Path) -> None:
+    parts = Snapshots(opens_at=3, interrupt_at=3)
+    assert not train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
+    assert [step for step, _ in parts.committed] == [2, 3]
+    just = Snapshots(opens_at=2, interrupt_at=2)
+    assert not train(tmp_path / "just", just, config(6, checkpoint=CheckpointSection(every=2)))
+    assert [step for step, _ in just.committed] == [2], "it is the last one itself"
+
+
+def test_training_that_fails_leaves_what_was_sound(tmp_path: Path) -> None:
+    parts = Snapshots(opens_at=2, skip=True)
+    with pytest.raises(RunError, match=r"not finite in 3 updates in a row"):
+        train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
+    assert [step for step, _ in parts.committed] == [2]
+
+
+def test_a_controller_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    class Gone(Snapshots):
+        def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+            if step == 3:
+                raise ChannelClosed("the rollout controller has died")
+            return super().next_batch(step)
+
+    parts = Gone(opens_at=9)
+    with pytest.raises(ChannelClosed):
+        train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
+    parts._gate.set()
+    assert parts.committed == []
+
+
+def test_a_disk_that_refuses_ends_the_run_in_its_words(tmp_path: Path) -> None:
+    class Full(Snapshots):
+        def write(self, folder: Path, trained: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    parts = Full(waits=True)
+    with pytest.raises(DiskError, match=r"a checkpoint cannot be written to .*: the disk is full"):
+        train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
+    assert parts.asked[-1] == "publish 3", "it is noticed after the next step, not with the next checkpoint"
+    assert parts.committed == []
+    assert not list((tmp_path / "epochs/1/checkpoints").iterdir())
+
+
+def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal_core.training.saver.available_memory", lambda: 10_000_000_000)
+    told: list[str] = []
+    settings = config(3, checkpoint=CheckpointSection(every=1, keep=9))
+    large = Snapshots(size=8_100_000_000)
+    train(tmp_path / "large", large, settings, tell=told.append)
+    assert told == [
+        "checkpoints are written while training waits: a copy of 8.1 GB is too much for the 10.0 GB of host memory "
+        "that are available"
+    ]
+    assert in_order(large, "commit 1", "batch 1", "commit 2", "batch 2", "commit 3")
+    assert "snapshot 1" not in large.asked
+    small = Snapshots(size=7_900_000_000)
+    train(tmp_path / "small", small, settings, tell=told.append)
+    assert "snapshot 1" in small.asked
+    assert len(told) == 1
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    parts = Snapshots()
+    train(tmp_path, parts, config(3, checkpoint=CheckpointSection(every=1, asynchronous=False)))
+    assert in_order(parts, "commit 1", "batch 1", "commit 2", "batch 2", "commit 3")
+    assert "snapshot 1" not in parts.asked
+
+
+def test_only_what_training_waits_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of which a batch takes 10 s and a snapshot 1 s: a twentieth of the time is one every 20 s."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("areal_core.training.saver.time", clock)
+
+    class Timed(Snapshots):
+        def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+            now[0] += 10
+            return super().next_batch(step)
+
+        def snapshot(self) -> Callable[[Path], None]:
+            now[0] += 1
+            return super().snapshot()
+
+    parts = Timed(waits=True)
+    train(tmp_path, parts, config(9, checkpoint=CheckpointSection(every_s=20, largest_share=0.05)))
+    assert [step for step, _ in parts.committed] == [2, 4, 6, 8, 9]
+    assert metrics(tmp_path)[2]["time/checkpoint_s"] >= 0
