@@ -13,9 +13,12 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.name.removeprefix("areal_") for path in (ROOT / "plugins").glob("areal_*"))
 
 
+LIBRARIES = ("attention", "parallel", "planning", "servers")
+
+
 def test_functions_leave_defaults_to_their_settings() -> None:
     pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
-    manager = PluginManager.load([name for name in PLUGINS if name not in ("attention", "parallel", "planning", "servers")])
+    manager = PluginManager.load([name for name in PLUGINS if name not in LIBRARIES])
     checked, wrong = 0, []
     for _, record in manager.records():
         if (settings := getattr(record, "config", None)) is None:
