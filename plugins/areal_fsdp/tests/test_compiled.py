@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from areal_core.data import Metric
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, REFERENCE, LossResult
+from areal_core.interfaces import CRITIC, REFERENCE, LossResult, Work
 from areal_fsdp import compiling, logprobs, masters
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.masters import _adamw
@@ -61,6 +62,23 @@ def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recomp
         graphs = graphs or counters["stats"]["unique_graphs"]
         assert counters["stats"]["unique_graphs"] == graphs  # those of the first batch
     assert 0 < graphs <= 5  # layers with and without gradients, reductions with and without, logits' gradient
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_rank_without_a_sequence_compiles_nothing_more(make_engine, program, batch):
+    """Where entropy is a metric alone, ranks that only keep others company go through the same graphs as these."""
+
+    def loss(part, outputs):
+        value = (part["loss_weights"] * outputs["logprobs"]).sum()
+        return LossResult(value, {"entropy": Metric.mean(outputs["entropy"].detach())})
+
+    engine = make_engine(compile=True, logprob_chunk_tokens=16)
+    program.train(engine, batch, loss)
+    graphs = counters["stats"]["unique_graphs"]
+    work = Work("any", batch, program.OUTPUTS, loss)
+    for part, layout, _ in engine._rounds(batch, engine._plan(batch)):
+        assert engine._backward(work, part, layout, counts=False) == []
+    assert counters["stats"]["unique_graphs"] == graphs > 0
 
 
 @pytest.mark.usefixtures("traced")

@@ -220,9 +220,11 @@ class FSDPEngine:
         computed = self._compute(part, layout, work.outputs)
         result = work.loss(part, computed) if counts else None
         learns = [] if result is None or not result.loss.requires_grad else [result.loss]
-        # Sharding's collectives wait for every rank's backward pass, through all that any of them may have used.
-        if not learns or any(map(is_wide, work.outputs)):
-            used = [value for value in computed.values() if value.requires_grad]
+        # Sharding's collectives wait for every rank's backward pass, through all that any of them may have used. What
+        # the head gives is made at once: one of it will do, and entropy that no loss reads needs no graph of its own.
+        wide = any(map(is_wide, work.outputs))
+        if not learns or wide:
+            used = [value for value in computed.values() if value.requires_grad][: None if wide else 1]
             torch.autograd.backward([*learns, *used], [*(None for _ in learns), *map(torch.zeros_like, used)])
         else:
             torch.autograd.backward(learns)
