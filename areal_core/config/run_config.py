@@ -83,6 +83,20 @@ class RunConfig(Section):
                 roles[name] = {**shared, **role}
         return {**written, "roles": roles}
 
+    @model_validator(mode="after")
+    def _as_placed(self) -> RunConfig:
+        """Where GPUs are named, what is right on GPUs holds for what is not written."""
+        changes: dict[str, Section] = {}
+        if self.placement.training and "dtype" not in self.model.model_fields_set:
+            changes["model"] = self.model.model_copy(update={"dtype": "bfloat16"})
+        if self.placement.apart and self._has_servers and "transport" not in self.publication.model_fields_set:
+            changes["publication"] = self.publication.model_copy(update={"transport": "broadcast"})
+        return self.model_copy(update=changes) if changes else self
+
+    @property
+    def _has_servers(self) -> bool:
+        return self.inference_engine is not None and bool(self.inference_engine.keywords().get("servers"))
+
     @property
     def longest_sequence(self) -> int:
         """Tokens that a sequence may have for all that the config says; 0 where nothing generates."""

@@ -28,7 +28,7 @@ class ModelSection(Section):
     source: Selection | None = component("models")
     """a component that makes or fetches the model's folder"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """number format of the forward pass"""
+    """number format of the forward pass; bfloat16, unless it is written, where placement.training names GPUs"""
     trust_remote_code: bool = False
     """run Python code that ships with the model; only if you read it"""
 
@@ -156,7 +156,7 @@ class PublicationSection(Section):
     """How new weights reach the inference engines."""
 
     transport: Literal["memory", "disk", "broadcast"] = "memory"
-    """a folder in this machine's memory, one in the run folder that all machines see, or a broadcast (NCCL or gloo)"""
+    """a folder in memory or in the run folder, or a broadcast: the default where servers and trainer have named GPUs"""
     address: str = "127.0.0.1"
     """of the trainer's machine, as servers reach it, in broadcasts"""
     timeout_s: Seconds = Field(default=300.0, gt=0)
@@ -189,6 +189,11 @@ class PlacementSection(Section):
     def in_turns(self) -> bool:
         """Whether the same GPUs generate and train, one after the other."""
         return bool(self.generation) and set(self.generation or ()) == set(self.training or ())
+
+    @property
+    def apart(self) -> bool:
+        """Whether some named GPUs generate and others train."""
+        return bool(self.generation and self.training) and not self.in_turns
 
 
 class EvaluationSection(Section):

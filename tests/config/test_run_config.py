@@ -1,0 +1,37 @@
+"""Defaults that follow from other values."""
+
+import pytest
+
+from areal_core.config import resolve
+
+pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
+
+RUN = """
+plugins: [grpo, sglang, fsdp, rewards]
+steps: 1
+model: {path: model}
+dataset: {type: rewards/jsonl, paths: [rows.jsonl]}
+workflow: single_turn
+inference_engine: {type: sglang, servers: 1}
+train_engine: fsdp
+algorithm: grpo
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype", "transport"),
+    [
+        ([], "float32", "memory"),
+        (["placement.training=[1]"], "bfloat16", "memory"),
+        (["placement.generation=[0]", "placement.training=[1]"], "bfloat16", "broadcast"),
+        (["placement.generation=[0]", "placement.training=[1]", "model.dtype=float32"], "float32", "broadcast"),
+        (["placement.generation=[0]", "placement.training=[1]", "publication.transport=disk"], "bfloat16", "disk"),
+        (["placement.generation=[0]", "placement.training=[0]"], "bfloat16", "memory"),
+    ],
+)
+def test_where_gpus_are_named_what_is_right_on_them_holds(tmp_path, words, dtype, transport):
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    turns = ["inference_engine.memory_saver=true"] if "placement.training=[0]" in words else []
+    config = resolve(path, [], [*words, *turns]).config
+    assert (config.model.dtype, config.publication.transport) == (dtype, transport)
