@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
-from areal_core.interfaces.inference import TensorDescription
 from areal_core.messages.rollouts import FormGroup, PublishWeights
 from areal_core.training.distribution import agree, open_store
+from areal_core.training.weights_file import describe_weights
 
 if TYPE_CHECKING:
     from areal_core.config.sections import PublicationSection
-    from areal_core.interfaces.inference import BroadcastGroup
+    from areal_core.interfaces.inference import BroadcastGroup, TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.rollouts import RolloutClient
 
@@ -68,11 +68,7 @@ class Broadcast:
             BroadcastFailedError: on every rank; some engine may have taken nothing over.
         """
         if not self._tensors:
-            dtype = str(self._dtype).removeprefix("torch.")
-            self._tensors = tuple(
-                TensorDescription(name, dtype, tuple(value.shape))
-                for name, value in self._engine.named_full_parameters()
-            )
+            self._tensors = describe_weights(self._engine, self._dtype)
         if not agree(float(self._rollouts is not None and self._stands(self._rollouts))):
             raise BroadcastFailedError
         missed = agree(self._send(version, trained))

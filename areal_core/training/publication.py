@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors.torch import save_file
-
 from areal_core.data.batch import PackedBatch
 from areal_core.data.prediction import shift_to_predictions
 from areal_core.disk import writing
@@ -24,13 +22,15 @@ from areal_core.messages.rollouts import (
 )
 from areal_core.training.broadcast import Broadcast, BroadcastFailedError
 from areal_core.training.distribution import distribute, wait_for_all
+from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
 
     from areal_core.config.sections import PublicationSection
+    from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.rollouts import RolloutClient
 
@@ -87,6 +87,7 @@ class Publication:
         self._folders = folders
         self._dtype = dtype
         self._broadcast = Broadcast(section, engine, rollouts, dtype) if section.transport == "broadcast" else None
+        self._tensors: tuple[TensorDescription, ...] = ()
         self._written: list[Path] = []
         self._pending: int | None = None
         self._count = 0
@@ -188,17 +189,22 @@ class Publication:
 
     def _write(self, version: int) -> Path:
         """Write the parameters to a folder, complete or not at all; only rank 0 writes."""
-        parameters: dict[str, torch.Tensor] = {}
-        for name, value in self._engine.named_full_parameters():
-            if self._rollouts is not None:
-                parameters[name] = value.detach().to("cpu", self._dtype, copy=True).contiguous()
-        if self._rollouts is None:
-            return Path()
-        folder = roomy_folder(self._folders, sum(value.nbytes for value in parameters.values()))
+        tensors = self._tensors = self._tensors or describe_weights(self._engine, self._dtype)
+        gathered = self._engine.named_full_parameters()
+        try:
+            return self._write_to_disk(version, tensors, gathered) if self._rollouts is not None else Path()
+        finally:
+            for _ in gathered:  # other ranks gather with this one, whatever became of the file
+                continue
+
+    def _write_to_disk(
+        self, version: int, tensors: Sequence[TensorDescription], gathered: Iterator[tuple[str, torch.Tensor]]
+    ) -> Path:
+        folder = roomy_folder(self._folders, sum(map(size_of, tensors)))
         temporary, target = folder / f".version-{version}", folder / f"version-{version}"
         with writing(f"weights of version {version}", folder):
             temporary.mkdir(parents=True, exist_ok=True)
-            save_file(parameters, temporary / "model.safetensors", metadata={"format": "pt"})
+            write_weights(temporary / "model.safetensors", tensors, gathered)
             temporary.rename(target)
         self._written.append(target)
         while len(self._written) > KEPT:

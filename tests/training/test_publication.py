@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import torch
 
 from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
+from areal_core.interfaces.inference import TensorDescription
 from areal_core.messages.rollouts import Published, PublishWeights
 from areal_core.training import publication as module
 from areal_core.training.publication import Publication
+from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,3 +88,64 @@ def test_a_folder_that_cannot_be_written_is_named(published, tmp_path):
     (tmp_path / "memory" / ".version-1").write_text("no folder")
     with pytest.raises(RunError, match=r"weights of version 1 cannot be written to .*memory: File exists"):
         published()
+
+
+def test_a_file_is_written_tensor_by_tensor(tmp_path):
+    """What safetensors reads is what was given; and no tensor is asked for while the one before is held."""
+    from safetensors.torch import load_file
+
+    generator = torch.Generator().manual_seed(0)
+    wanted = {
+        "matrix": torch.randn(5, 3, generator=generator),
+        "transposed": torch.randn(4, 2, generator=generator).T,
+        "a scalar": torch.tensor(2.5),
+        "nothing": torch.zeros(0, 3),
+    }
+    held = []
+
+    class Engine:
+        def __init__(self, *, writes):
+            self.writes = writes
+
+        def named_full_parameters(self):
+            for name, value in wanted.items():
+                assert not self.writes or all(former() is None for former in held), "the former tensor is still held"
+                whole = value.clone()
+                held.append(weakref.ref(whole))
+                yield name, whole
+                del whole
+
+    for dtype in (torch.float32, torch.bfloat16):
+        descriptions = describe_weights(Engine(writes=False), dtype)
+        held.clear()
+        write_weights(tmp_path / "model.safetensors", descriptions, Engine(writes=True).named_full_parameters())
+        found = load_file(tmp_path / "model.safetensors")
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert torch.equal(found[name], value.to(dtype))
+            assert found[name].dtype == dtype
+    assert sum(map(size_of, descriptions)) == 2 * (15 + 8 + 1)
+
+
+def test_an_engine_that_gives_other_tensors_is_told_by_name(tmp_path):
+    described = [TensorDescription("a", "float32", (2,)), TensorDescription("b", "float32", (2,))]
+    for given, word in (([("a", torch.ones(3))], "gave a"), ([("a", torch.ones(2))], "gave no b")):
+        with pytest.raises(ValueError, match=word):
+            write_weights(tmp_path / "model.safetensors", described, given)
+
+
+def test_all_is_gathered_where_the_disk_refuses(tmp_path):
+    """Other ranks take part in every gathering: rank 0 must not leave in the middle."""
+    (tmp_path / ".version-1").write_text("no folder")
+    gathered = []
+
+    def gather():
+        for number in range(3):
+            gathered.append(number)
+            yield str(number), torch.zeros(2)
+
+    engine = SimpleNamespace(named_full_parameters=gather)
+    made = Publication(PublicationSection(), engine, Rollouts(), [tmp_path], torch.float32)
+    with pytest.raises(RunError, match="cannot be written"):
+        made.publish(0)
+    assert gathered == [0, 1, 2] * 2, "once for their names, once for their values"
