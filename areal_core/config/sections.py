@@ -174,7 +174,7 @@ class PlacementSection(Section):
     """GPUs for the inference servers; null is all"""
     training: list[int] | None = None
     """GPUs for the trainer's ranks; null is all"""
-    gpu_memory_gib: float | None = Field(default=None, gt=0)
+    gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
     """memory of each GPU where the run will be, for its plan; null is that of this machine's, if there are any"""
 
     @model_validator(mode="after")

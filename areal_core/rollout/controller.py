@@ -223,6 +223,7 @@ class RolloutController:
         # Where those weights have not come here yet, no group is theirs.
         position = self._positions.get(step, self._next_number)
         await self._buffer.durably(lambda: self._ledger.commit(step, folder, position))
+        self._positions = {trained: number for trained, number in self._positions.items() if trained >= step}
 
     # Groups.
 

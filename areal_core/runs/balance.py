@@ -81,7 +81,9 @@ class Balance:
         ]
         if len(whole) < 2 * STEPS:
             return None
-        return cls(*(statistics.fmean(line[key] for line in whole[-STEPS:]) for key in NEEDED))
+        # A long idle time may have begun before its step did.
+        means = [statistics.fmean(min(line[key], line[NEEDED[0]]) for line in whole[-STEPS:]) for key in NEEDED]
+        return cls(*means)
 
     def seconds(self, now: Split, then: Split) -> float:
         """Of a step with another split, by the formula above."""
@@ -94,6 +96,12 @@ class Balance:
         share, other = self.waited / self.step, self.idle / self.step
         if max(share, other) < NOTABLE:
             return ""
+        if min(share, other) >= NOTABLE:
+            return (
+                f"generation and training wait for one another: the trainer for {share:.0%} of the time, and for "
+                f"{other:.0%} there is nothing to generate; raise rollout.max_staleness or rollout.pipeline_depth, so "
+                "that they overlap"
+            )
         if share >= other:
             told = f"generation is the bottleneck: the trainer waits {share:.0%} of the time"
         else:
@@ -103,11 +111,12 @@ class Balance:
     def _advice(self, now: Split) -> str:
         best = min(now.others(), key=lambda split: self.seconds(now, split))
         seconds = self.seconds(now, best)
-        if seconds > (1 - NOTABLE) * self.step:
+        as_it_is = self.seconds(now, now)
+        if seconds > (1 - NOTABLE) * as_it_is:
             return f"no other split of these {now.generation + now.training} GPUs would be much quicker"
         return (
             f"with {best.generation} GPUs that generate and {best.training} that train, not {now.generation} and "
-            f"{now.training}, a step would take about {seconds:.3g} s and not {self.step:.3g}, where both scale with "
+            f"{now.training}, a step would take about {seconds:.3g} s and not {as_it_is:.3g}, where both scale with "
             "their GPUs (placement.generation, placement.training)"
         )
 

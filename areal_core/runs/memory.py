@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import shutil
 import subprocess
@@ -46,13 +47,15 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
+        if not file.is_file():
+            raise ValueError(f"{file.name} is no file")
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             if size > LONGEST_HEADER:
                 raise ValueError(f"{file.name} is no safetensors file")
             header: dict[str, Any] = json.loads(opened.read(size))
         header.pop("__metadata__", None)
-        shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items()}
+        shapes |= {name: tuple(map(operator.index, tensor["shape"])) for name, tensor in header.items()}
     return shapes
 
 
@@ -163,8 +166,8 @@ class MemoryPlan:
             yield " ".join(f"{place}.{change}" for change in changes.split())
 
     def _more_ranks(self, room: int) -> Iterator[str]:
-        ranks = 1 << self.ranks.bit_length()
-        while ranks <= MOST_RANKS:
+        ranks, named = 1 << self.ranks.bit_length(), self._config.placement.training
+        while ranks <= (MOST_RANKS if named is None else len(named)):
             if _peak(self._of_ranks(ranks)) <= room:
                 yield f"launcher.trainer_processes={ranks}"
                 return

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from areal_core.disk import sync_folder, sync_tree
 from areal_core.errors import RunError, UsageError
 from areal_core.launchers.identity import has_ended, identify, processes_with
 from areal_core.launchers.wardens import LEASE_S
@@ -70,6 +71,7 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
         descriptor = os.open(made / epoch.token.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(credentials.token)
+        sync_tree(made)
         made.rename(epoch.path)
     except OSError as error:
         if epoch.path.exists():
@@ -80,6 +82,7 @@ def claim(epoch: EpochFolder, address: str, credentials: Credentials) -> None:
         with suppress(OSError):  # a run that never began leaves nothing
             epoch.path.parent.rmdir()
             epoch.run.rmdir()
+    sync_folder(epoch.path.parent)
 
 
 def release(epoch: EpochFolder, outcome: str = "") -> None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.selection import Selection
 
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+"""Keys of a config.json that are numbers where they are there."""
+LARGEST_SIZE = 1 << 40
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
@@ -141,7 +144,7 @@ def _model_rows(
 def _memory_rows(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
     """What a rank holds, part by part for each role, and where."""
     if not memory.roles:
-        yield "memory", "not known: the training engine's settings do not tell"
+        yield "memory", "not known: the model's config.json lacks sizes, or the training engine does not tell"
         return
     for role in memory.roles:
         yield "memory", memory.parts(role)
@@ -181,18 +184,30 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
         return None
     try:
         description = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        problems.append(f"{key}: {folder / 'config.json'} cannot be read ({error}); a Hugging Face folder has one")
+        wrong = "" if isinstance(description, dict) else "it is no mapping"
+    except (OSError, ValueError, RecursionError) as error:
+        wrong = str(error)
+    if wrong:
+        problems.append(f"{key}: {folder / 'config.json'} cannot be read ({wrong}); a Hugging Face folder has one")
+        return None
+    text = description.get("text_config", description)
+    odd = [name for name in SIZES if not _is_size(text.get(name, 1) if isinstance(text, dict) else None)]
+    if odd:
+        problems.append(f"{key}: in {folder / 'config.json'} no positive whole number: {', '.join(odd)}")
         return None
     try:
         shapes = read_shapes(folder)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, AttributeError) as error:
         problems.append(f"{key}: the *.safetensors of {folder} cannot be read ({error}); save the model again")
         return None
     if not shapes:
         problems.append(f"{key}: {folder} holds no *.safetensors; save the model with save_pretrained")
         return None
     return StoredModel(description, shapes)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST_SIZE
 
 
 def _check_context(resolved: Resolved, description: Mapping[str, Any], problems: list[str]) -> None:

@@ -107,14 +107,19 @@ class Trainer:
                 metrics |= self._publish()
                 self._look_after(metrics)
         except Interrupted:
-            self._saver.save(self._step, self._witness, is_last=True)
+            try:
+                self._saver.save(self._step, self._witness, is_last=True)
+            except Exception as error:
+                if self._failure is not None:  # which came first
+                    raise self._failure from error
+                raise
             if self._failure is not None:
                 raise self._failure from None
             return False
         except (ChannelClosed, DiskError):
             raise
         except Exception:
-            with suppress(RunError):
+            with suppress(Exception):  # why training failed is what must be told
                 self._saver.finish()  # what was sound when it was taken is kept
             raise
         self._saver.save(self._step, self._witness, is_last=True)

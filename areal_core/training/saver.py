@@ -134,7 +134,10 @@ class Saver:
             if self._source is not None:
                 self._size = tree_size(folder)
                 patiently(partial(self._source.commit, self.latest, folder), self._tell)
-                prune_checkpoints(self._run_dir, self._section.keep, folder)
+                try:
+                    prune_checkpoints(self._run_dir, self._section.keep, folder)
+                except OSError as error:  # the new one is committed, and the next time may go better
+                    self._tell(f"an old checkpoint cannot be removed: {error}")
             if self._journal is not None:
                 self._journal.checkpoint_saved(self.latest, folder)
 

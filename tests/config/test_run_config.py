@@ -35,3 +35,22 @@ def test_where_gpus_are_named_what_is_right_on_them_holds(tmp_path, words, dtype
     turns = ["inference_engine.memory_saver=true"] if "placement.training=[0]" in words else []
     config = resolve(path, [], [*words, *turns]).config
     assert (config.model.dtype, config.publication.transport) == (dtype, transport)
+
+
+def test_what_a_resume_says_of_the_training_engine_holds_for_roles_that_had_the_same(tmp_path):
+    """A saved config is complete: what roles share with the training engine is written in each of them."""
+    from areal_core.cli.commands.run import _for_roles, _is_safe
+
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    words = [
+        "algorithm=finetuning/gkd",
+        "roles.teacher.path=other",
+        "plugins=[grpo, sglang, fsdp, rewards, finetuning]",
+    ]
+    saved = resolve(path, [], [*words, "roles.teacher.max_tokens_per_microbatch=512"])
+    assert _for_roles(saved, ["train_engine.parallel.tensor=2", "steps=3"]) == ["roles.teacher.parallel.tensor=2"]
+    assert _for_roles(saved, ["train_engine.max_tokens_per_microbatch=64"]) == [], "the teacher has its own"
+    assert _is_safe("roles.teacher.parallel.tensor")
+    assert not _is_safe("roles.teacher.learning_rate")
+    assert not _is_safe("roles.teacher.path")

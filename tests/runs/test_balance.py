@@ -111,3 +111,13 @@ def test_the_split_of_a_config() -> None:
     assert of([0], [1]) == Split(1, 1)
     assert of([0], [0]) is None, "in turns"
     assert of(None, [0]) is None
+
+
+def test_halves_that_wait_for_one_another_are_no_matter_of_gpus() -> None:
+    """As with a bound on staleness of 0: a step generates, then trains."""
+    line = {"time/step_s": 10.0, "time/wait_s": 5.0, "time/generation_idle_s": 4.5}
+    told = bottleneck([line] * 20, Split(4, 4))
+    assert told.startswith("generation and training wait for one another: the trainer for 50% of the time")
+    assert "GPUs" not in told
+    long = {**line, "time/wait_s": 0.0, "time/generation_idle_s": 60.0}
+    assert "for 100% of the time there is nothing" in bottleneck([long] * 20, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -147,3 +148,31 @@ def test_files_that_are_no_weights_are_told(model: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         plan(model)
     assert "model.safetensors is no safetensors file" in str(raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "config.json cannot be read (it is no mapping)"),
+        ("[" * 100_000, "config.json cannot be read"),
+        (json.dumps({**DESCRIPTION, "hidden_size": None}), "no positive whole number: hidden_size"),
+        (json.dumps({**DESCRIPTION, "hidden_size": 96.5, "vocab_size": "x"}), "whole number: hidden_size, vocab_size"),
+        (json.dumps({**DESCRIPTION, "num_attention_heads": 0}), "no positive whole number: num_attention_heads"),
+        (json.dumps({**DESCRIPTION, "num_hidden_layers": 10**400}), "no positive whole number: num_hidden_layers"),
+        (json.dumps({**DESCRIPTION, "text_config": 5}), "no positive whole number: hidden_size"),
+    ],
+)
+def test_a_broken_description_is_named(model: Path, text: str, words: str) -> None:
+    (model / "config.json").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    assert words in str(raised.value.problems[0])
+
+
+def test_weights_that_are_no_file_are_named(model: Path) -> None:
+    """A pipe would be waited for."""
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    assert "model.safetensors is no file" in str(raised.value.problems[0])

@@ -16,7 +16,7 @@ from areal_core.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from areal_core.config import Resolved
 
@@ -128,7 +128,8 @@ def _resumed(folder: Path, request: Request, tell: Callable[[str], None]) -> Res
     saved = load_run(folder)
     if not request.overrides and not request.plugins:
         return saved
-    changed = load_run(folder, request.overrides, request.plugins)
+    words = [*request.overrides, *_for_roles(saved, request.overrides)]
+    changed = load_run(folder, words, request.plugins)
     before, after = leaves(saved.to_tree()), leaves(changed.to_tree())
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     lines = [f"{path}: {before.get(path)} -> {after.get(path)}" for path in paths]
@@ -147,7 +148,25 @@ def _resumed(folder: Path, request: Request, tell: Callable[[str], None]) -> Res
     return changed
 
 
+def _for_roles(saved: Resolved, words: Sequence[str]) -> list[str]:
+    """What is said of the training engine, said of the roles that have the same there: a saved config is complete."""
+    from areal_core.config.tree import leaves
+
+    values = leaves(saved.to_tree())
+    found = []
+    for word in words:
+        engine, _, rest = word.partition(".")
+        key = rest.partition("=")[0]
+        for role in saved.config.roles if engine == "train_engine" else ():
+            own = {path: value for path, value in values.items() if f"{path}.".startswith(f"roles.{role}.{key}.")}
+            if own and all(values.get(path.replace(f"roles.{role}", engine, 1)) == own[path] for path in own):
+                found.append(f"roles.{role}.{rest}")
+    return found
+
+
 def _is_safe(path: str) -> bool:
+    first, _, rest = path.partition(".")
+    path = f"train_engine.{rest.partition('.')[2]}" if first == "roles" else path
     return any(path == safe or path.startswith(f"{safe}.") for safe in (*SAFE_ON_RESUME, "plugins"))
 
 

@@ -25,8 +25,10 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 CONFIGS = {
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
-    "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True, pad_token_id=5),
+    "llama": lambda: LlamaConfig(
+        **SIZES, tie_word_embeddings=False, pad_token_id=40, attention_bias=True, mlp_bias=True
+    ),
     "mistral": lambda: MistralConfig(**{**SIZES, "vocab_size": 61}, sliding_window=4),
     "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }

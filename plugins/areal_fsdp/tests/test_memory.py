@@ -155,3 +155,11 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputes):
     # The last norm, which no compiler sees here, keeps its input in float32 as well; rotations are kept once for all.
     beyond = tokens * (4 * 256 + 2 * 2 * 32)
     assert sum(kept.values()) - beyond == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_one_rank_of_tensor_parallelism_has_the_whole_model(scalar):
+    """The embeddings of a critic among it, which has no vocabulary in its head."""
+    model = Decoder.of(SMALL.description, SMALL.shapes, scalar=scalar)
+    assert model.divided(1) == model
+    assert model.divided(2).parameters == model.parameters // 2

@@ -1,6 +1,7 @@
 """How ranks may stand, before any of them is started."""
 
 import pytest
+import torch
 
 from areal_core.errors import RunError
 from areal_parallel.mesh import Ranks
@@ -15,6 +16,9 @@ class Mesh:
 
     def size(self):
         return self._size
+
+    def get_local_rank(self):
+        return 0
 
 
 @pytest.mark.parametrize(
@@ -59,3 +63,24 @@ def test_heads_of_a_rank(tensor, context, heads, key_heads, wanted):
 def test_heads_that_cannot_be_divided(tensor, context, heads, key_heads):
     with pytest.raises(RunError, match=f"{heads} heads of attention with {key_heads} key heads"):
         Ranks(tensor=Mesh(tensor), context=Mesh(context)).heads(heads, key_heads)
+
+
+def test_parts_that_do_more_than_their_kind_are_not_divided():
+    """Gemma scales its embeddings in a class of its own, which would be lost."""
+    from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+    from areal_parallel.tensor import divide_layers, divide_vocabulary
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
+    model = AutoModelForCausalLM.from_config(
+        Gemma3TextConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, layer_types=["full_attention"])
+    )
+    with pytest.raises(RunError, match="model type gemma3_text has a Gemma3TextScaledWordEmbedding of its own"):
+        divide_vocabulary(model, Mesh(2))
+
+    class Scaled(torch.nn.Linear):
+        pass
+
+    model.model.layers[0].self_attn.q_proj.__class__ = Scaled
+    with pytest.raises(RunError, match="asks for 'colwise' of Scaled in its plan"):
+        divide_layers(model, model.model.layers, Mesh(2))

@@ -47,13 +47,14 @@ def checkpoint_state(
 
 
 def copy_to_host(state: dict[str, Any], former: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of this rank's part of `state`, pinned where there is a GPU; in the memory of `former`, if not None."""
+    """A copy of this rank's part of `state`; in the memory of `former`, if not None.
+
+    The memory is not pinned: PyTorch would round each tensor's up to a power of two, nearly twice as much in all.
+    """
     if former is None:
-        former = tree_map(lambda value: value.to("cpu", copy=True, non_blocking=True), state)
+        former = tree_map(lambda value: value.to("cpu", copy=True), state)
     else:
-        tree_map(lambda held, value: held.copy_(value, non_blocking=True), former, state)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        tree_map(lambda held, value: held.copy_(value), former, state)
     return former
 
 
@@ -83,7 +84,10 @@ def write_checkpoint(folder: Path, state: dict[str, Any], group: Any = None) -> 
     try:
         # Ahead of its writing it would copy on a stream of the thread's device, which need not be the rank's.
         save(state, storage_writer=FileSystemWriter(folder, per_thread_copy_ahead=0), process_group=group)
-    except (CheckpointException, OSError) as error:
+    except CheckpointException as error:
+        causes = {str(cause) for cause, _ in error.failures.values()}
+        raise RunError(f"the checkpoint '{folder}' cannot be written: {'; '.join(sorted(causes))}") from error
+    except OSError as error:
         raise RunError(f"the checkpoint '{folder}' cannot be written: {error}") from error
 
 

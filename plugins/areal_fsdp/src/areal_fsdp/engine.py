@@ -237,6 +237,7 @@ class FSDPEngine:
         """Move towards another engine of this kind; see `TrainEngine.follow`."""
         if not isinstance(leader, FSDPEngine):
             raise RunError(f"the fsdp engine follows only one of its own kind, not {type(leader).__name__}")
+        self._needs_layout_of(leader, "follow one another")
         for name, parameter in self._parameters.items():
             parameter.lerp_(leader._parameters[name].detach(), 1 - decay)
         if self._masters is not None:
@@ -303,12 +304,18 @@ class FSDPEngine:
                 "is no other fsdp engine that has a vocabulary",
                 hints=[f"the algorithm must need the role '{role}', and its train engine be fsdp/fsdp"],
             )
-        if other._ranks.contexts != self._ranks.contexts:
-            raise RunError(
-                f"the roles '{self._role.name}' and '{role}' are compared token by token, and have not the same tokens "
-                f"on a rank: parallel.context is {self._ranks.contexts} and {other._ranks.contexts}"
-            )
+        self._needs_layout_of(other, "are compared")
         return other
+
+    def _needs_layout_of(self, other: FSDPEngine, why: str) -> None:
+        """Raises: RunError: another engine's ranks stand otherwise, and have other tokens or other parameters."""
+        own, others = (engine._config.parallel for engine in (self, other))
+        if (own.context, own.tensor, own.replicas) != (others.context, others.tensor, others.replicas):
+            raise RunError(
+                f"the roles '{self._role.name}' and '{other._role.name}' {why}, and their ranks stand differently: "
+                f"parallel is {own} and {others}",
+                hints=["give both the same parallel, in train_engine and in roles"],
+            )
 
     def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
         check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)
@@ -372,7 +379,7 @@ class FSDPEngine:
     def close(self) -> None:
         """Free model and optimizer; safe to call twice."""
         self._module = self._optimizer = self._masters = self._snapshot = None
-        self._parameters = {}
+        self._parameters, self._partial = {}, []
 
 
 def _means(**values: float) -> dict[str, Metric]:

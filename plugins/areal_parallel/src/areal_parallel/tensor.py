@@ -66,9 +66,13 @@ class _Words(torch.nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = own_part(self.weight)
-        places = input - self.mesh.get_local_rank() * len(rows)
+        first = self.mesh.get_local_rank() * len(rows)
+        places = input - first
         inside = (places >= 0) & (places < len(rows))
-        found = F.embedding(places.clamp(0, len(rows) - 1), rows) * inside.unsqueeze(-1)
+        # The row of the padding token, which learns nothing, is one rank's.
+        padding = None if self.padding_idx is None else self.padding_idx - first
+        padding = padding if padding is not None and 0 <= padding < len(rows) else None
+        found = F.embedding(places.clamp(0, len(rows) - 1), rows, padding) * inside.unsqueeze(-1)
         return summed(found, group_name(self.mesh))
 
 
@@ -129,6 +133,9 @@ def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | 
     """Split the embedding and the head, tied or not; None where the head has to stay whole on every rank."""
     words: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for part, kind in ((words, torch.nn.Embedding), (head, torch.nn.Linear)):
+        if part is not None and type(part) is not kind:  # such as one that scales what it finds
+            raise _not_divided(model, f"has a {type(part).__name__} of its own")
     if words.num_embeddings % mesh.size():
         log.warning(
             "a vocabulary of %d does not divide by %d: each rank computes all of it", words.num_embeddings, mesh.size()
@@ -178,26 +185,17 @@ def divide_layers(model: PreTrainedModel, layers: torch.nn.ModuleList, mesh: Dev
 def _plan(model: PreTrainedModel) -> dict[str, str]:
     plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None)
     if not plan:
-        raise RunError(
-            f"model type {model.config.model_type} has no plan for tensor parallelism in its config",
-            hints=["set train_engine.parallel.tensor to 1; context parallelism and more ranks work for every model"],
-        )
+        raise _not_divided(model, "has no plan for it in its config (base_model_tp_plan)")
     return dict(plan)
 
 
 def _divide(model: PreTrainedModel, module: Any, style: str, mesh: DeviceMesh) -> None:
-    if not isinstance(module, torch.nn.Linear) or style not in ("colwise", "rowwise"):
-        raise RunError(
-            f"the plan of model type {model.config.model_type} asks for '{style}' of {type(module).__name__}, which "
-            "this engine's tensor parallelism does not do",
-            hints=["set train_engine.parallel.tensor to 1"],
-        )
+    if type(module) is not torch.nn.Linear or style not in ("colwise", "rowwise"):
+        raise _not_divided(model, f"asks for '{style}' of {type(module).__name__} in its plan")
     is_column = style == "colwise"
     size = module.out_features if is_column else module.in_features
     if size % mesh.size():
-        raise RunError(
-            f"a matrix of {size} {'columns' if is_column else 'rows'} does not divide by {mesh.size()} ranks"
-        )
+        raise _not_divided(model, f"has {style} matrices of {size}, which {mesh.size()} does not divide")
     if is_column:
         module.__class__ = _Columns
         _keep_part(module, "weight", 0, mesh)
@@ -206,6 +204,13 @@ def _divide(model: PreTrainedModel, module: Any, style: str, mesh: DeviceMesh) -
         rows: Any = module
         rows.__class__, rows.group = _Rows, group_name(mesh)
         _keep_part(module, "weight", 1, mesh)
+
+
+def _not_divided(model: PreTrainedModel, why: str) -> RunError:
+    return RunError(
+        f"model type {model.config.model_type} {why}: this engine's tensor parallelism does not divide it",
+        hints=["set train_engine.parallel.tensor to 1; context parallelism and more ranks work for every model"],
+    )
 
 
 def _keep_part(module: torch.nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> None:
@@ -230,11 +235,7 @@ def _blocks(model: PreTrainedModel, plan: dict[str, str], inside: set[torch.nn.M
             continue
         for child, part in module.named_children():
             if kinds[child] is None and any(True for _ in part.parameters()):
-                raise RunError(
-                    f"{type(module).__name__}.{child} of model type {model.config.model_type} has parameters and no "
-                    "place in the model's plan for tensor parallelism",
-                    hints=["set train_engine.parallel.tensor to 1"],
-                )
+                raise _not_divided(model, f"has no place for {type(module).__name__}.{child} in its plan")
         yield module
 
 

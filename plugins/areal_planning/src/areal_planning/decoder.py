@@ -24,6 +24,7 @@ class Decoder:
         query, key: width of all heads together, and of all key heads.
         heads: of attention.
         vocabulary: rows of the head; 0 where the head is a single number.
+        words: rows of the embedding.
         layer_parameters: of all layers.
         root_parameters: of everything else: embeddings, head, last norm.
         largest_layer: parameters of the largest layer.
@@ -37,6 +38,7 @@ class Decoder:
     key: int
     heads: int
     vocabulary: int
+    words: int
     layer_parameters: int
     root_parameters: int
     largest_layer: int
@@ -83,6 +85,7 @@ class Decoder:
             key=(text.get("num_key_value_heads") or heads) * size,
             heads=heads,
             vocabulary=0 if scalar else vocabulary,
+            words=vocabulary,
             layer_parameters=sum(by_layer.values()),
             root_parameters=root,
             largest_layer=max(by_layer.values(), default=0),
@@ -91,16 +94,16 @@ class Decoder:
 
     def divided(self, tensors: int) -> Decoder:
         """What one of so many ranks of tensor parallelism has; a vocabulary that they do not divide it has whole."""
-        words = self.vocabulary if self.vocabulary % tensors else self.vocabulary // tensors
+        of_words = 1 if self.words % tensors else tensors
         return replace(
             self,
             intermediate=self.intermediate // tensors,
             query=self.query // tensors,
             key=self.key // tensors,
             heads=self.heads // tensors,
-            vocabulary=words,
+            vocabulary=self.vocabulary // of_words,
             layer_parameters=self.layer_parameters // tensors,
-            root_parameters=self.root_parameters * words // max(1, self.vocabulary),
+            root_parameters=self.root_parameters // of_words,
             largest_layer=self.largest_layer // tensors,
         )
 
