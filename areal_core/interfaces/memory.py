@@ -67,7 +67,11 @@ class PlansMemory(Protocol):
     """Settings of a training engine that know what it will take, on a machine without torch and without a GPU."""
 
     def memory(self, load: RankLoad) -> Memory | None:
-        """What the engine will hold with these settings; None for a model whose layers it does not know."""
+        """What the engine will hold with these settings; None for a model whose layers it does not know.
+
+        Raises:
+            RunError: the engine cannot train this model with these settings, and why.
+        """
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
         """Changes of these settings that bring it below `room` bytes: each `key=value`, or several and blanks."""

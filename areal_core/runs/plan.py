@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.needs import roles_of
-from areal_core.errors import ConfigError
+from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.runs.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, StoredModel, gpu_bytes_of, read_shapes
 
@@ -135,7 +135,11 @@ def _model_rows(
     text = f"{folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"
     roles = roles_of(config.algorithm, config.training.updates)
     models = {name: found for name in roles if (found := own.get(name, shared)) is not None}
-    memory = MemoryPlan(config, models, gpu_bytes_of(config))
+    try:
+        memory = MemoryPlan(config, models, gpu_bytes_of(config))
+    except RunError as error:
+        problems.append(": ".join(("train_engine", error.message, *error.hints)))
+        return [("model", text)]
     problems += memory.problems() if trains else ()
     figures["memory"] = memory.as_dict()
     return [("model", text), *_memory_rows(memory), *_publication_rows(config, shared, memory, figures)]

@@ -176,3 +176,11 @@ def test_weights_that_are_no_file_are_named(model: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         plan(model)
     assert "model.safetensors is no file" in str(raised.value.problems[0])
+
+
+def test_heads_that_ranks_cannot_divide_are_refused(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**DESCRIPTION, "num_attention_heads": 3, "head_dim": 8}))
+    with pytest.raises(ConfigError) as raised:
+        plan(model, "launcher.trainer_processes=2", "train_engine.parallel.tensor=2")
+    (problem,) = raised.value.problems
+    assert "3 heads of attention with 3 key heads cannot be divided among tensor 2" in str(problem)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_parallel.mesh import Ranks
 from areal_parallel.settings import ParallelSettings
 
 
@@ -54,7 +53,8 @@ def test_what_is_wrong_for_so_many_ranks(settings, ranks, word):
     ],
 )
 def test_heads_of_a_rank(tensor, context, heads, key_heads, wanted):
-    assert Ranks(tensor=Mesh(tensor), context=Mesh(context)).heads(heads, key_heads) == wanted
+    settings = ParallelSettings.model_validate({"tensor": tensor, "context": context})
+    assert settings.heads(heads, key_heads) == wanted
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_heads_of_a_rank(tensor, context, heads, key_heads, wanted):
 )
 def test_heads_that_cannot_be_divided(tensor, context, heads, key_heads):
     with pytest.raises(RunError, match=f"{heads} heads of attention with {key_heads} key heads"):
-        Ranks(tensor=Mesh(tensor), context=Mesh(context)).heads(heads, key_heads)
+        ParallelSettings.model_validate({"tensor": tensor, "context": context}).heads(heads, key_heads)
 
 
 def test_parts_that_do_more_than_their_kind_are_not_divided():

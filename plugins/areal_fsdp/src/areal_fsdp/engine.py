@@ -21,7 +21,7 @@ from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
 from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
 from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step, sum_gradients
-from areal_fsdp.probe import check_module
+from areal_fsdp.probe import check_module, own_outputs
 from areal_fsdp.profiling import profiled
 from areal_fsdp.ranks import join_group_of_one, rank_and_ranks
 from areal_fsdp.wide import check_outputs, compared_roles, is_wide
@@ -92,10 +92,11 @@ class FSDPEngine:
         self._share_heads(text)
         recompute = self._config.activation_checkpointing and role.trains
         prepare_layers(list(decoder_layers(module.model)), compile_them=is_compiled, recompute=recompute)
+        wanted = own_outputs(module, torch.device("cpu")) if self._ranks.tensor is not None else None
         self._parameters = self._place(module)
         self._module = module
         self._meter = self._new_meter(module.model)
-        check_module(module, self._device, self._dtype)
+        check_module(module, self._device, self._dtype, wanted)
         self._reshard()
         if role.trains:
             self._optimizer = make_optimizer(self._parameters.values(), self._config)
@@ -124,7 +125,7 @@ class FSDPEngine:
         """See how many heads of attention a rank has, and choose the kernel for them."""
         heads = text.num_attention_heads
         key_heads = getattr(text, "num_key_value_heads", None) or heads
-        own, own_key = self._ranks.heads(heads, key_heads)
+        own, own_key = self._config.parallel.heads(heads, key_heads)
         if self._has_kernels():
             head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
             choose_kernel(self._config.attention_kernel, own, own_key, head_size, self._device)
@@ -340,8 +341,7 @@ class FSDPEngine:
         for name, parameter in self._ready().model.named_parameters():  # of masters, what they were rounded to
             whole = parameter.detach()
             if isinstance(whole, DTensor):
-                moved = whole.to(self._device, self._dtype)  # from host memory, if parameters are offloaded
-                assert isinstance(moved, DTensor)
+                moved: Any = whole.to(self._device, self._dtype)  # from host memory, if parameters are offloaded
                 whole = moved.full_tensor()
             yield name, whole.to(self._dtype)
 

@@ -21,9 +21,23 @@ _MODERATE = 10.0
 models give the probe's random tokens log-probabilities of -20 and less, from logits above 30."""
 
 
+def own_outputs(module: RoleModule, device: torch.device) -> list[torch.Tensor]:
+    """What the model's own forward makes of each probe."""
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        return [_wanted(module, sequence, sequence.roll(-1)) for sequence in _probes(module, device)]
+
+
 @torch.no_grad()
-def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -> None:
+def check_module(
+    module: RoleModule, device: torch.device, dtype: torch.dtype, wanted: list[torch.Tensor] | None = None
+) -> None:
     """Compare `module` with the model's own forward, first on one sequence, then on several packed ones.
+
+    Args:
+        module: on the device.
+        device: where it computes.
+        dtype: in which.
+        wanted: what `own_outputs` said before ranks divided the model; None where they have not.
 
     Raises:
         RunError: they differ; it names the model type and says which of the two comparisons failed.
@@ -31,15 +45,11 @@ def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -
     config = module.model.config.get_text_config()
     if getattr(config, "final_logit_softcapping", None):  # on a model whose logits are small yet, no probe would see it
         raise _changed_logits(config.model_type, f"it caps them at {config.final_logit_softcapping}")
-    longest = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
-    generator = torch.Generator().manual_seed(0)
-    sequences = [
-        torch.randint(config.vocab_size, (min(length, longest),), generator=generator).to(device) for length in _LENGTHS
-    ]
+    sequences = _probes(module, device)
     targets = [sequence.roll(-1) for sequence in sequences]
     pairs = list(zip(sequences, targets, strict=True))
+    wanted = own_outputs(module, device) if wanted is None else [values.to(device) for values in wanted]
     with torch.compiler.set_stance("force_eager"):  # a compiler tunes its code for the sizes of the first call
-        wanted = [_wanted(module, sequence, target) for sequence, target in pairs]
         alone = torch.cat([_computed(module, [sequence], target) for sequence, target in pairs])
         packed = _computed(module, sequences, torch.cat(targets))
     kind, expected = module.model.config.model_type, torch.cat(wanted)
@@ -52,6 +62,15 @@ def check_module(module: RoleModule, device: torch.device, dtype: torch.dtype) -
             f"{error:.3g}, at most {allowed:.3g} is allowed",
             hints=["its layers mix tokens outside attention; the fsdp engine needs a model that does not"],
         )
+
+
+def _probes(module: RoleModule, device: torch.device) -> list[torch.Tensor]:
+    """Token ids of some short sequences."""
+    config = module.model.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
+    generator = torch.Generator().manual_seed(0)
+    sizes = [min(length, longest) for length in _LENGTHS]
+    return [torch.randint(config.vocab_size, (size,), generator=generator).to(device) for size in sizes]
 
 
 def _changed_logits(kind: str, how: str) -> RunError:

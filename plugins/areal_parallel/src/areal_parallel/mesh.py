@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from areal_core.errors import RunError
-
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,34 +39,6 @@ class Ranks:
     shards: DeviceMesh | None = None
     context: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
-
-    @property
-    def contexts(self) -> int:
-        """Ranks that have one sequence together."""
-        return 1 if self.context is None else self.context.size()
-
-    @property
-    def tensors(self) -> int:
-        """Ranks that have one layer together."""
-        return 1 if self.tensor is None else self.tensor.size()
-
-    def heads(self, heads: int, key_heads: int) -> tuple[int, int]:
-        """Of so many heads and key heads of attention, those that one rank has.
-
-        Raises:
-            RunError: they cannot be divided.
-        """
-        together, own = self.tensors * self.contexts, key_heads // self.tensors
-        if heads % together or key_heads % self.tensors or (own % self.contexts and self.contexts % own):
-            raise RunError(
-                f"{heads} heads of attention with {key_heads} key heads cannot be divided among tensor {self.tensors} "
-                f"x context {self.contexts} ranks (train_engine.parallel)",
-                hints=[
-                    "tensor must divide both, tensor x context the heads; and context the key heads that are left to "
-                    "a rank of tensor, or these it"
-                ],
-            )
-        return heads // together, max(1, own // self.contexts)
 
 
 def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from areal_core.config import Settings
+from areal_core.errors import RunError
 
 
 class ParallelSettings(Settings):
@@ -36,3 +37,21 @@ class ParallelSettings(Settings):
         if data % self.replicas:
             return f"parallel.replicas: {self.replicas} does not divide the {data} ranks that share a batch"
         return ""
+
+    def heads(self, heads: int, key_heads: int) -> tuple[int, int]:
+        """Of so many heads and key heads of attention, those that one rank has.
+
+        Raises:
+            RunError: they cannot be divided.
+        """
+        together, own = self.tensor * self.context, key_heads // self.tensor
+        if heads % together or key_heads % self.tensor or (own % self.context and self.context % own):
+            raise RunError(
+                f"{heads} heads of attention with {key_heads} key heads cannot be divided among tensor {self.tensor} "
+                f"x context {self.context} ranks (train_engine.parallel)",
+                hints=[
+                    "tensor must divide both, tensor x context the heads; and context the key heads that are left to "
+                    "a rank of tensor, or these it"
+                ],
+            )
+        return heads // together, max(1, own // self.context)

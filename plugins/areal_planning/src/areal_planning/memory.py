@@ -97,10 +97,14 @@ def memory_of(
         recomputes: `activation_checkpointing`.
         chunk: `logprob_chunk_tokens`, None for the device's own number.
         offloads: `offload_parameters`, of which a CPU knows nothing.
+
+    Raises:
+        RunError: the ranks cannot divide the model's heads.
     """
     model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
     if model is None:
         return None
+    parallel.heads(model.heads, model.key * model.heads // model.query)  # which the engine would refuse
     on_gpu = load.gpu_bytes is not None
     tokens = None if load.tokens is None else load.tokens * parallel.tensor
     way = Computing(
