@@ -120,7 +120,7 @@ async def _own_and_supervise(resolved: Resolved, run: RunFolder, epoch: EpochFol
             ) from error
         if is_owner:
             has_trained = any(int(path.name.rpartition("-")[2]) for path in run.checkpoints())
-            anew = "nothing is trained yet: mend it and start again, with another run_dir or without this one; else "
+            anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
             error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
         raise
     finally:

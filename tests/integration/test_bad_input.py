@@ -140,7 +140,7 @@ def test_a_run_that_cannot_go_on_says_why(workplace: Workplace, words: list[str]
     assert done.code == 1, done.out
     assert cause in done.err
     assert "areal run --resume" in done.err
-    assert "nothing is trained yet: mend it and start again, with another run_dir or without this one" in done.err
+    assert "no step is kept yet: mend it and start again with another run_dir or without this one" in done.err
 
 
 def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: Workplace) -> None:

@@ -147,14 +147,16 @@ def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
         (["rewards=[slow.py:never]"], ", sample 0: reward 'never' raised ValueError: never"),
         (["rewards=[slow.py:nix]"], "has no 'nix'"),
         (["--model", "cut_off"], "the embedded engine could not load"),
+        (["--model", "no_header"], "no_header cannot be read"),
     ],
 )
 def test_a_failure_is_told_in_words(workplace: Workplace, words: list[str], told: str) -> None:
     (workplace.folder / "slow.py").write_text(SLOW)
-    shutil.copytree(workplace.folder / "model", workplace.folder / "cut_off")
-    os.truncate(workplace.folder / "cut_off" / "model.safetensors", 1000)
+    for name, left in (("cut_off", 0.9), ("no_header", 0.01)):
+        weights = shutil.copytree(workplace.folder / "model", workplace.folder / name) / "model.safetensors"
+        os.truncate(weights, round(left * weights.stat().st_size))
     done = workplace.areal("eval", "run.yaml", "--limit", "10", "--json", *words)
-    assert done.code == (2 if "nix" in told else 1), done.err
+    assert done.code == (2 if "nix" in told or "cannot be read" in told else 1), done.err
     assert done.out == ""
     assert told in done.err
     assert "Traceback" not in done.err.partition("the end of its log")[0]
