@@ -10,6 +10,7 @@
     │   ├── PluginConflictError         2   two plugins claim one name
     │   └── ComponentNotFoundError      2   no loaded plugin supplies a component of this name
     └── RunError                   1   the request was right and the run failed
+        └── LostError              1   a process or a node was lost: from the last commit on it may well go better
 
 An error is read by somebody who wants to go on working. Its message says what was asked and what is wrong; its hints,
 one line each, say first which command or edit repairs it and then what is available. The command line prints both
@@ -91,3 +92,7 @@ class RunError(ArealError):
     """The request was right and the run failed: a worker died, a deadline passed, a disk was full."""
 
     exit_code = 1
+
+
+class LostError(RunError):
+    """A process of the run was killed, hung or fell silent, or its node did: nothing that was asked is at fault."""

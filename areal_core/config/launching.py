@@ -16,5 +16,7 @@ class LauncherSettings(Settings):
     """ranks of the trainer, over which the model is sharded; null: one for each GPU in placement.training, or one"""
     threads_per_process: int = Field(1, ge=1)
     """CPU threads of each trainer rank"""
+    recoveries_per_hour: int = Field(3, ge=0)
+    """times that a run goes back to its last checkpoint by itself when a process or a node is lost"""
     network_interface: str | None = None
     """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""

@@ -181,22 +181,21 @@ class Wardens:
                     lost[node] = reason
                     say(f"the node {node} is left out: {reason}")
             if now - began > START_TIMEOUT_S:
-                say(
-                    f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s: the run does "
-                    "without the others"
-                )
+                here = f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s"
+                say(f"{here}: the run does without the others")
                 break
             if now - told > PROGRESS_S:
                 told = now
                 say(f"waiting for nodes: {len(self.nodes)} of {count} have reported")
             await asyncio.sleep(0.02)
-        for name, reason in (await who_cannot_see(folder, {n: node.channel for n, node in self.nodes.items()})).items():
+        channels = {node.name: node.channel for node in self.nodes.values()}
+        for name, reason in (await who_cannot_see(folder, channels)).items():
             lost[name] = reason
             say(f"the node {name} is left out: {reason}")
             await self.nodes.pop(name).channel.close()
         if not self.nodes:
-            told = "; ".join(f"{name}: {reason}" for name, reason in lost.items()) or "none has reported"
-            raise RunError(f"no process can be started on any node: {told}")
+            reasons = "; ".join(f"{lone}: {reason}" for lone, reason in lost.items()) or "none has reported"
+            raise RunError(f"no process can be started on any node: {reasons}")
         self._numbered = Nodes()
         for name in sorted(self.nodes):
             self._numbered.add(name, self.nodes[name].ready.gpus)

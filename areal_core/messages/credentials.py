@@ -6,6 +6,7 @@ import os
 import secrets
 from dataclasses import dataclass
 
+from areal_core.errors import LostError, RunError
 from areal_core.messages.codec import message
 
 _TOKEN, _EPOCH = "AREAL_TOKEN", "AREAL_EPOCH"
@@ -74,9 +75,14 @@ class Failed:
     Attributes:
         text: what is wrong.
         hints: what can be done.
-        is_consequence: the cause lies elsewhere: a peer was lost, and its own words say more.
+        is_loss: see `LostError`.
     """
 
     text: str
     hints: tuple[str, ...] = ()
-    is_consequence: bool = False
+    is_loss: bool = False
+
+    @property
+    def error(self) -> RunError:
+        """What the requester raises."""
+        return (LostError if self.is_loss else RunError)(self.text, hints=self.hints)

@@ -166,13 +166,15 @@ class Dying:
         exit_code: that the program shall end with.
         traceback: where it happened; empty for errors that are raised on purpose.
         is_consequence: the cause lies elsewhere: a peer was lost, and its own words say more.
+        is_loss: see `LostError`.
     """
 
     text: str
     hints: tuple[str, ...]
     exit_code: int
     traceback: str
-    is_consequence: bool
+    is_consequence: bool = False
+    is_loss: bool = False
 
 
 @message

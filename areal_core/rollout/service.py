@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from areal_core.background import start_task
-from areal_core.errors import ArealError, RunError
+from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.inference import WeightUpdate
 from areal_core.messages import Channel, ChannelClosed
 from areal_core.messages import rollouts as messages
@@ -94,7 +94,7 @@ class RolloutService:
                 raise RunError(f"nobody here answers {type(message).__name__}")
             return await handler(message)
         except ArealError as error:
-            return Failed(error.message, error.hints)
+            return Failed(error.message, error.hints, isinstance(error, LostError))
 
     async def _reply(self, channel: Channel, message: Any, number: int) -> None:
         channel.reply(number, await self.answer(message))

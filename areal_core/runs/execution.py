@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config.imports import KeptSources
 from areal_core.disk import DiskError, replace_durably, writing
-from areal_core.errors import RunError, UsageError
+from areal_core.errors import LostError, RunError, UsageError
 from areal_core.interfaces.launcher import Needs
 from areal_core.launchers.warden import NODES_VARIABLE
 from areal_core.messages import Credentials
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import EpochFolder
     from areal_core.runs.view import View
 
+HOUR_S = 3600.0
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Where PyTorch's collectives look for the network that they use."""
 
@@ -84,10 +86,33 @@ def execute(
         _check_plugins(resolved, run, allowed=allow_changed_plugins)
     began = time.monotonic()
     with closing(Terminal()) as terminal:
-        code = asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
+        code = _run_through_losses(resolved, run, epoch, terminal)
     if not code:
         say(summarise_run(run, resolved.config.steps, time.monotonic() - began, Split.of(resolved.config)))
     return code
+
+
+def _run_through_losses(resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal) -> int:
+    """Bring the run to its end, going back to the last commit when something is lost; the exit code."""
+    limit, losses = resolved.config.launcher.keywords().get("recoveries_per_hour", 0), deque[float]()
+    while True:
+        try:
+            return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal))
+        except LostError as error:
+            now = time.monotonic()
+            while losses and now - losses[0] > HOUR_S:
+                losses.popleft()
+            if len(losses) >= limit or run.last_epoch != epoch:
+                if limit and losses:
+                    error.hints = (
+                        *error.hints,
+                        f"launcher.recoveries_per_hour is {limit}: it was lost as often before",
+                    )
+                raise
+            losses.append(now)
+            times = f"{len(losses)} of at most {limit} times in an hour"
+            terminal.say(f"{error.message}\ngoing back to the last checkpoint ({times})")
+            epoch = next_epoch(run, terminal.say)
 
 
 def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None:

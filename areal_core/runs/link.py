@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import on_failure, start_thread
-from areal_core.errors import ArealError, RunError
+from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.launcher import Place, ProcessEnd
 from areal_core.launchers.wardens import NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
@@ -128,12 +128,12 @@ class Link:
     def die(self, error: BaseException) -> int:
         """Say why this process ends; the exit code that it shall end with."""
         if isinstance(error, ArealError):
-            is_consequence = isinstance(error, ChannelClosed)
-            self.post(Dying(error.message, error.hints, error.exit_code, "", is_consequence))
+            kind = isinstance(error, ChannelClosed), isinstance(error, LostError)
+            self.post(Dying(error.message, error.hints, error.exit_code, "", *kind))
             return error.exit_code
         told = "".join(traceback.format_exception(error))
         sys.stderr.write(told)
-        self.post(Dying(f"{type(error).__name__}: {error}"[:2000], (), 1, told[-20_000:], is_consequence=False))
+        self.post(Dying(f"{type(error).__name__}: {error}"[:2000], (), 1, told[-20_000:]))
         return 1
 
     def _listen(self) -> None:

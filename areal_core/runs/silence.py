@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from areal_core.errors import RunError
+from areal_core.errors import LostError
 from areal_core.interfaces.launcher import EndMeans
 from areal_core.launchers.wardens import LEASE_S
 from areal_core.messages.processes import EndProcess
@@ -38,7 +38,7 @@ class Silences:
         """Tell of those that have fallen silent, were stopped, or are heard again.
 
         Raises:
-            RunError: one without which the run cannot go on was silent, or in one phase, for too long.
+            LostError: one without which the run cannot go on was silent, or in one phase, for too long.
         """
         for process in processes:
             self._check_process(process)
@@ -54,9 +54,9 @@ class Silences:
         told = f" is {state} since {silent:.0f} s (phase {phase.phase})"
         hint = f"its log: {self._log(process.name)}"
         if silent > LEASE_S and process.specification.end is EndMeans.ENDS_RUN:
-            raise RunError(f"{process.name}{told}: it counts as lost", hints=[hint])
+            raise LostError(f"{process.name}{told}: it counts as lost", hints=[hint])
         if 0 < phase.deadline_s < phase.seconds and not process.ended.done():
-            raise RunError(
+            raise LostError(
                 f"{process.name} hangs: it has been in the phase '{phase.phase}' for {phase.seconds:.0f} s, and may be "
                 f"for {phase.deadline_s:.0f}",
                 hints=[hint, "a slow machine: raise training.phase_timeout_s"],

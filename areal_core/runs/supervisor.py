@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import on_failure, start_task, watch_event_loop
-from areal_core.errors import ArealError, RunError
+from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
 from areal_core.launchers.wardens import SupervisedProcess, Wardens
 from areal_core.messages.credentials import Failed
@@ -150,7 +150,8 @@ class Supervisor:
             0 or `INTERRUPTED_EXIT_CODE`.
 
         Raises:
-            RunError: a process failed; says which, where, and why.
+            LostError: a process was killed, or its node lost.
+            RunError: one failed; says which, where, and why.
         """
         is_passed_on = False
         while True:
@@ -214,22 +215,26 @@ class Supervisor:
             codes = {p: p.ended.result().code for p in self._essential() if p.ended.done()}
             failed = [p for p, code in codes.items() if code not in (0, 75) or (code == 0 and not p.has_finished)]
             told = {process for process, _ in self._dying}
-            if own:
+            is_over = time.monotonic() > deadline or all(process.ended.done() for process in self._essential())
+            # What others meet in a library, when one is killed, looks like a cause of its own.
+            if own and (is_over or not own[0][1].traceback):
                 return self._told_by(*own[0])
             if silent := [process for process in failed if process not in told]:
                 process = silent[0]
                 end = process.ended.result()
-                return RunError(
+                kind = LostError if end.code < 0 else RunError
+                return kind(
                     f"{process.name} on {process.node.name} {end.describe()}",
                     hints=[f"its log: {self._log(process.name)}"],
                 )
-            if time.monotonic() > deadline or all(process.ended.done() for process in self._essential()):
+            if is_over:
                 return self._told_by(*self._dying[0])
             await asyncio.sleep(0.05)
 
     def _told_by(self, process: SupervisedProcess, dying: Dying) -> ArealError:
         if not dying.traceback:
-            return RunError(dying.text, hints=dying.hints, exit_code=dying.exit_code)
+            kind = LostError if dying.is_loss else RunError
+            return kind(dying.text, hints=dying.hints, exit_code=dying.exit_code)
         where = f"{process.name} on {process.node.name}"
         return RunError(
             f"{where} failed: {dying.text}\n{dying.traceback}", hints=[f"its log: {self._log(process.name)}"]

@@ -79,7 +79,7 @@ class RolloutClient:
                 question, last_line = self.request(messages.Describe()), now
         reply = self._replies.pop(number)
         if isinstance(reply, Failed):
-            raise RunError(reply.text, hints=reply.hints)
+            raise reply.error
         return reply
 
     def call(self, message: Any, waiting_for: str) -> Any:

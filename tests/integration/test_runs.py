@@ -86,11 +86,29 @@ def test_interrupt_then_resume(workplace: Workplace) -> None:
     assert workplace.areal("audit", "run").code == 0
 
 
+@pytest.mark.parametrize("name", ["trainer-1", LONG("controller"), LONG("warden"), LONG("hf")])
+def test_a_run_goes_back_to_its_last_checkpoint_by_itself(workplace: Workplace, name: str) -> None:
+    """On three nodes of this machine: what is killed costs the steps since the last checkpoint, and not the run."""
+    changes = ("steps=10", "checkpoint.every=1", "launcher.nodes=3", "launcher.trainer_processes=2")
+    process = workplace.start("run", "run.yaml", "run_dir=run", *changes)
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
+    words = {"warden": "launchers.warden", "hf": "areal_hf.server"}.get(name, name)
+    os.kill(workplace.processes(process, words)[0 if name == "warden" else -1], signal.SIGKILL)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, err
+    assert "going back to the last checkpoint (1 of at most 3 times in an hour)" in out
+    assert name != "trainer-1" or "trainer-1 on node-1 was killed by SIGKILL" in out
+    assert [line["step"] for line in workplace.metrics()] == list(range(1, 11))
+    assert not processes_of(workplace.folder / "run")
+    assert workplace.areal("audit", "run").code == 0
+
+
 @pytest.mark.parametrize("name", [LONG("warden"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0")])
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
     """Of the engine and the warden with the words of how; a reward process is replaced, and the run goes on."""
     steps = 2000 if name != "reward-0" else 12
-    process = workplace.start("run", "run.yaml", "run_dir=run", f"steps={steps}", "checkpoint.every=1")
+    changes = (f"steps={steps}", "checkpoint.every=1", "launcher.recoveries_per_hour=0")
+    process = workplace.start("run", "run.yaml", "run_dir=run", *changes)
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
     words = {"warden": "launchers.warden", "hf": "areal_hf.server", "reward-0": "rewards.worker"}.get(name, name)
     victims = workplace.processes(process, words)

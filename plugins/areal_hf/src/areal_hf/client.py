@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from areal_core.background import start_task
 from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
-from areal_core.errors import RunError
+from areal_core.errors import LostError, RunError
 from areal_core.interfaces import InferenceCapabilities, SamplingParameters
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
 from areal_core.launchers.keepers import Keepers
@@ -294,7 +294,7 @@ class HFEngine:
 
     async def _fail(self, reason: str) -> None:
         """End the process where it still runs, and everything that waits for it."""
-        self._ended = RunError(f"the embedded engine {reason}: {await self._last_words()}")
+        self._ended = LostError(f"the embedded engine {reason}: {await self._last_words()}")
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         self._generations.clear()
         for future in pending:
