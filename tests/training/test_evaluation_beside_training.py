@@ -121,36 +121,6 @@ def test_a_checkpoint_of_the_evaluated_step_owes_it(tmp_path: Path) -> None:
     assert hidden(tmp_path) == []
 
 
-def test_a_checkpoint_is_committed_as_soon_as_it_is_whole(tmp_path: Path) -> None:
-    """Not only when the evaluation has ended: that may be long."""
-
-    class Looks(Parts):
-        def end_evaluation(self, patience_s: float) -> dict[str, float]:
-            self.asked.append(f"committed {len(self.committed)}")
-            return super().end_evaluation(patience_s)
-
-        def snapshot_size(self) -> int:
-            return 0
-
-        def snapshot(self) -> Any:
-            return self.save
-
-        def learn_slowly(self) -> None:
-            deadline = time.monotonic() + 60
-            while not list(checkpoint_folders(tmp_path)) and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-        def next_batch(self, step: int) -> Any:
-            if step == 2:
-                self.learn_slowly()
-            return super().next_batch(step)
-
-    parts = Looks()
-    train(tmp_path, parts, config(4, evaluation=section(), checkpoint=CheckpointSection(every=2)))
-    assert "committed 1" in parts.asked
-    assert "committed 0" not in parts.asked
-
-
 def test_a_stop_before_the_next_batch_leaves_it_to_the_resume(tmp_path: Path) -> None:
     parts = Parts(interrupt_at=2)
     assert not train(tmp_path, parts, config(5, evaluation=section()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.config.sections import CheckpointSection
+from areal_core.config.sections import CheckpointSection, EvaluationSection
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
@@ -99,6 +99,14 @@ def test_what_is_whole_is_committed_with_the_next_step(tmp_path: Path) -> None:
     assert in_order(parts, "snapshot 2", "batch 2", "commit 2", "batch 3", "snapshot 4", "batch 4", "commit 4")
     assert [step for step, _ in parts.committed] == [2, 4, 6]
     assert "snapshot 6" not in parts.asked, "nothing goes on after the last step"
+
+
+def test_what_is_whole_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+    """Which may take long: a kill meanwhile shall not cost the steps before the checkpoint."""
+    parts = Snapshots(waits=True)
+    section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=False)
+    train(tmp_path, parts, config(4, evaluation=section, checkpoint=CheckpointSection(every=2)))
+    assert in_order(parts, "snapshot 2", "batch 2", "commit 2", "evaluated", "publish 3")
 
 
 def test_an_interruption_waits_for_it_and_adds_the_last_one(tmp_path: Path) -> None:
