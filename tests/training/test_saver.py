@@ -172,6 +172,22 @@ def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
     assert len(told) == 1
 
 
+@pytest.mark.parametrize(("hosts", "goes_on"), [([1.0, 1.0], False), ([1.0, 2.0], True)])
+def test_only_the_ranks_of_one_host_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[float], goes_on: bool
+) -> None:
+    """What two ranks say of themselves: 6 GB each, where 10 GB are free."""
+    answers = {0: hosts, 6_000_000_000: [6e9, 6e9], 10_000_000_000: [10e9, 10e9]}
+    monkeypatch.setattr("areal_core.training.saver.available_memory", lambda: 10_000_000_000)
+    monkeypatch.setattr("areal_core.training.saver.host_number", lambda: 0)
+    monkeypatch.setattr("areal_core.training.saver.gather", lambda value: answers[value])
+    told: list[str] = []
+    parts = Snapshots(size=6_000_000_000)
+    train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), tell=told.append)
+    assert ("snapshot 1" in parts.asked) == goes_on
+    assert ["12.0 GB is too much for the 10.0 GB" in line for line in told] == [True] * (not goes_on)
+
+
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     parts = Snapshots()
     train(tmp_path, parts, config(3, checkpoint=CheckpointSection(every=1, asynchronous=False)))
