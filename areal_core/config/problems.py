@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,8 +80,7 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
             description = known[str(path[-1])].description if known else None
             problems.append(Problem(path, "is required", (f"it is: {description}",) if description else ()))
         elif kind == "model_type":
-            keys = _keys_of(known.get(str(path[-1]))) if path else []
-            hints = (f"keys here: {', '.join(keys)}",) if keys else ()
+            hints = (f"keys here: {', '.join(sorted(fields))}",) if fields and not path else ()
             problems.append(Problem(path, "is a section with keys of its own, and a single value stands there", hints))
         else:
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -91,13 +90,6 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
     if len(details) > MOST_TOLD:
         problems.append(Problem((), f"{len(details) - MOST_TOLD:,} more mistakes"))
     return problems
-
-
-def _keys_of(field: FieldInfo | None) -> list[str]:
-    """The keys of the section, or of the sections, that a field may be."""
-    annotation = field.annotation if field is not None else None
-    models = [kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields")]
-    return sorted(key for model in models for key in model.model_fields)
 
 
 def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
