@@ -17,6 +17,7 @@ is annotated `LocalPath`: it is relative to the config that names it. A span of 
 """
 
 from areal_core.config.context import LocalPath
+from areal_core.config.launching import LauncherSettings
 from areal_core.config.needs import needs_of
 from areal_core.config.place import component
 from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
@@ -28,6 +29,7 @@ from areal_core.config.settings import Seconds, Secret, Settings
 __all__ = [
     "CONFIG_FILE",
     "EvaluationSection",
+    "LauncherSettings",
     "LocalPath",
     "Resolved",
     "RewardTerm",

@@ -89,12 +89,19 @@ class RunConfig(Section):
         changes: dict[str, Section] = {}
         if self.placement.training and "dtype" not in self.model.model_fields_set:
             changes["model"] = self.model.model_copy(update={"dtype": "bfloat16"})
-        if self.placement.apart and self._has_servers and "transport" not in self.publication.model_fields_set:
+        if self.placement.apart and self.has_servers and "transport" not in self.publication.model_fields_set:
             changes["publication"] = self.publication.model_copy(update={"transport": "broadcast"})
         return self.model_copy(update=changes) if changes else self
 
     @property
-    def _has_servers(self) -> bool:
+    def trainer_processes(self) -> int:
+        """Ranks of the trainer."""
+        written: int | None = self.launcher.keywords().get("trainer_processes")
+        return written or len(self.placement.training or ()) or 1
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether the run starts inference servers, which may stand on other nodes than the trainer."""
         return self.inference_engine is not None and bool(self.inference_engine.keywords().get("servers"))
 
     @property

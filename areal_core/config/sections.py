@@ -157,8 +157,8 @@ class PublicationSection(Section):
 
     transport: Literal["memory", "disk", "broadcast"] = "memory"
     """a folder in memory or in the run folder, or a broadcast: the default where servers and trainer have named GPUs"""
-    address: str = "127.0.0.1"
-    """of the trainer's machine, as servers reach it, in broadcasts"""
+    address: str | None = None
+    """of rank 0's machine, as servers reach it, in broadcasts; null is that of its node"""
     timeout_s: Seconds = Field(default=300.0, gt=0)
     """seconds that a broadcast may take before a folder is used"""
     verify_every: int = Field(default=0, ge=0)

@@ -24,7 +24,7 @@ class Needs:
 
     Attributes:
         cores: CPU cores that it computes with; 0 where it only waits.
-        gpus: of the node, by number; None for those that the node shows.
+        gpus: by number, counted through all nodes of the run; None for those that the node shows.
         memory_bytes: of main memory; 0 where nobody has counted.
     """
 
@@ -43,7 +43,8 @@ class ProcessSpecification:
         command: of the operating system, the program first.
         environment: added to the node's own.
         needs: of its node.
-        beside: name of the process on whose node it must stand; empty for any node.
+        node: name of the node where it must stand; empty for another choice.
+        beside: name of the process on whose node it must stand; empty for the node of whoever starts it.
         end: what its end means.
         speaks: whether it is a program of areal's own, which beats and is told things over a link to the supervisor.
     """
@@ -53,6 +54,7 @@ class ProcessSpecification:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: Needs = Needs()
+    node: str = ""
     beside: str = ""
     end: EndMeans = EndMeans.ENDS_RUN
     speaks: bool = False
@@ -88,6 +90,20 @@ def describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
+class Place(NamedTuple):
+    """Where a process can listen.
+
+    Attributes:
+        node: its name, for `ProcessSpecification.node`.
+        address: of the node, as other processes of the run reach it.
+        port: on which nobody listened there a moment ago.
+    """
+
+    node: str
+    address: str
+    port: int
+
+
 class RunningProcess(Protocol):
     """A process that was started, as its starter sees it."""
 
@@ -103,8 +119,12 @@ class RunningProcess(Protocol):
 class Processes(Protocol):
     """Starts processes of a run: what an engine, a pool or any other part is given that needs some."""
 
-    address: str
-    """Of the node where those stand that name no other (`beside`), as other processes of the run reach it."""
+    async def find_place(self, needs: Needs) -> Place:
+        """A node that has what a process needs, the one with the fewest processes where several do, and a port there.
+
+        Raises:
+            RunError: there is no such node.
+        """
 
     async def start(self, specification: ProcessSpecification) -> RunningProcess:
         """Start a process and return at once.
@@ -119,25 +139,26 @@ class Processes(Protocol):
 class Launcher(Protocol):
     """Brings one warden to each node of a run, and ends nodes. Everything else is the wardens'.
 
+    Its settings are derived from `areal_core.config.LauncherSettings`, where the core reads how many ranks there are.
+
     Attributes:
-        trainer_processes: ranks of the trainer.
-        threads_per_process: CPU threads of each.
         host: address on which the supervisor listens for the wardens.
     """
 
-    trainer_processes: int
-    threads_per_process: int
     host: str
 
     def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run the command, a warden, once on every node, with these variables; how many were brought.
+        """Begin to run the command, a warden, once on every node, with these variables; how many will come.
+
+        A node that has a name among its like is told it in the variable `AREAL_NODE`; otherwise its host's counts.
+        GPUs that are not the run's are hidden from it by `CUDA_VISIBLE_DEVICES`.
 
         Raises:
             RunError: a node cannot be had; says which, and what there is.
         """
 
     def lost(self) -> Mapping[str, str]:
-        """Nodes whose warden could not be started or has ended, with the reason."""
+        """Nodes whose warden could not be started or has ended for sure, by name, with the reason."""
 
     def close(self) -> None:
         """End all nodes; confirmed on return; safe to call twice."""

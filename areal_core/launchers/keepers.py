@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import Place, ProcessEnd
 from areal_core.launchers.identity import is_stopped
+from areal_core.launchers.node import free_port, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces.launcher import ProcessSpecification
+    from areal_core.interfaces.launcher import Needs, ProcessSpecification
 
 LOG_BYTES = 1 << 26
 """Of a log file, of which there may be two."""
@@ -112,8 +113,6 @@ class Keepers:
             that has children by other ways, for they would end too.
     """
 
-    address = "127.0.0.1"
-
     def __init__(
         self, logs: Path, environment: Mapping[str, str] | None = None, *, adopts_orphans: bool = False
     ) -> None:
@@ -124,6 +123,10 @@ class Keepers:
         self._environment = {**os.environ, **(environment or {})}
         self.processes: dict[str, KeptProcess] = {}
         self.launching = 0
+
+    async def find_place(self, needs: Needs) -> Place:
+        """See `Processes.find_place`: this machine."""
+        return Place("", "127.0.0.1", free_port())
 
     async def start(self, specification: ProcessSpecification) -> KeptProcess:
         """See `Processes.start`."""
@@ -143,7 +146,8 @@ class Keepers:
         """Start a command under a keeper."""
         variables = {**self._environment, **environment}
         if gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+            shown = visible_gpus()
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in gpus)
         self.launching += 1
         try:
             keeper = await asyncio.create_subprocess_exec(

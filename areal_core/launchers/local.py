@@ -1,4 +1,4 @@
-"""All processes of a run on this machine, which is one node."""
+"""All processes of a run on this machine, which is one node, or plays several."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces.launcher import describe_exit
+from areal_core.launchers.node import count_gpus, visible_gpus
+from areal_core.launchers.warden import NODE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,34 +21,41 @@ GRACE_S = 10.0
 
 
 class LocalLauncher:
-    """Brings one warden, as a child in a session of its own: a terminal's Ctrl-C reaches only the supervisor."""
+    """Brings wardens as children in sessions of their own: a terminal's Ctrl-C reaches only the supervisor."""
 
     host = "127.0.0.1"
 
     def __init__(self, settings: LocalSettings) -> None:
-        self.trainer_processes = settings.trainer_processes
-        self.threads_per_process = settings.threads_per_process
-        self._warden: subprocess.Popen[bytes] | None = None
+        self._count = settings.nodes
+        self._wardens: dict[str, subprocess.Popen[bytes]] = {}
 
     def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """See `Launcher.bring`."""
-        self._warden = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        return 1
+        for number in range(self._count):
+            name = f"node-{number}" if self._count > 1 else "this machine"
+            variables = {**os.environ, **environment, **(self._own(number, name) if self._count > 1 else {})}
+            self._wardens[name] = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        return self._count
+
+    def _own(self, number: int, name: str) -> dict[str, str]:
+        """What makes a part of this machine a node: a name, and its share of the GPUs."""
+        gpus = visible_gpus() or list(map(str, range(count_gpus())))
+        share = len(gpus) // self._count
+        return {NODE_VARIABLE: name, "CUDA_VISIBLE_DEVICES": ",".join(gpus[number * share : (number + 1) * share])}
 
     def lost(self) -> Mapping[str, str]:
         """See `Launcher.lost`."""
-        code = self._warden.poll() if self._warden is not None else None
-        return {} if code is None else {"this machine": f"its warden {describe_exit(code)}"}
+        codes = {name: warden.poll() for name, warden in self._wardens.items()}
+        return {name: f"its warden {describe_exit(code)}" for name, code in codes.items() if code is not None}
 
     def close(self) -> None:
         """See `Launcher.close`: a warden ends by itself when the supervisor lets go of it."""
-        if self._warden is None:
-            return
         deadline = time.monotonic() + GRACE_S
-        while self._warden.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with suppress(ProcessLookupError):
-            self._warden.kill()
-        self._warden.wait()
+        for warden in self._wardens.values():
+            while warden.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            with suppress(ProcessLookupError):
+                warden.kill()
+            warden.wait()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from areal_core.config import Settings
+from areal_core.config import LauncherSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from areal_core.config import RunConfig
 
 
-class LocalSettings(Settings):
+class LocalSettings(LauncherSettings):
     """Processes on this machine."""
 
-    trainer_processes: int = Field(1, ge=1, description="ranks of the trainer; the model is sharded over them")
-    threads_per_process: int = Field(1, ge=1, description="CPU threads of each trainer rank")
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    nodes: int = Field(1, ge=1, le=64)
+    """nodes that this machine plays, with an equal share of its GPUs each: to try what a cluster would do"""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Every rank has a core of this machine to itself, and where GPUs are named, one of them."""
-        gpus = config.placement.training
+        gpus, ranks = config.placement.training, config.trainer_processes
         room, what = (os.cpu_count() or 1, "cores") if gpus is None else (len(gpus), "GPUs in placement.training")
-        if self.trainer_processes > room:
-            yield f"{self.trainer_processes} ranks do not fit on {room} {what}; lower launcher.trainer_processes"
+        if ranks > room:
+            yield f"{ranks} ranks do not fit on {room} {what}; lower launcher.trainer_processes"

@@ -21,18 +21,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.background import on_failure, start_task
+from areal_core.launchers import shared_folder
 from areal_core.launchers.identity import has_ended, identify
 from areal_core.launchers.keepers import Keepers, KeptProcess
+from areal_core.launchers.node import count_gpus, free_port, interface_of
 from areal_core.messages import Channel, ChannelClosed, Credentials, connect
 from areal_core.messages.processes import (
     Beat,
     EndProcess,
+    FindPort,
     NodeBeat,
     NodeNotice,
     NodeReady,
+    Port,
     ProcessEnded,
     SignalProcess,
     StartProcess,
+    TryFolder,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +45,10 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
+NODE_VARIABLE = "AREAL_NODE"
+"""Names the node among its like, where the host's name does not."""
+NODES_VARIABLE = "AREAL_NODES"
+"""How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
 """Names the node's private folder for sockets and published weights, in memory where the machine offers that."""
 _OWNER = "owner"
@@ -75,10 +84,20 @@ class Warden:
     async def _take_orders(self) -> None:
         with contextlib.suppress(ChannelClosed):
             while True:
-                order = await self._channel.receive()
+                order, number = await self._channel.receive_request()
                 self._heard = time.monotonic()
-                if not isinstance(order, Beat):
-                    await self._obey(order)
+                match order:
+                    case Beat():
+                        pass
+                    case FindPort():
+                        self._channel.reply(number, Port(free_port()))
+                    case TryFolder():
+                        start_task(self._try_folder(order, number), "look at the run's folder")
+                    case _:
+                        await self._obey(order)
+
+    async def _try_folder(self, asked: TryFolder, number: int) -> None:
+        self._channel.reply(number, await asyncio.to_thread(shared_folder.answer, asked))
 
     async def _obey(self, order: object) -> None:
         """One order after another: what is said of a process comes behind its start."""
@@ -132,9 +151,10 @@ async def main(supervisor: str, lease_s: float) -> None:
             asyncio.get_running_loop().add_signal_handler(number, _give_notice, channel, number)
     with scratch_folder() as scratch:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-        host, address = socket.gethostname(), channel.own_host
-        channel.post(NodeReady(host, address, os.cpu_count() or 1, memory, gpus, str(scratch), os.getpid()))
+        host, address, cores = socket.gethostname(), channel.own_host, len(os.sched_getaffinity(0))
+        name, pid = os.environ.get(NODE_VARIABLE) or host, os.getpid()
+        interface = interface_of(address)
+        channel.post(NodeReady(name, host, address, interface, cores, memory, count_gpus(), str(scratch), pid))
         await Warden(channel, scratch, lease_s).run()
     await channel.close()
 

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import LOST, ProcessEnd
+from areal_core.launchers.nodes import Nodes
+from areal_core.launchers.shared_folder import who_cannot_see
 from areal_core.messages import Channel, ChannelClosed, serve
 from areal_core.messages.processes import (
     Alive,
     Beat,
     EndProcess,
+    FindPort,
+    Found,
     NodeBeat,
     NodeNotice,
     NodeReady,
@@ -26,7 +30,7 @@ from areal_core.messages.processes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
@@ -36,6 +40,8 @@ BEAT_S = 1.0
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
 START_TIMEOUT_S = 120.0
+PROGRESS_S = 10.0
+PORT_TIMEOUT_S = 30.0
 LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
 SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
@@ -46,6 +52,7 @@ class Node:
     """A node that a warden has come from."""
 
     def __init__(self, channel: Channel, ready: NodeReady) -> None:
+        self.name = ready.name
         self.channel = channel
         self.ready = ready
         self.heard = time.monotonic()
@@ -139,8 +146,9 @@ class Wardens:
         self._on_notice = on_notice
         self._on_visitor = on_visitor
         self._server: Server | None = None
+        self._numbered = Nodes()
         self.address = ""
-        self.nodes: list[Node] = []
+        self.nodes: dict[str, Node] = {}
         self.processes: dict[str, SupervisedProcess] = {}
 
     async def listen(self, host: str) -> None:
@@ -149,21 +157,80 @@ class Wardens:
         self.address = self._server.address
         start_task(self._beat(), "beats for the wardens")
 
-    async def bring(self, launcher: Launcher) -> None:
-        """Have the launcher bring its wardens, and wait until all have come.
+    async def bring(self, launcher: Launcher, say: Callable[[str], None], folder: Path) -> None:
+        """Have the launcher bring its wardens, and wait until they have come, or are known not to.
+
+        A node that fails is left out, and told: whether the others are enough is seen when processes are placed.
+
+        Args:
+            launcher: brings them.
+            say: told of nodes that are left out, and now and then of those that are waited for.
+            folder: of the run, which all nodes must see; a folder of its own is made there and removed.
 
         Raises:
-            RunError: one did not come; says why.
+            RunError: none came.
         """
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
         count = await asyncio.to_thread(launcher.bring, command, self._credentials.as_environment())
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while len(self.nodes) < count:
+        began = told = time.monotonic()
+        lost: dict[str, str] = {}
+        while len(self.nodes) + len(lost) < count:
+            now = time.monotonic()
             for node, reason in launcher.lost().items():
-                raise RunError(f"no process can be started on {node}: {reason}")
-            if time.monotonic() > deadline:
-                raise RunError(f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s")
+                if node not in lost:
+                    lost[node] = reason
+                    say(f"the node {node} is left out: {reason}")
+            if now - began > START_TIMEOUT_S:
+                say(
+                    f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s: the run does "
+                    "without the others"
+                )
+                break
+            if now - told > PROGRESS_S:
+                told = now
+                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported")
             await asyncio.sleep(0.02)
+        for name, reason in (await who_cannot_see(folder, {n: node.channel for n, node in self.nodes.items()})).items():
+            lost[name] = reason
+            say(f"the node {name} is left out: {reason}")
+            await self.nodes.pop(name).channel.close()
+        if not self.nodes:
+            told = "; ".join(f"{name}: {reason}" for name, reason in lost.items()) or "none has reported"
+            raise RunError(f"no process can be started on any node: {told}")
+        self._numbered = Nodes()
+        for name in sorted(self.nodes):
+            self._numbered.add(name, self.nodes[name].ready.gpus)
+
+    def spread(self, count: int, gpus: Sequence[int] | None) -> list[str]:
+        """The name of the node of each of `count` ranks; see `Nodes.spread`."""
+        return self._numbered.spread(count, gpus)
+
+    def gpus_on(self, node: Node, gpus: Sequence[int] | None) -> tuple[int, ...] | None:
+        """Those of some GPUs that a node has; None where none are named."""
+        if gpus is None or not any(self._numbered.gpus.values()):
+            return None if gpus is None else tuple(gpus)
+        return tuple(gpu for gpu in gpus if self._numbered.node_of(gpu) == node.name)
+
+    async def find_place(self, gpus: Sequence[int] | None) -> Found:
+        """Where a process can listen; see `Processes.find_place`."""
+        node = self.nodes[self._numbered.choose(gpus, self._load)]
+        port = await node.channel.request(FindPort(), PORT_TIMEOUT_S, f"a free port of {node.name}")
+        return Found(node.name, node.ready.address, port.number)
+
+    def _load(self, name: str) -> int:
+        """How many processes run on a node."""
+        return sum(process.node.name == name and not process.ended.done() for process in self.processes.values())
+
+    def _node_for(self, specification: ProcessSpecification) -> Node:
+        """Raises: RunError: it is not there."""
+        beside = self.processes.get(specification.beside)
+        name = specification.node or (beside.node.name if beside is not None else "")
+        if not name and not specification.beside:
+            name = self._numbered.choose(specification.needs.gpus, self._load)
+        if name not in self.nodes:
+            where = f"the node {name} is" if name else f"{specification.beside}, beside which it must stand, is"
+            raise RunError(f"there is no node for the process {specification.name}: {where} not there")
+        return self.nodes[name]
 
     def start(self, specification: ProcessSpecification, log: Path, owner: str = "") -> SupervisedProcess:
         """Start a process on the node that it needs; returns at once.
@@ -176,24 +243,22 @@ class Wardens:
         Raises:
             RunError: there is no such node.
         """
-        beside = self.processes.get(specification.beside)
-        if not self.nodes or (specification.beside and beside is None):
-            raise RunError(f"there is no node for the process {specification.name}")
-        node = beside.node if beside is not None else self.nodes[0]
+        node = self._node_for(specification)
         process = self.processes[specification.name] = SupervisedProcess(specification, node, owner)
         needs, environment = specification.needs, dict(specification.environment)
         if needs.cores:
             environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
         if specification.speaks:
             environment |= {SUPERVISOR_VARIABLE: self.address, NAME_VARIABLE: process.name}
-        node.post(StartProcess(process.name, tuple(specification.command), environment, str(log), needs.gpus))
+        gpus = self._numbered.local(node.name, needs.gpus)
+        node.post(StartProcess(process.name, tuple(specification.command), environment, str(log), gpus))
         return process
 
     async def close(self) -> None:
         """Let go of all nodes: their wardens end everything."""
         if self._server is not None:
             self._server.close()
-        for node in list(self.nodes):
+        for node in list(self.nodes.values()):
             await node.channel.close()
 
     async def _serve(self, channel: Channel) -> None:
@@ -213,7 +278,11 @@ class Wardens:
 
     async def _serve_warden(self, channel: Channel) -> None:
         node = Node(channel, await channel.receive())
-        self.nodes.append(node)
+        while node.name in self.nodes:
+            node.name += "'"
+        self.nodes[node.name] = node
+        if self._numbered.gpus:  # it comes late
+            self._numbered.add(node.name, node.ready.gpus)
         try:
             while True:
                 message = await channel.receive()
@@ -225,7 +294,8 @@ class Wardens:
                 elif isinstance(message, NodeNotice):
                     self._on_notice(node, message.number)
         finally:
-            self.nodes.remove(node)
+            self.nodes.pop(node.name, None)
+            self._numbered.gpus.pop(node.name, None)
             # Whatever runs there has ended, or will within the lease.
             for process in [p for p in self.processes.values() if p.node is node]:
                 self._set_end(process, ProcessEnd(LOST, ""))
@@ -259,7 +329,7 @@ class Wardens:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            for node in list(self.nodes):
+            for node in list(self.nodes.values()):
                 node.post(Beat())
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back

@@ -19,7 +19,7 @@ class StartProcess:
         command: of the operating system, the program first.
         environment: added to the warden's own.
         log: file for what it writes, bounded.
-        gpus: of the node that it sees; None leaves all of them.
+        gpus: that it sees, as the node counts them; None leaves all of them.
     """
 
     name: str
@@ -46,6 +46,26 @@ class EndProcess:
 
 
 @message
+class FindPort:
+    """A port of the node on which nobody listens: answered with `Port`."""
+
+
+@message
+class TryFolder:
+    """Is this the run's folder? Answered with `Done` once the node has read `word` there and written a file of its own.
+
+    Attributes:
+        folder: of the check.
+        word: that the supervisor has written into its file `supervisor`.
+        answer: name of the file that the node writes, with the same word.
+    """
+
+    folder: str
+    word: str
+    answer: str
+
+
+@message
 class Beat:
     """The supervisor lives; so does the lease of its wardens."""
 
@@ -58,21 +78,32 @@ class NodeReady:
     """A warden has come.
 
     Attributes:
+        name: of the node, unlike any other's: its host's, unless the launcher says otherwise.
         host: name of the machine.
         address: under which other nodes reach it.
+        interface: of its network that has this address; empty where none was found.
         cores, memory_bytes: that it has.
-        gpus: how many it has.
+        gpus: how many it has for the run.
         scratch: a folder of its own for sockets and published weights, in memory where possible.
         pid: of the warden.
     """
 
+    name: str
     host: str
     address: str
+    interface: str
     cores: int
     memory_bytes: int
     gpus: int
     scratch: str
     pid: int
+
+
+@message
+class Port:
+    """Nobody listened on it a moment ago."""
+
+    number: int
 
 
 @message
@@ -194,10 +225,11 @@ class RunProcess:
     Answered with `Done`, or `Failed` where there is no room for it.
 
     Attributes:
-        name, command, environment, gpus: see `StartProcess`.
+        name, command, environment: see `StartProcess`.
         role: what it is for.
+        gpus: that it sees, counted through all nodes; None leaves all of its node's.
         cores: that it computes with.
-        beside: name of the process on whose node it must stand; empty for any node.
+        node, beside: see `ProcessSpecification`.
     """
 
     name: str
@@ -206,7 +238,28 @@ class RunProcess:
     environment: Mapping[str, str]
     gpus: tuple[int, ...] | None
     cores: int
+    node: str
     beside: str
+
+
+@message
+class FindPlace:
+    """A node for a process that listens: answered with `Found`, or `Failed`.
+
+    Attributes:
+        gpus: that it needs; see `RunProcess`.
+    """
+
+    gpus: tuple[int, ...] | None
+
+
+@message
+class Found:
+    """Where a process can listen; see `Place`."""
+
+    node: str
+    address: str
+    port: int
 
 
 # From somebody outside, who knows the run's folder.

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from areal_core.config.imports import KeptSources
 from areal_core.disk import DiskError, replace_durably, writing
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import Needs
+from areal_core.launchers.warden import NODES_VARIABLE
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Status, StepMetrics
 from areal_core.plugins import compare
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from areal_core.launchers.wardens import SupervisedProcess
     from areal_core.runs.folder import EpochFolder
     from areal_core.runs.view import View
+
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Where PyTorch's collectives look for the network that they use."""
 
 
 def execute(
@@ -163,14 +168,14 @@ async def _supervise(
     resolved: Resolved, run: RunFolder, launcher: Launcher, supervisor: Supervisor, state: RunState, view: View
 ) -> int:
     """Start the run's processes and watch them; 0, or `INTERRUPTED_EXIT_CODE`."""
-    await supervisor.bring_nodes()
+    await supervisor.bring_nodes(run.path)
     if resolved.config.model.source is not None and not run.model_note.is_file():
         preparer = supervisor.start(role_process("prepare", "preparer", run.path))
         code = await supervisor.watch(preparer, view.prepare)
         if supervisor.signals:
             return code or INTERRUPTED_EXIT_CODE
         supervisor.forget(preparer)
-    processes = [supervisor.start(specification) for specification in specifications(resolved, run, launcher)]
+    processes = [supervisor.start(specification) for specification in specifications(resolved, run, supervisor)]
     first_rank = next(process for process in processes if process.specification.role == "trainer")
 
     def update() -> None:
@@ -182,17 +187,29 @@ async def _supervise(
     return code
 
 
-def specifications(resolved: Resolved, run: RunFolder, launcher: Launcher) -> list[ProcessSpecification]:
-    """The processes of a run: the controller, where something is generated, and the trainer's ranks."""
+def specifications(resolved: Resolved, run: RunFolder, supervisor: Supervisor) -> list[ProcessSpecification]:
+    """The processes of a run: the controller, where something is generated, and the trainer's ranks.
+
+    The controller stands beside rank 0, with which it speaks.
+
+    Raises:
+        RunError: a GPU is named that no node has.
+    """
+    config, ranks = resolved.config, resolved.config.trainer_processes
+    gpus, launcher = config.placement.training, config.launcher.keywords()
+    nodes = supervisor.spread(ranks, gpus)
     processes = []
-    if resolved.config.inference_engine is not None:
-        processes.append(role_process("controller", "controller", run.path, needs=Needs(cores=1)))
-    gpus = resolved.config.placement.training
-    needs = Needs(launcher.threads_per_process, None if gpus is None else tuple(gpus))
-    ranks = launcher.trainer_processes
-    for rank in range(ranks):
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        processes.append(role_process(f"trainer-{rank}", "trainer", run.path, variables, needs))
+    if config.inference_engine is not None:
+        controller = role_process("controller", "controller", run.path, needs=Needs(cores=1))
+        processes.append(replace(controller, node=nodes[0].name))
+    for rank, node in enumerate(nodes):
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(nodes[:rank].count(node)), "WORLD_SIZE": str(ranks)}
+        if supervisor.node_count > 1:
+            name = launcher.get("network_interface") or node.ready.interface
+            variables |= {NODES_VARIABLE: str(supervisor.node_count), **dict.fromkeys(INTERFACE_VARIABLES, name)}
+        needs = Needs(launcher.get("threads_per_process", 1), supervisor.gpus_on(node, gpus))
+        process = role_process(f"trainer-{rank}", "trainer", run.path, variables, needs)
+        processes.append(replace(process, node=node.name))
     return processes
 
 

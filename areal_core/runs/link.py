@@ -15,16 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.background import on_failure, start_thread
 from areal_core.errors import ArealError, RunError
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import Place, ProcessEnd
 from areal_core.launchers.wardens import NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.credentials import Failed
-from areal_core.messages.processes import Alive, Announce, Ask, Dying, EndProcess, Finished, ProcessEnded, RunProcess
+from areal_core.messages.processes import (
+    Alive,
+    Announce,
+    Ask,
+    Dying,
+    EndProcess,
+    FindPlace,
+    Finished,
+    ProcessEnded,
+    RunProcess,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from areal_core.interfaces.launcher import ProcessSpecification
+    from areal_core.interfaces.launcher import Needs, ProcessSpecification
 
 BEAT_S = 1.0
 ANSWER_TIMEOUT_S = 60.0
@@ -181,7 +191,6 @@ class LinkedProcesses:
     """
 
     def __init__(self, link: Link) -> None:
-        self.address = link.host
         self._link = link
         self._running: dict[str, LinkedProcess] = {}
 
@@ -196,14 +205,23 @@ class LinkedProcesses:
             specification.environment,
             needs.gpus,
             needs.cores,
-            specification.beside or self._link.name,
+            specification.node,
+            "" if specification.node else specification.beside or self._link.name,
         )
+        await self._request(asked, specification.name)
+        return process
+
+    async def find_place(self, needs: Needs) -> Place:
+        """See `Processes.find_place`."""
+        found = await self._request(FindPlace(needs.gpus), "a place for a process")
+        return Place(found.node, found.address, found.port)
+
+    async def _request(self, asked: object, what: str) -> Any:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await asyncio.wrap_future(self._link.request(asked))
+                return await asyncio.wrap_future(self._link.request(asked))
         except TimeoutError:
-            raise RunError(f"{specification.name} has not started within {ANSWER_TIMEOUT_S:g} s") from None
-        return process
+            raise RunError(f"the supervisor has not answered within {ANSWER_TIMEOUT_S:g} s: {what}") from None
 
     def hear(self, ended: ProcessEnded) -> None:
         """A process that was asked for has ended."""

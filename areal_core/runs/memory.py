@@ -93,7 +93,7 @@ class MemoryPlan:
     def __init__(self, config: RunConfig, models: Mapping[str, StoredModel], gpu_bytes: int | None) -> None:
         self._config, self._models = config, models
         self.gpu_bytes = gpu_bytes
-        self.ranks: int = config.launcher.keywords().get("trainer_processes", 1)
+        self.ranks = config.trainer_processes
         self.roles = self._of_ranks(self.ranks)
 
     @property

@@ -75,7 +75,7 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *
 
 
 def _processes(config: RunConfig) -> str:
-    ranks = config.launcher.keywords().get("trainer_processes", 1)
+    ranks = config.trainer_processes
     trainer = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
     if config.inference_engine is None:
         return trainer

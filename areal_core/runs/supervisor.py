@@ -15,10 +15,10 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from areal_core.background import on_failure, watch_event_loop
+from areal_core.background import on_failure, start_task, watch_event_loop
 from areal_core.errors import ArealError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
-from areal_core.launchers.wardens import LEASE_S, SupervisedProcess, Wardens
+from areal_core.launchers.wardens import SupervisedProcess, Wardens
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
     Announce,
@@ -26,6 +26,7 @@ from areal_core.messages.processes import (
     Done,
     Dying,
     EndProcess,
+    FindPlace,
     Finished,
     Forward,
     Forwarded,
@@ -35,6 +36,7 @@ from areal_core.messages.processes import (
     RunProcess,
     WhoOwns,
 )
+from areal_core.runs.silence import Silences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +50,6 @@ INTERRUPTED_EXIT_CODE = 75
 """Of a trainer that was asked to stop and has committed a checkpoint."""
 GRACE_S = 20.0
 POLL_S = 0.25
-TOLD_S = 10.0
-"""Silence of a process after which it is told."""
 IMPATIENCE_S = 1.0
 """A second Ctrl-C within it may be the echo of the first."""
 CAUSE_S = 5.0
@@ -92,8 +92,7 @@ class Supervisor:
         self._asking: list[tuple[SupervisedProcess, str, int]] = []
         self._dying: list[tuple[SupervisedProcess, Dying]] = []
         self._changed = asyncio.Event()
-        self._silent: set[str] = set()
-        self._given_up: set[str] = set()
+        self._silences = Silences(log, say)
         self._failure: BaseException | None = None
         self._is_impatient = False
         self._asked_at = 0.0
@@ -114,9 +113,22 @@ class Supervisor:
         await self._wardens.listen(self._launcher.host)
         return self._wardens.address
 
-    async def bring_nodes(self) -> None:
-        """Have the launcher bring its nodes; see `Wardens.bring`."""
-        await self._wardens.bring(self._launcher)
+    async def bring_nodes(self, folder: Path) -> None:
+        """Have the launcher bring its nodes, which must see the run's folder; see `Wardens.bring`."""
+        await self._wardens.bring(self._launcher, self._say, folder)
+
+    def spread(self, count: int, gpus: Sequence[int] | None) -> list[Node]:
+        """The node of each of `count` ranks; see `Nodes.spread`."""
+        return [self._wardens.nodes[name] for name in self._wardens.spread(count, gpus)]
+
+    def gpus_on(self, node: Node, gpus: Sequence[int] | None) -> tuple[int, ...] | None:
+        """Those of some GPUs that a node has; None where none are named."""
+        return self._wardens.gpus_on(node, gpus)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes there are."""
+        return len(self._wardens.nodes)
 
     def start(self, specification: ProcessSpecification) -> SupervisedProcess:
         """Start a process; returns at once."""
@@ -152,7 +164,7 @@ class Supervisor:
             if main in ended:
                 await self._check_finished(main, ended[main])
                 return ended[main] and INTERRUPTED_EXIT_CODE
-            self._check_silence()
+            self._silences.check(self._wardens.processes.values(), self._wardens.nodes.values())
             if self._is_impatient:
                 first = self.signals[0]
                 raise RunError("stopped at once; the last committed checkpoint is kept", exit_code=128 + first)
@@ -194,40 +206,6 @@ class Supervisor:
         """Processes whose end is the end of all."""
         return [p for p in self._wardens.processes.values() if p.specification.end is EndMeans.ENDS_RUN]
 
-    def _check_silence(self) -> None:
-        """Tell of processes that are silent or stopped; who is so for too long counts as lost."""
-        for process in self._wardens.processes.values():
-            silent, phase = process.silent_s, process.phase
-            state = "stopped" if process.stopped_at is not None else "silent"
-            told = f"{process.name} is {state} since {silent:.0f} s (phase {phase.phase})"
-            hint = f"its log: {self._log(process.name)}"
-            if silent > LEASE_S and process.specification.end is EndMeans.ENDS_RUN:
-                raise RunError(f"{told}: it counts as lost", hints=[hint])
-            if 0 < phase.deadline_s < phase.seconds and not process.ended.done():
-                raise RunError(
-                    f"{process.name} hangs: it has been in the phase '{phase.phase}' for {phase.seconds:.0f} s, "
-                    f"and may be for {phase.deadline_s:.0f}",
-                    hints=[hint, "a slow machine: raise training.phase_timeout_s"],
-                )
-            if silent > LEASE_S and process.name not in self._given_up:
-                self._given_up.add(process.name)
-                self._say(f"{told}: it is ended")
-                process.node.post(EndProcess(process.name, 0.0))  # whoever asked for it knows what to do then
-            elif silent > TOLD_S and process.name not in self._silent:
-                self._silent.add(process.name)
-                self._say(told)
-            elif silent <= TOLD_S and process.name in self._silent:
-                self._silent.discard(process.name)
-                self._given_up.discard(process.name)
-                self._say(f"{process.name} is heard again")
-        for node in self._wardens.nodes:
-            if time.monotonic() - node.heard > TOLD_S and node.ready.host not in self._silent:
-                self._silent.add(node.ready.host)
-                self._say(f"the node {node.ready.host} is silent; after {LEASE_S:.0f} s it counts as lost")
-            elif time.monotonic() - node.heard <= TOLD_S and node.ready.host in self._silent:
-                self._silent.discard(node.ready.host)
-                self._say(f"the node {node.ready.host} is heard again")
-
     async def _cause(self) -> ArealError:
         """Why it is over. Of those who fail together, whoever names a cause of its own counts, then who was killed."""
         deadline = time.monotonic() + CAUSE_S
@@ -242,7 +220,7 @@ class Supervisor:
                 process = silent[0]
                 end = process.ended.result()
                 return RunError(
-                    f"{process.name} on {process.node.ready.host} {end.describe()}",
+                    f"{process.name} on {process.node.name} {end.describe()}",
                     hints=[f"its log: {self._log(process.name)}"],
                 )
             if time.monotonic() > deadline or all(process.ended.done() for process in self._essential()):
@@ -252,7 +230,7 @@ class Supervisor:
     def _told_by(self, process: SupervisedProcess, dying: Dying) -> ArealError:
         if not dying.traceback:
             return RunError(dying.text, hints=dying.hints, exit_code=dying.exit_code)
-        where = f"{process.name} on {process.node.ready.host}"
+        where = f"{process.name} on {process.node.name}"
         return RunError(
             f"{where} failed: {dying.text}\n{dying.traceback}", hints=[f"its log: {self._log(process.name)}"]
         )
@@ -288,10 +266,18 @@ class Supervisor:
             case EndProcess(name, grace_s):
                 if asked := self._wardens.processes.get(name):
                     asked.node.post(EndProcess(name, grace_s))
+            case FindPlace(gpus):
+                start_task(self._find_place(process, gpus, number), f"a place for {process.name}")
             case Notice(text):
                 self._say(f"{process.name}: {text}")
             case _:
                 self._hear(process, message)
+
+    async def _find_place(self, asker: SupervisedProcess, gpus: tuple[int, ...] | None, number: int) -> None:
+        try:
+            _reply(asker, number, await self._wardens.find_place(gpus))
+        except RunError as error:
+            _reply(asker, number, Failed(error.message, error.hints))
 
     def _run_for(self, owner: SupervisedProcess, asked: RunProcess, number: int) -> None:
         specification = ProcessSpecification(
@@ -300,6 +286,7 @@ class Supervisor:
             asked.command,
             asked.environment,
             Needs(asked.cores, asked.gpus),
+            asked.node,
             asked.beside,
             EndMeans.REPLACED,
         )
@@ -333,7 +320,7 @@ class Supervisor:
         self._changed.set()
 
     def _was_noticed(self, node: Node, number: int) -> None:
-        self._say(f"the node {node.ready.host} is about to be taken away ({signal.Signals(number).name})")
+        self._say(f"the node {node.name} is about to be taken away ({signal.Signals(number).name})")
         self._see_signal(number)
 
     async def _receive_visitor(self, channel: Channel) -> None:

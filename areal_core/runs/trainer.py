@@ -20,7 +20,7 @@ from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
 from areal_core.interfaces import ComparingEngine, OptimizerSettings
-from areal_core.launchers.warden import SCRATCH_VARIABLE
+from areal_core.launchers.warden import NODES_VARIABLE, SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Notice, Status, StepMetrics
@@ -89,11 +89,11 @@ def _join_ranks(link: Link, section: TrainingSection) -> None:
     """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        store = open_store("127.0.0.1")
-        link.announce("rendezvous", str(store.port))
+        store = open_store(link.host)
+        link.announce("rendezvous", f"{link.host}:{store.port}")
     else:
-        port = int(link.ask("rendezvous", section.phase_timeout_s))
-        store = TCPStore("127.0.0.1", port, ranks, is_master=False)
+        host, _, port = link.ask("rendezvous", section.phase_timeout_s).rpartition(":")
+        store = TCPStore(host, int(port), ranks, is_master=False)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=section.collective_timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
@@ -130,7 +130,8 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     if needs_rollouts:
         folders = _weights_folders(config, epoch, model)
         dtype = getattr(torch, model.dtype)
-        publication = Publication(config.publication, learner.policy, rollouts, folders, dtype)
+        address = config.publication.address or link.host
+        publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address)
     # Of a step whose evaluation is still owed the metrics are written again.
     written = beginning.step - (witness.unevaluated is not None)
     journal = _journal(resolved, run, link, written) if is_first else None
@@ -172,7 +173,8 @@ def _engines(
 
 def _weights_folders(config: RunConfig, epoch: EpochFolder, model: ModelReference) -> list[Path]:
     """Where weights are published, best first; empty. In memory only where all versions that are kept have room."""
-    if config.publication.transport == "disk":
+    are_apart = int(os.environ.get(NODES_VARIABLE, "1")) > 1 and config.has_servers
+    if config.publication.transport == "disk" or are_apart:  # servers on other nodes see the run's folder alone
         folders = [epoch.weights]
     else:
         folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", epoch.weights]

@@ -40,16 +40,22 @@ class Broadcast:
     """Sends the parameters of an engine to the group of inference engines that stands; the same on every rank.
 
     Args:
-        section: address and deadline.
+        section: the deadline.
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks, which only help to gather.
         dtype: of the published weights.
+        address: of this machine, as engines reach it.
     """
 
     def __init__(
-        self, section: PublicationSection, engine: TrainEngine, rollouts: RolloutClient | None, dtype: torch.dtype
+        self,
+        section: PublicationSection,
+        engine: TrainEngine,
+        rollouts: RolloutClient | None,
+        dtype: torch.dtype,
+        address: str = "127.0.0.1",
     ) -> None:
-        self._section = section
+        self._address = address
         self._engine = engine
         self._rollouts = rollouts
         self._dtype = dtype
@@ -79,8 +85,8 @@ class Broadcast:
     def _stands(self, rollouts: RolloutClient) -> bool:
         """Whether a group stands."""
         if self._store is None:  # one for all groups: the name of each is in front of its keys
-            self._store = open_store(self._section.address, self._timeout)
-        wanted = FormGroup(self._section.address, self._store.port, self._backend, self._name)
+            self._store = open_store(self._address, self._timeout)
+        wanted = FormGroup(self._address, self._store.port, self._backend, self._name)
         group: BroadcastGroup | None = rollouts.call(wanted, "a group of servers for the broadcast").group
         if group is None:
             return False

@@ -71,6 +71,7 @@ class Publication:
         rollouts: the controller's end, on rank 0; None on other ranks.
         folders: where versions are written, one folder each: in the first one that has room.
         dtype: of the published weights.
+        address: of this machine, as engines reach it, in broadcasts.
     """
 
     def __init__(
@@ -80,13 +81,15 @@ class Publication:
         rollouts: RolloutClient | None,
         folders: Sequence[Path],
         dtype: torch.dtype,
+        address: str = "127.0.0.1",
     ) -> None:
         self._section = section
         self._engine = engine
         self._rollouts = rollouts
         self._folders = folders
         self._dtype = dtype
-        self._broadcast = Broadcast(section, engine, rollouts, dtype) if section.transport == "broadcast" else None
+        is_broadcast = section.transport == "broadcast"
+        self._broadcast = Broadcast(section, engine, rollouts, dtype, address) if is_broadcast else None
         self._tensors: tuple[TensorDescription, ...] = ()
         self._written: list[Path] = []
         self._pending: int | None = None

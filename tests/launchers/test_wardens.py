@@ -13,8 +13,10 @@ from typing import Self
 
 import pytest
 
-from areal_core.interfaces.launcher import LOST, EndMeans, ProcessEnd, ProcessSpecification
+from areal_core.errors import RunError
+from areal_core.interfaces.launcher import LOST, EndMeans, Needs, ProcessEnd, ProcessSpecification
 from areal_core.launchers import keeper as keeper_module
+from areal_core.launchers import shared_folder
 from areal_core.launchers.identity import has_ended, identify
 from areal_core.launchers.keepers import Keepers
 from areal_core.launchers.local import LocalLauncher
@@ -75,11 +77,12 @@ def tag(tmp_path: Path) -> str:
 class Run:
     """The supervisor's side, with one node on this machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: int = 1) -> None:
         self.folder = folder
+        self.said: list[str] = []
         self.ends: dict[str, ProcessEnd] = {}
         self.notices: list[int] = []
-        self.launcher = LocalLauncher(LocalSettings())
+        self.launcher = LocalLauncher(LocalSettings(nodes=nodes))
         self.wardens = Wardens(
             Credentials.create(1),
             on_message=lambda *_: None,
@@ -93,7 +96,7 @@ class Run:
 
     async def __aenter__(self) -> Self:
         await self.wardens.listen("127.0.0.1")
-        await self.wardens.bring(self.launcher)
+        await self.wardens.bring(self.launcher, self.said.append, self.folder)
         return self
 
     async def __aexit__(self, *_) -> None:
@@ -105,7 +108,7 @@ class Run:
 
     @property
     def warden_pid(self) -> int:
-        return self.wardens.nodes[0].ready.pid
+        return next(iter(self.wardens.nodes.values())).ready.pid
 
 
 def test_exit_codes_signals_and_last_words(tmp_path: Path) -> None:
@@ -182,22 +185,20 @@ def test_a_node_that_is_lost_does_not_leave_its_scratch(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with Run(tmp_path) as running:
-            scratch = Path(running.wardens.nodes[0].ready.scratch)
+            scratch = Path(next(iter(running.wardens.nodes.values())).ready.scratch)
             assert scratch.is_dir()
             os.kill(running.warden_pid, signal.SIGKILL)
             await until(lambda: not running.wardens.nodes, "the node is lost")
         assert scratch.is_dir()
         async with Run(tmp_path) as running:
             assert not scratch.exists()
-            scratch = Path(running.wardens.nodes[0].ready.scratch)
+            scratch = Path(next(iter(running.wardens.nodes.values())).ready.scratch)
         assert not scratch.exists()
 
     run(work())
 
 
 def test_a_warden_that_cannot_be_brought_is_said_with_its_reason(tmp_path: Path) -> None:
-    from areal_core.errors import RunError
-
     class Broken(LocalLauncher):
         def bring(self, command, environment):
             return super().bring([sys.executable, "-c", "raise SystemExit(3)"], environment)
@@ -312,3 +313,55 @@ def test_a_warden_needs_the_standard_library_alone() -> None:
     ).stdout
     foreign = {name for name in eval(shown) if name not in sys.stdlib_module_names}
     assert {name for name in foreign if not name.startswith(("_", "areal_core", "sitecustomize"))} == set()
+
+
+def test_several_nodes_of_one_machine_each_with_processes_and_gpus_of_its_own(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    show = "import os; print(os.environ['AREAL_NODE'], os.environ['CUDA_VISIBLE_DEVICES'])"
+
+    async def work() -> None:
+        async with Run(tmp_path, nodes=2) as running:
+            assert sorted(running.wardens.nodes) == ["node-0", "node-1"]
+            shown = [running.start("first", show, needs=Needs(gpus=(1,))), running.start("last", show, node="node-1")]
+            beside = running.start("beside", show, beside="last", needs=Needs(gpus=(2, 3)))
+            ends = [await process.wait() for process in (*shown, beside)]
+            assert [end.last_words for end in ends] == ["node-0 5", "node-1 6,7", "node-1 6,7"]
+            found = await running.wardens.find_place((3,))
+            assert found.node == "node-1"
+            assert found.port
+            with pytest.raises(RunError, match="there is no node for the process lost: the node node-7 is not there"):
+                running.start("lost", show, node="node-7")
+
+    run(work())
+
+
+def test_a_node_that_fails_its_first_check_is_left_out_and_named(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shared_folder, "STALE_S", 1.0)  # here; the node itself waits for as long as it always does
+
+    class Elsewhere(LocalLauncher):
+        """Its last node sees another folder in the run's place."""
+
+        def bring(self, command, environment):
+            super().bring(command, environment)
+            (tmp_path / "elsewhere").mkdir()
+            program = f"""
+import asyncio, pathlib, sys
+from areal_core.launchers import shared_folder, warden
+shared_folder.STALE_S, shared_folder.Path = 1, lambda _: pathlib.Path({str(tmp_path / "elsewhere")!r})
+asyncio.run(warden.main(sys.argv[1], 60.0))
+"""
+            variables = {**os.environ, **environment, "AREAL_NODE": "astray"}
+            words = [sys.executable, "-c", program, command[3]]
+            self._wardens["astray"] = subprocess.Popen(words, env=variables, start_new_session=True)
+            return 2
+
+    async def work() -> None:
+        running = Run(tmp_path)
+        running.launcher = Elsewhere(LocalSettings())
+        async with running:
+            assert len(running.wardens.nodes) == 1
+            assert "the node astray is left out: it does not see the run's folder" in running.said[0]
+            assert (await running.start("still", "print('works')").wait()).last_words == "works"
+            assert not list(tmp_path.glob(".nodes-*"))
+
+    run(work())

@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from areal_core.launchers.node import free_port
 from areal_servers import connection as connections
 from areal_servers.connection import ServerConnection, raise_told
 from areal_servers.errors import RequestRefusedError, ServerLostError
-from areal_servers.launching import free_port
 
 SECRET = [31337, 31338, 31339]
 

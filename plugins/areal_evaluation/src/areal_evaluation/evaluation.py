@@ -167,7 +167,7 @@ async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) 
     supervisor = Supervisor(resolved.config.launcher.build(), Credentials.create(1), folder.log, hear, lambda _: None)
     try:
         await supervisor.listen()
-        await supervisor.bring_nodes()
+        await supervisor.bring_nodes(folder.path)
         steps: list[tuple[ProcessSpecification, Callable[[], None]]] = [(evaluator_process(folder), episodes.show)]
         if resolved.config.model.source is not None:
             steps.insert(0, (role_process("prepare", "preparer", folder.path), prepare))

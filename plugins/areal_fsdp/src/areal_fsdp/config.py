@@ -87,7 +87,7 @@ class FSDPConfig(Settings):
                 f"sequences may have {config.longest_sequence} tokens (sampling.max_new_tokens behind a prompt, or "
                 f"workflow.max_tokens), and max_tokens_per_microbatch is {self.max_tokens_per_microbatch}: raise it"
             )
-        if problem := self.parallel.problem(config.launcher.keywords().get("trainer_processes", 1)):
+        if problem := self.parallel.problem(config.trainer_processes):
             yield problem
 
     @property

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
+from areal_core.interfaces.launcher import EndMeans, Needs, Place, ProcessSpecification
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,31 +27,34 @@ class LaunchedServer:
         name: of the process; its output goes to the log of this name.
         gpus: that it sees; None leaves the choice to the environment.
         secret: taken out of what it said last, for servers write their settings into their logs.
-
-    Attributes:
-        host: address of the node where it stands.
     """
 
     def __init__(self, processes: Processes, name: str, gpus: Sequence[int] | None = None, secret: str = "") -> None:
         self.name = name
         self._secret = secret
-        self.host = processes.address
         self._processes = processes
         self._needs = Needs(gpus=None if gpus is None else tuple(gpus))
         self._process: RunningProcess | None = None
         self._ended: asyncio.Task[ProcessEnd] | None = None
 
-    async def start(self, command: ServerCommand) -> None:
-        """Start it, and return at once.
+    async def find_place(self) -> Place:
+        """Where it can stand.
 
         Raises:
             RunError: there is no room for it.
         """
-        process = await self._processes.start(
-            ProcessSpecification(
-                self.name, "server", command.arguments, command.environment, self._needs, end=EndMeans.REPLACED
-            )
+        return await self._processes.find_place(self._needs)
+
+    async def start(self, command: ServerCommand, node: str = "") -> None:
+        """Start it on a node that `find_place` found, and return at once.
+
+        Raises:
+            RunError: there is no room for it.
+        """
+        specification = ProcessSpecification(
+            self.name, "server", command.arguments, command.environment, self._needs, node, end=EndMeans.REPLACED
         )
+        process = await self._processes.start(specification)
         self._process, self._ended = process, start_task(process.wait(), f"end of the server {self.name}")
 
     @property
@@ -72,10 +74,3 @@ class LaunchedServer:
         if self._process is not None and self._ended is not None:
             await self._process.end(grace_s)
             await asyncio.wait({self._ended})  # one who no longer waits must not cancel it
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -19,7 +19,7 @@ from areal_core.runs import RunFolder, model_reference
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.joining import INTERVAL_S, Joining
-from areal_servers.launching import LOOPBACK, LaunchedServer, free_port
+from areal_servers.launching import LOOPBACK, LaunchedServer
 from areal_servers.settings import FleetSettings
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def serve(
     fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
     server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus, fleet.settings.key)
-    port = port or free_port()
+    port = port or asyncio.run(server.find_place()).port
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
     _say(f"starting {fleet.adapter.name} of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")

@@ -16,7 +16,7 @@ from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
-from areal_servers.launching import LOOPBACK, LaunchedServer, free_port
+from areal_servers.launching import LOOPBACK, LaunchedServer
 from areal_servers.roster import Member, State
 
 if TYPE_CHECKING:
@@ -220,12 +220,12 @@ class Tending(Admission):
         if len(member.starts) > self.settings.restarts:
             raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
         member.starts.append(now)
-        host, port = process.host, free_port()
+        node, host, port = await process.find_place()
         if host not in LOOPBACK and not self.settings.key:
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.version, member.has_memory = 0, True
         member.connection.address = f"http://{host}:{port}"
-        await process.start(self.adapter.command(self.model, host, port))
+        await process.start(self.adapter.command(self.model, host, port), node)
 
     async def _watch(self, member: Member) -> None:
         misses = 0

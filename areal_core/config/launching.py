@@ -1,0 +1,20 @@
+"""The settings that all launchers share; those of a launcher are derived from them."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field
+
+from areal_core.config.settings import Settings
+
+
+class LauncherSettings(Settings):
+    """What the core reads of every launcher's settings."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    trainer_processes: int | None = Field(None, ge=1)
+    """ranks of the trainer, over which the model is sharded; null: one for each GPU in placement.training, or one"""
+    threads_per_process: int = Field(1, ge=1)
+    """CPU threads of each trainer rank"""
+    network_interface: str | None = None
+    """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""

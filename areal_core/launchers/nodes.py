@@ -1,0 +1,90 @@
+"""The nodes of a run: which GPU is whose, and which node a process is put on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass
+class Nodes:
+    """Counts GPUs through all nodes: those of the first by name come first, then those of the second.
+
+    A node keeps its numbers when others go, and has them again when it comes back under its name.
+
+    Attributes:
+        gpus: how many each node has, by its name, in the order in which they are counted.
+        first: number of each node's first GPU, also of nodes that have gone.
+    """
+
+    gpus: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, gpus: int) -> None:
+        """A node has come."""
+        self.first.setdefault(name, max((self.first[one] + self.gpus.get(one, 0) for one in self.first), default=0))
+        self.gpus[name] = gpus
+
+    def choose(self, numbers: Sequence[int] | None, load: Callable[[str], int]) -> str:
+        """The node of GPUs; without any, the one with the least to do.
+
+        Args:
+            numbers: of the GPUs, counted through all nodes.
+            load: of a node, by its name.
+
+        Raises:
+            RunError: there is no such node, or there are several.
+        """
+        if not self.gpus:
+            raise RunError("there is no node left for a process")
+        if not numbers or not any(self.gpus.values()):  # a machine that does not say how many it has is believed
+            return min(self.gpus, key=load)
+        found = {self.node_of(number) for number in numbers}
+        if len(found) > 1:
+            raise RunError(
+                f"the GPUs {', '.join(map(str, numbers))} belong together and lie on {' and '.join(sorted(found))}",
+                hints=["tensor parallelism stays inside of a node: name GPUs of one node, or lower tensor_parallel"],
+            )
+        return found.pop()
+
+    def node_of(self, number: int) -> str:
+        """The name of the node that has a GPU.
+
+        Raises:
+            RunError: none has; says what there is.
+        """
+        for name, count in self.gpus.items():
+            if self.first[name] <= number < self.first[name] + count:
+                return name
+        there = ", ".join(f"{name} has {self._range(name)}" for name in self.gpus)
+        raise RunError(
+            f"placement names GPU {number}, which there is not: {there}",
+            hints=["GPUs are counted through all nodes from 0; name others, or give the launcher more nodes"],
+        )
+
+    def local(self, name: str, numbers: Sequence[int] | None) -> tuple[int, ...] | None:
+        """The numbers of GPUs as their own node counts them."""
+        if numbers is None or not any(self.gpus.values()):
+            return None if numbers is None else tuple(numbers)
+        return tuple(number - self.first[name] for number in numbers)
+
+    def spread(self, count: int, numbers: Sequence[int] | None) -> list[str]:
+        """The node of each of `count` ranks: that of its GPU, or, without GPUs, nodes in equal blocks.
+
+        Raises:
+            RunError: a GPU is named that no node has.
+        """
+        names = list(self.gpus)
+        if not numbers or not any(self.gpus.values()):
+            each = -(-count // len(names))
+            return [names[rank // each] for rank in range(count)]
+        return [self.node_of(numbers[rank]) for rank in range(count)]
+
+    def _range(self, name: str) -> str:
+        first, count = self.first[name], self.gpus[name]
+        return "none" if not count else f"{first} to {first + count - 1}" if count > 1 else str(first)
