@@ -195,23 +195,33 @@ def replacing_folder(what: str, folder: Path, *, swaps: bool = True) -> Iterator
     Raises:
         DiskError: the disk refuses.
     """
-    fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
     try:
         with writing(what, folder):
-            yield fresh
+            yield fresh_folder(folder)
             if swaps:
-                sync_tree(fresh)
-                if folder.exists():
-                    folder.rename(former)
-                fresh.rename(folder)
-                sync_folder(folder.parent)
+                _swap(folder)
     finally:
         if swaps:
             settle_folder(folder)
 
 
+def fresh_folder(folder: Path) -> Path:
+    """Where what may replace a folder is written first; `settle_folder` removes it."""
+    return folder.with_name(f".{folder.name}.{_STATES[0]}")
+
+
+def _swap(folder: Path) -> None:
+    """Let what is fresh take the place of a folder, whole and synced."""
+    fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
+    sync_tree(fresh)
+    if folder.exists():
+        folder.rename(former)
+    fresh.rename(folder)
+    sync_folder(folder.parent)
+
+
 def settle_folder(folder: Path) -> None:
-    """Put right what a process has left that was killed within `replacing_folder`."""
+    """Put right what a process has left that was killed within `replacing_folder`, or between two of its own steps."""
     fresh, former = (folder.with_name(f".{folder.name}.{state}") for state in _STATES)
     if former.exists() and not folder.exists():  # between the two renames: what is fresh is whole
         (fresh if fresh.exists() else former).rename(folder)

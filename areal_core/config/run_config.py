@@ -111,6 +111,14 @@ class RunConfig(Section):
             return 0
         return max(self.sampling.max_new_tokens + 1, self.workflow.keywords().get("max_tokens", 0))
 
+    @property
+    def evaluates_beside_training(self) -> bool:
+        """Whether the next batch is trained on while an evaluation runs. Synchronous generation and GPUs used in turns
+        leave nothing to do meanwhile; in deterministic runs nothing else may share the engine's batches with it."""
+        asked = self.evaluation is not None and self.evaluation.beside_training
+        is_asynchronous = self.rollout.max_staleness > 0 and not self.deterministic and not self.placement.in_turns
+        return asked and is_asynchronous and self.workflow is not None
+
     def cross_checks(self) -> Iterator[Problem]:
         """Mistakes that show only when several values are seen together, those that plugins find included."""
         yield from self._arithmetic()

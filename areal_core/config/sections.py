@@ -213,6 +213,8 @@ class EvaluationSection(Section):
     """evaluate before the first step as well"""
     keep_best: bool = True
     """keep the checkpoint with the best score"""
+    beside_training: bool = True
+    """train on the next batch meanwhile, but where the run is synchronous or GPUs are used in turns"""
 
 
 class CheckpointSection(Section):

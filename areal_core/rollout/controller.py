@@ -201,6 +201,8 @@ class RolloutController:
 
     async def publish(self, update: WeightUpdate, trained: int) -> None:
         """Change the engine's weights under the requests in flight; `trained` batches went into them."""
+        # Before the engine has them: a deterministic resume issues all groups from here on anew, and may do so with one
+        # too many (where generation is synchronous there is none, for none is admitted meanwhile), never one too few.
         self._positions[trained] = self._next_number
         await self._buffer.durably(lambda: self._ledger.published(update.version, trained))
         self._published[update.version] = trained

@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.config import Settings
 from areal_core.config.needs import roles_of
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 
@@ -168,10 +169,19 @@ class MemoryPlan:
     def _more_ranks(self, room: int) -> Iterator[str]:
         ranks, named = 1 << self.ranks.bit_length(), self._config.placement.training
         while ranks <= (MOST_RANKS if named is None else len(named)):
-            if _peak(self._of_ranks(ranks)) <= room:
+            if self._may_be(ranks) and _peak(self._of_ranks(ranks)) <= room:
                 yield f"launcher.trainer_processes={ranks}"
                 return
             ranks *= 2
+
+    def _may_be(self, ranks: int) -> bool:
+        """Whether the engines would take so many ranks, however these are told to divide the work."""
+        launcher, asked = self._config.launcher, {"trainer_processes": ranks}
+        held = launcher.settings
+        settings = held.model_copy(update=asked) if isinstance(held, Settings) else {**held, **asked}
+        config = self._config.model_copy(update={"launcher": replace(launcher, settings=settings)})
+        engines = (chosen.settings for chosen in (config.train_engine, *config.roles.values()))
+        return not any(list(engine.check(config)) for engine in engines if isinstance(engine, Settings))
 
 
 def _peak(roles: Mapping[str, Memory]) -> int:

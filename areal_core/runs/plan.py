@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 """Keys of a config.json that are numbers where they are there."""
 LARGEST_SIZE = 1 << 40
+TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
+"""Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
@@ -130,6 +132,8 @@ def _model_rows(
     if shared is None:
         return [("model", f"{model.path} (from the Hugging Face hub)")]
     _check_context(resolved, shared.description, problems)
+    if not any(part in file.name for file in folder.iterdir() for part in TOKENIZER_PARTS):
+        problems.append(f"model.path: {folder} holds no tokenizer; save one there with save_pretrained")
     count = sum(map(math.prod, shared.shapes.values()))
     figures["parameters"] = count
     text = f"{folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 PATHOLOGIES: Final = (
+    Pathology(
+        # A policy that explores more may double its entropy too, but not while its rewards fall.
+        lambda first, last: (
+            _above(last("train/entropy"), 2 * min(first("train/entropy"), default=math.inf))
+            and _below(last("reward/all_episodes"), 0.5 * max(first("reward/all_episodes"), default=0.0))
+            and bool(last("train/learning_rate", 1))
+        ),
+        "the policy has diverged: its entropy has risen to {train_entropy:.2f} nats a token, more than twice what "
+        "it was, and its rewards have fallen to less than half: lower train_engine.learning_rate (now "
+        "{train_learning_rate:.2g}), and go on from a model or a checkpoint of before",
+    ),
     Pathology(
         lambda first, last: _above(last("reward/groups_all_equal"), 0.95),
         f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learnt from that; where not "

@@ -37,7 +37,7 @@ class Witness:
         first: how many these are.
         steps: for each trained batch since a list of (group number, digest of its token ids).
         best: the best score of an evaluation.
-        unevaluated: metrics of the last step, where its evaluation was interrupted and is still to be made.
+        unevaluated: metrics of the last step, where its evaluation has not ended and is to be made by a resume.
         state: tensors of the algorithm's own, see `Context.state`.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from datetime import timedelta
 from functools import cache, partial
@@ -61,12 +62,20 @@ def agree(value: float) -> float:
     return float(shared)
 
 
-def add_up(value: float) -> float:
-    """The sum of all ranks' values, on every rank."""
-    total = torch.tensor([value], dtype=torch.float64)
-    if dist.get_world_size() > 1:
-        dist.all_reduce(total, group=_patient(dist.group.WORLD))
-    return float(total)
+def gather(value: float) -> list[float]:
+    """All ranks' values in the order of the ranks, on every rank."""
+    own = torch.tensor([value], dtype=torch.float64)
+    values = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    if len(values) == 1:
+        return [value]
+    dist.all_gather(values, own, group=_patient(dist.group.WORLD))
+    return [float(each) for each in values]
+
+
+def host_number() -> float:
+    """A number for this rank's host, equal to that of the other ranks there, and exact in 64 bits."""
+    digest = hashlib.sha256(socket.gethostname().encode()).digest()
+    return float(int.from_bytes(digest[:6], "big"))
 
 
 def own_barrier() -> Callable[[], None]:

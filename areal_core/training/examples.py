@@ -69,8 +69,11 @@ class ExampleSource:
         metrics = {"batch/examples": len(examples), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
         return batch, {name: float(value) for name, value in metrics.items()}
 
-    def evaluate(self) -> dict[str, float]:
+    def begin_evaluation(self) -> None:
         """Nobody generates, so nothing can be scored."""
+
+    def end_evaluation(self, patience_s: float) -> dict[str, float]:
+        """Nothing was."""
         return {}
 
     def commit(self, step: int, checkpoint: Path) -> None:

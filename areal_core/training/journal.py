@@ -82,13 +82,22 @@ class Journal:
             key = f"time/{name}_s"
             self._seconds[key] = self._seconds.get(key, 0.0) + time.monotonic() - began
 
-    def finish_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step together with its times."""
+    def end_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of a step together with its times and the hour; what comes now belongs to the next one."""
         now = time.monotonic()
-        line = {**metrics, **self._seconds, "time/step_s": now - self._step_began}
+        line = {"time": time.time(), **metrics, **self._seconds, "time/step_s": now - self._step_began}
         self._seconds.clear()
         self._step_began = now
-        written = json.dumps({"step": step, "time": time.time(), **line})
+        return line
+
+    def finish_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """End a step and write its line."""
+        self.write_step(step, self.end_step(metrics))
+
+    def write_step(self, step: int, ended: Mapping[str, float]) -> None:
+        """Write the line of a step, as `end_step` has made it."""
+        line = {name: value for name, value in ended.items() if name != "time"}
+        written = json.dumps({"step": step, "time": ended["time"], **line})
         patiently(lambda: append_line("the metrics", self._metrics_path, written), self.tell)
         self._tell_trackers(lambda tracker: tracker.log(step, line))
         self._tell_observers(lambda observer: observer.step_finished(self._run_dir, step, line))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.disk import DiskError, replacing_folder, settle_folder, tree_size, wait_for_room
+from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
 from areal_core.training.checkpoint import Witness
 from areal_core.training.distribution import agree, distribute
+from areal_core.training.exports import Exports
 from areal_core.training.saver import Saver
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean difference between the engines' log-probabilities and the trainer's, by the dtype of the published weights."""
-SCORE_FILE = "evaluation.json"
-"""Beside the best model: the step and the score that made it the best."""
+STOPPING_PATIENCE_S = 15.0
+"""How long a run that was asked to stop waits for an evaluation whose weights the trainer has no more."""
 
 
 class Trainer:
@@ -61,7 +61,6 @@ class Trainer:
         self._config = config
         self._learner = learner
         self._publication = publication
-        self._run_dir = run_dir
         self._source = source
         self._journal = journal
         self._saver = Saver(
@@ -70,7 +69,8 @@ class Trainer:
         self._step = 0
         self._version = 0
         self._witness = Witness()
-        self._model_size = 0  # bytes of the last one that was exported
+        self._exports = Exports(run_dir, learner.policy, journal)
+        self._evaluated: int | None = None  # the step whose evaluation is under way
         self._failure: RunError | None = None
 
     def run(self, step: int, version: int, witness: Witness) -> bool:
@@ -90,11 +90,11 @@ class Trainer:
         """
         self._step = self._saver.latest = step
         self._witness = witness
-        self._witness.best = max(witness.best, agree(self._best_score()))
+        self._witness.best = max(witness.best, agree(self._exports.settle()))
         try:
             self._begin(version)
             if self._witness.unevaluated is not None:
-                self._finish_step(self._witness.unevaluated)
+                self._begin_evaluation()
             while self._step < self._config.steps:
                 with self._phase("wait"):
                     batch, metrics = self._next_batch()
@@ -104,6 +104,9 @@ class Trainer:
                 with self._phase("train"):
                     metrics |= self._learn(batch)
                 self._step += 1
+                if not self._end_evaluation():
+                    self._end_step(metrics)
+                    raise Interrupted
                 metrics |= self._publish()
                 self._look_after(metrics)
         except Interrupted:
@@ -122,9 +125,11 @@ class Trainer:
             with suppress(Exception):  # why training failed is what must be told
                 self._saver.finish()  # what was sound when it was taken is kept
             raise
+        finally:
+            self._exports.drop_candidate()
         self._saver.save(self._step, self._witness, is_last=True)
         if self._config.checkpoint.export:
-            self._export("model")
+            self._exports.write_model(self._step)
         return True
 
     def _begin(self, version: int) -> None:
@@ -134,9 +139,7 @@ class Trainer:
                 self._publication.begin(version, self._step)
         evaluation = self._config.evaluation
         if self._step == 0 and evaluation is not None and evaluation.at_start:
-            metrics = self._evaluate()
-            if self._journal is not None:
-                self._journal.finish_step(0, metrics)
+            self._witness.unevaluated = {}
 
     def _next_batch(self) -> tuple[PackedBatch | None, dict[str, float]]:
         if self._source is None:
@@ -183,69 +186,81 @@ class Trainer:
         return {**verified, "version": float(version)}
 
     def _look_after(self, metrics: dict[str, float]) -> None:
-        """Evaluate, write the step's metrics, checkpoint: each where it is due. Generation goes on meanwhile."""
+        """Write the step's metrics, evaluate, checkpoint: each where it is due. Generation goes on meanwhile."""
         self._saver.look()
-        evaluation = self._config.evaluation
-        is_last = self._step == self._config.steps
-        if evaluation is not None and (self._step % evaluation.every == 0 or is_last):
-            self._witness.unevaluated = metrics
-        self._finish_step(metrics)
+        if self._end_step(metrics):
+            self._begin_evaluation()
         if self._saver.is_due(self._step):
-            self._saver.save(self._step, self._witness, is_last=is_last)
+            self._saver.save(self._step, self._witness, is_last=self._step == self._config.steps)
 
-    def _finish_step(self, metrics: dict[str, float]) -> None:
-        """Make the evaluation that the step still owes, and write its metrics. What is interrupted here is in the
-        checkpoint that follows, so that a resume begins with it."""
-        if self._witness.unevaluated is not None:
-            metrics = {**metrics, **self._evaluate()}
-            self._witness.unevaluated = None
+    def _end_step(self, metrics: dict[str, float]) -> bool:
+        """Write the step's metrics, or keep them for the checkpoints and for the evaluation that is due now; whether
+        one is."""
+        evaluation = self._config.evaluation
+        if evaluation is not None and (self._step % evaluation.every == 0 or self._step == self._config.steps):
+            self._witness.unevaluated = metrics
+            return True
         if self._journal is not None:
             self._journal.finish_step(self._step, metrics)
+        return False
 
-    def _evaluate(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        with self._phase("evaluate"):
-            if self._publication is not None:
+    def _begin_evaluation(self) -> None:
+        """Begin the evaluation that the step owes, to be made while the next batch is waited for and trained on, or
+        here and now. What is interrupted before that is in the checkpoint that follows: a resume begins with it."""
+        self._evaluated = self._step
+        if self._publication is not None:
+            with self._phase("publish"):
                 self._publication.finish()
-            score = -math.inf if self._source is None else math.nan
+        if self._source is not None:
+            self._source.begin_evaluation()
+        evaluation = self._config.evaluation
+        if evaluation is None or not self._config.evaluates_beside_training or self._step == self._config.steps:
+            self._end_evaluation()
+            return
+        if self._journal is not None and self._witness.unevaluated is not None:
+            self._witness.unevaluated = self._journal.end_step(self._witness.unevaluated)
+        if evaluation.keep_best and self._step:
+            self._exports.keep_candidate(self._step)
+
+    def _end_evaluation(self) -> bool:
+        """Wait for the evaluation that is under way, if one is, and write its step's metrics; whether it was made.
+
+        Where it was not, for a stop of the run or a failure of the rollouts, it has left sound parameters. They are
+        those of a later step if training has gone on: no resume can make that evaluation then, and it is given up.
+
+        Raises:
+            Interrupted: it was not made, and the step owes it still.
+        """
+        step, self._evaluated = self._evaluated, None
+        if step is None:
+            return True
+        is_current = step == self._step
+        if not is_current:
+            self._saver.look()  # the checkpoint of the evaluated step shall not wait for as long
+        found: dict[str, float] = {}
+        score = -math.inf if self._source is None else math.nan
+        with self._phase("evaluate"):
             if self._source is not None:
                 with self._stopping_in_order():
-                    metrics = self._source.evaluate()
-                    score = metrics.get("evaluation/reward", -math.inf)
+                    found = self._source.end_evaluation(0.0 if is_current else STOPPING_PATIENCE_S)
+                    score = found.get("evaluation/reward", -math.inf)
         # Exporting is collective, so all ranks must know what rank 0 measured; no number at all is the end.
         score = agree(score)
-        if math.isnan(score):
+        is_made = not math.isnan(score)
+        if not is_made and is_current:
             raise Interrupted
         evaluation = self._config.evaluation
-        if evaluation is not None and evaluation.keep_best and score > self._witness.best:
+        if is_made and evaluation is not None and evaluation.keep_best and score > self._witness.best:
             self._witness.best = score
-            if self._step:
-                self._export("best", {"step": self._step, "evaluation/reward": score})
-        return metrics
-
-    def _export(self, name: str, score: Mapping[str, float] | None = None) -> None:
-        """Write a Hugging Face folder below the run's, and its score with it, which a resume must not forget."""
-        is_first = self._journal is not None
-        if is_first:  # before all ranks write together, for they cannot try again one by one
-            wait_for_room("a model", self._run_dir, self._model_size, self._tell)
-        with replacing_folder(f"the model of step {self._step}", self._run_dir / name, swaps=is_first) as folder:
-            self._learner.policy.export(folder)
-            if is_first:
-                self._model_size = tree_size(folder)
-                if score is not None:
-                    (folder / SCORE_FILE).write_text(json.dumps(score))
-
-    def _best_score(self) -> float:
-        """Of the best model that earlier processes of the run have written, once what a kill has left is put right."""
+            if step:
+                self._exports.write_best(step, score)
+        self._exports.drop_candidate()
+        metrics, self._witness.unevaluated = self._witness.unevaluated or {}, None
         if self._journal is not None:
-            for name in ("best", "model"):
-                settle_folder(self._run_dir / name)
-            path = self._run_dir / "best" / SCORE_FILE
-            try:
-                return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                self._tell(f"the score in {path} cannot be read and counts as none: {error!r}")
-        return -math.inf
+            if not is_made:
+                self._tell(f"the evaluation of step {step} was given up: step {self._step} has been trained already")
+            self._journal.write_step(step, {**(self._journal.end_step(metrics) if is_current else metrics), **found})
+        return is_made
 
     def _tell(self, line: str) -> None:
         """A line for the user, on the rank that has a journal."""

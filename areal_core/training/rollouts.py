@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class RolloutClient:
     ) -> None:
         self._channel = BlockingChannel.connect(address, timeout_s, "trainer-0")
         self._replies: dict[int, Any] = {}
+        self._evaluation = 0  # number of the request
         self._is_interrupted = is_interrupted
         self._log = log
 
@@ -49,23 +51,27 @@ class RolloutClient:
         """Send a request; `wait` for its number brings the reply."""
         return self._channel.send_request(message)
 
-    def wait(self, number: int, waiting_for: str, *, interruptible: bool = False) -> Any:
+    def wait(self, number: int, waiting_for: str, *, patience_s: float = math.inf) -> Any:
         """The reply to a request.
 
         Args:
             number: of the request.
             waiting_for: what the reply brings, in words.
-            interruptible: whether the wait ends when the run is asked to stop.
+            patience_s: how long the wait goes on once the run has been asked to stop.
 
         Raises:
             RunError: the controller reported an error, or has been silent for too long.
             ChannelClosed: it has died.
-            Interrupted: only where `interruptible`.
+            Interrupted: the run was asked to stop, and the reply has not come within `patience_s`.
         """
         heard = last_line = time.monotonic()
-        question = None
+        question, deadline = None, math.inf
         while number not in self._replies:
-            if interruptible and self._is_interrupted():
+            if deadline == math.inf and self._is_interrupted():
+                deadline = time.monotonic() + patience_s
+                if 0 < patience_s < math.inf:
+                    self._log(f"asked to stop: {waiting_for} has {patience_s:g} s to end")
+            if time.monotonic() >= deadline:
                 raise Interrupted
             if self._receive(POLL_S):
                 heard = time.monotonic()
@@ -98,13 +104,16 @@ class RolloutClient:
 
     def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
         """See `BatchSource.next_batch`."""
-        reply = self.wait(self.request(messages.NextBatch(step)), f"batch {step}", interruptible=True)
+        reply = self.wait(self.request(messages.NextBatch(step)), f"batch {step}", patience_s=0.0)
         return PackedBatch.from_bytes(reply.packed) if reply.packed else None, dict(reply.metrics)
 
-    def evaluate(self) -> dict[str, float]:
-        """See `BatchSource.evaluate`."""
-        number = self.request(messages.Evaluate())
-        return dict(self.wait(number, "the evaluation", interruptible=True).metrics)
+    def begin_evaluation(self) -> None:
+        """See `BatchSource.begin_evaluation`."""
+        self._evaluation = self.request(messages.Evaluate())
+
+    def end_evaluation(self, patience_s: float) -> dict[str, float]:
+        """See `BatchSource.end_evaluation`."""
+        return dict(self.wait(self._evaluation, "the evaluation", patience_s=patience_s).metrics)
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """See `BatchSource.commit`."""

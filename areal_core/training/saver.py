@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ from areal_core.background import start_thread
 from areal_core.disk import patiently, tree_size, wait_for_room
 from areal_core.interfaces.training import SnapshotEngine
 from areal_core.training.checkpoint import prune_checkpoints, write_checkpoint
-from areal_core.training.distribution import add_up, agree, own_barrier
+from areal_core.training.distribution import agree, gather, host_number, own_barrier
 from areal_core.training.host_memory import available_memory
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Saver:
         self._tell = tell
         self.latest = 0
         self._wait_for_all = own_barrier()
+        self._hosts = gather(host_number())  # of each rank
         self._written: Future[Path] | None = None  # of the one that is being written
         self._began = time.monotonic()  # to train after the last one
         self._waited_s = 0.0  # for the last one
@@ -161,8 +163,13 @@ class Saver:
         engines = [engine for engine in self._engines.values() if isinstance(engine, SnapshotEngine)]
         if not self._section.asynchronous or len(engines) < len(self._engines):
             return False
-        needed, available = add_up(sum(engine.snapshot_size() for engine in engines)), available_memory()
-        fits = bool(agree(float(needed <= SHARE_OF_MEMORY * available)))
+        sizes, memory = gather(sum(engine.snapshot_size() for engine in engines)), gather(available_memory())
+        on_hosts: dict[float, float] = defaultdict(float)
+        for host, size in zip(self._hosts, sizes, strict=True):
+            on_hosts[host] += size
+        needs = [(on_hosts[host], free) for host, free in zip(self._hosts, memory, strict=True)]
+        needed, available = max(needs, key=lambda each: each[0] / max(1.0, each[1]))
+        fits = needed <= SHARE_OF_MEMORY * available
         if not fits and not self._is_told:
             self._tell(
                 f"checkpoints are written while training waits: a copy of {needed / 1e9:,.1f} GB is too much for the "

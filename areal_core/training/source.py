@@ -24,8 +24,18 @@ class BatchSource(Protocol):
     def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
         """The batch of `step` and its metrics; None for a batch without data. Raises `Interrupted`."""
 
-    def evaluate(self) -> dict[str, float]:
-        """Evaluate the published weights; empty where the source cannot. Raises `Interrupted`."""
+    def begin_evaluation(self) -> None:
+        """Begin to evaluate the published weights. Nothing is published before `end_evaluation`; batches may be."""
+
+    def end_evaluation(self, patience_s: float) -> dict[str, float]:
+        """The metrics of the evaluation that was begun, when it has ended; empty where the source can make none.
+
+        Args:
+            patience_s: how long it is waited for once the run has been asked to stop.
+
+        Raises:
+            Interrupted: it has not ended by then.
+        """
 
     def commit(self, step: int, checkpoint: Path) -> None:
         """The checkpoint of `step` batches is complete: from now on a resume starts there."""

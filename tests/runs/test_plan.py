@@ -42,6 +42,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(DESCRIPTION))
+    (folder / "tokenizer.json").write_text("{}")
     tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in SHAPES.items()}
     header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
@@ -72,6 +73,14 @@ def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
     assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
 
 
+def test_a_folder_without_a_tokenizer_is_refused(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    (problem,) = raised.value.problems
+    assert str(problem) == f"model.path: {model} holds no tokenizer; save one there with save_pretrained"
+
+
 def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:
     words = ["train_engine.logprob_chunk_tokens=1024", "train_engine.max_tokens_per_microbatch=16384"]
     need = plan(model, *words, "placement.gpu_memory_gib=80").figures["memory"]["peak"] / 2**30
@@ -94,6 +103,10 @@ def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path)
     with pytest.raises(ConfigError) as raised:
         plan(model, "placement.gpu_memory_gib=1.9", "train_engine.max_tokens_per_microbatch=1024")
     assert "launcher.trainer_processes=" in str(raised.value.problems[0])
+    fixed = ["placement.gpu_memory_gib=1.9", "train_engine.max_tokens_per_microbatch=1024"]
+    with pytest.raises(ConfigError) as raised:
+        plan(model, *fixed, "train_engine.parallel.data=1")
+    assert "trainer_processes" not in str(raised.value.problems[0]), "that many ranks it would refuse"
     with pytest.raises(ConfigError, match="cannot start") as raised:
         plan(model, "placement.gpu_memory_gib=0.01")
     assert "none of fewer tokens at once, checkpointing and more ranks is enough" in str(raised.value.problems[0])

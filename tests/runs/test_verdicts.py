@@ -14,6 +14,7 @@ WELL = {
     "reward/groups_all_equal": 0.3,
     "batch/truncated": 0.1,
     "train/entropy": 1.2,
+    "train/learning_rate": 4e29,
     "train/behaviour_kl": 0.001,
     "train/effective_sample_share": 0.95,
     "train/clip_fraction": 0.1,
@@ -39,6 +40,7 @@ def said(*lines: dict[str, Any]) -> list[str]:
     ("ill", "words"),
     [
         ({"reward/groups_all_equal": 1.0}, "all answers to a prompt earned the same"),
+        ({"train/entropy": 4.0, "reward/all_episodes": 0.0}, "lower train_engine.learning_rate (now 4e+29)"),
         ({"batch/truncated": 0.5}, "50% of the answers are cut"),
         ({"train/entropy": 0.01, "reward/groups_all_equal": 0.7}, "fallen to 0.010 nats a token"),
         ({"train/behaviour_kl": 0.3}, "a KL of 0.300 nats a token"),

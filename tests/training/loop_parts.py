@@ -64,8 +64,11 @@ class Parts:
         self.asked.append(f"batch {step}")
         return batch_of(4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3), {"reward/mean": 0.5}
 
-    def evaluate(self) -> dict[str, float]:
+    def begin_evaluation(self) -> None:
         self.asked.append("evaluate")
+
+    def end_evaluation(self, patience_s: float) -> dict[str, float]:
+        self.asked.append("evaluated")
         return {"evaluation/reward": self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]}
 
     def commit(self, step: int, checkpoint: Path) -> None:
@@ -148,6 +151,7 @@ def config(steps: int = 3, **changes: Any) -> Any:
         "training": TrainingSection(),
         "checkpoint": CheckpointSection(),
         "evaluation": None,
+        "evaluates_beside_training": True,
         "placement": PlacementSection(),
         "model": SimpleNamespace(dtype="float32"),
     }

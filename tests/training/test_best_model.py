@@ -6,17 +6,13 @@ import errno
 import json
 import math
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.config.sections import CheckpointSection
 from areal_core.disk import DiskError
-from areal_core.interfaces import ACTOR
+from areal_core.training.exports import Exports
 from areal_core.training.journal import Journal
-from areal_core.training.learner import Learner
-from areal_core.training.loop import Trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,14 +34,15 @@ class Engine:
         (folder / "weights").write_text(self.weights)
 
 
-def trainer(run_dir: Path, weights: str = "", told: list[str] | None = None) -> Any:
+def exports(run_dir: Path, weights: str = "", told: list[str] | None = None) -> tuple[Exports, Any]:
+    """Of a run in a folder, with its engine."""
     tell = (told if told is not None else []).append
-    journal = Journal(run_dir / "metrics.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)
-    nothing: Any = None
-    config: Any = SimpleNamespace(checkpoint=CheckpointSection())
     engine: Any = Engine(weights)
-    learner = Learner(nothing, nothing, {"actor": ACTOR}, {"actor": engine})
-    return Trainer(config, learner, None, run_dir, run_dir / "checkpoints", None, journal)
+    return Exports(run_dir, engine, Journal(run_dir / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)), engine
+
+
+def write_best(run_dir: Path, weights: str, value: float) -> None:
+    exports(run_dir, weights)[0].write_best(1, value)
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -66,27 +63,27 @@ def test_a_model_and_its_score_are_replaced_together_or_not_at_all(
     def refuse(value: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    trainer(tmp_path, "first")._export("best", score(0.2))
-    trainer(tmp_path, "second")._export("best", score(0.4))
+    write_best(tmp_path, "first", 0.2)
+    write_best(tmp_path, "second", 0.4)
     assert files(tmp_path) == best("second", 0.4)
     with monkeypatch.context() as full:
-        full.setattr("areal_core.training.loop.json.dumps", refuse)
-        with pytest.raises(DiskError, match=r"the model of step 0 cannot be written to .*: the disk is full"):
-            trainer(tmp_path, "third")._export("best", score(0.9))
+        full.setattr("areal_core.training.exports.json.dumps", refuse)
+        with pytest.raises(DiskError, match=r"the model of step 1 cannot be written to .*: the disk is full"):
+            write_best(tmp_path, "third", 0.9)
     assert files(tmp_path) == best("second", 0.4)
-    assert trainer(tmp_path)._best_score() == 0.4
+    assert exports(tmp_path)[0].settle() == 0.4
 
 
 @pytest.mark.parametrize("state", ["half written", "between the renames", "before the former one was removed"])
 def test_what_a_kill_has_left_is_put_right(tmp_path: Path, state: str) -> None:
-    trainer(tmp_path, "kept")._export("best", score(0.9))
+    write_best(tmp_path, "kept", 0.9)
     if state == "between the renames":
         (tmp_path / "best").rename(tmp_path / ".best.new")
     left = ".best.new" if state == "half written" else ".best.former"
     for name in (left, ".model.new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_text("left")
-    assert trainer(tmp_path)._best_score() == 0.9
+    assert exports(tmp_path)[0].settle() == 0.9
     assert files(tmp_path) == best("kept", 0.9)
 
 
@@ -95,12 +92,12 @@ def test_a_score_that_cannot_be_read_is_told_and_counts_as_none(tmp_path: Path, 
     (tmp_path / "best").mkdir()
     (tmp_path / "best/evaluation.json").write_text(text)
     told: list[str] = []
-    assert trainer(tmp_path, told=told)._best_score() == -math.inf
+    assert exports(tmp_path, told=told)[0].settle() == -math.inf
     assert len(told) == 1
     assert "best/evaluation.json cannot be read and counts as none" in told[0]
 
 
 def test_no_model_has_no_score(tmp_path: Path) -> None:
     told: list[str] = []
-    assert trainer(tmp_path, told=told)._best_score() == -math.inf
+    assert exports(tmp_path, told=told)[0].settle() == -math.inf
     assert told == []

@@ -132,16 +132,17 @@ def test_nothing_is_committed_where_nobody_can_commit(tmp_path: Path, error: Run
 @pytest.mark.parametrize("error", [Interrupted(), RunError("the engine is lost")])
 def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exception) -> None:
     class Ends(Parts):
-        def evaluate(self) -> dict[str, float]:
+        def end_evaluation(self, patience_s: float) -> dict[str, float]:
             raise error
 
     parts = Ends()
     section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=True)
+    settings = config(5, evaluation=section, evaluates_beside_training=False)
     if isinstance(error, RunError):
         with pytest.raises(RunError, match="the engine is lost"):
-            train(tmp_path, parts, config(5, evaluation=section))
+            train(tmp_path, parts, settings)
     else:
-        assert not train(tmp_path, parts, config(5, evaluation=section))
+        assert not train(tmp_path, parts, settings)
     assert parts.committed == [(2, "step-000002")]
     assert [line["step"] for line in metrics(tmp_path)] == [1], "the step is not over before it is evaluated"
     again: Any = Parts()
@@ -187,8 +188,8 @@ def test_a_resume_does_not_forget_the_best_score(tmp_path: Path) -> None:
     parts.scores = [0.2, 0.9]
     train(tmp_path, parts, config(2, evaluation=section))
     again = Parts(score=0.5)
-    train(tmp_path, again, config(3, evaluation=section), 1, Witness([[]], 0.2))
-    assert "export best" not in again.asked
+    train(tmp_path, again, config(3, evaluation=section), 1, Witness(best=0.2))
+    assert (tmp_path / "best/weights").read_text() == "2"
     assert json.loads((tmp_path / "best/evaluation.json").read_text()) == {"step": 2, "evaluation/reward": 0.9}
 
 
@@ -206,7 +207,8 @@ def test_evaluation_comes_when_it_is_due_and_keeps_the_best(tmp_path: Path) -> N
     train(tmp_path, parts, config(3, evaluation=section))
     assert Counter(parts.asked)["evaluate"] == 3, "at the start, after step 2, and at the end"
     assert parts.asked.index("published") < parts.asked.index("evaluate"), "of the published weights"
-    assert Counter(parts.asked)["export best"] == 1, "the start is no model of this run, and 0.3 is less than 0.4"
+    assert json.loads((tmp_path / "best/evaluation.json").read_text())["step"] == 2, "0.3 is less than 0.4"
+    assert parts.asked.index("export best") > parts.asked.index("publish 2"), "the start is no model of this run"
     assert [line.get("evaluation/reward") for line in metrics(tmp_path)] == [0.1, None, 0.4, 0.3]
 
 

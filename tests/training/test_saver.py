@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.config.sections import CheckpointSection
+from areal_core.config.sections import CheckpointSection, EvaluationSection
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.messages import ChannelClosed
@@ -101,6 +101,14 @@ def test_what_is_whole_is_committed_with_the_next_step(tmp_path: Path) -> None:
     assert "snapshot 6" not in parts.asked, "nothing goes on after the last step"
 
 
+def test_what_is_whole_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
+    """Which may take long: a kill meanwhile shall not cost the steps before the checkpoint."""
+    parts = Snapshots(waits=True)
+    section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=False)
+    train(tmp_path, parts, config(4, evaluation=section, checkpoint=CheckpointSection(every=2)))
+    assert in_order(parts, "snapshot 2", "batch 2", "commit 2", "evaluated", "publish 3")
+
+
 def test_an_interruption_waits_for_it_and_adds_the_last_one(tmp_path: Path) -> None:
     parts = Snapshots(opens_at=3, interrupt_at=3)
     assert not train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
@@ -162,6 +170,22 @@ def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
     train(tmp_path / "small", small, settings, tell=told.append)
     assert "snapshot 1" in small.asked
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(("hosts", "goes_on"), [([1.0, 1.0], False), ([1.0, 2.0], True)])
+def test_only_the_ranks_of_one_host_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: list[float], goes_on: bool
+) -> None:
+    """What two ranks say of themselves: 6 GB each, where 10 GB are free."""
+    answers = {0: hosts, 6_000_000_000: [6e9, 6e9], 10_000_000_000: [10e9, 10e9]}
+    monkeypatch.setattr("areal_core.training.saver.available_memory", lambda: 10_000_000_000)
+    monkeypatch.setattr("areal_core.training.saver.host_number", lambda: 0)
+    monkeypatch.setattr("areal_core.training.saver.gather", lambda value: answers[value])
+    told: list[str] = []
+    parts = Snapshots(size=6_000_000_000)
+    train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), tell=told.append)
+    assert ("snapshot 1" in parts.asked) == goes_on
+    assert ["12.0 GB is too much for the 10.0 GB" in line for line in told] == [True] * (not goes_on)
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ SAFE_ON_RESUME = (
     "steps",
     "checkpoint",
     "evaluation.every",
+    "evaluation.beside_training",
     "trackers",
     "publication",
     "inference_engine.servers",
