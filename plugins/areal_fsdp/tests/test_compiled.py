@@ -11,7 +11,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, LossResult, Work
 from areal_fsdp import compiling, logprobs, masters
 from areal_fsdp.engine import FSDPEngine
-from areal_fsdp.masters import _adamw
+from areal_parallel.adamw import scalars_of, update
 
 pytestmark = pytest.mark.slow
 
@@ -136,9 +136,10 @@ def test_one_update_of_a_tensor():
         for number in (1, 2, 3):
             parameter.grad = torch.randn(shape)
             optimizer.step()
-            size, root = torch.tensor(0.01 / (1 - 0.8**number)), torch.tensor(1 - 0.9**number).sqrt()
-            scalars = (torch.tensor(2.0), torch.tensor(True), size, torch.tensor(1 - 0.001), root)
-            _adamw(mine, *moments, half, parameter.grad / 2, *scalars, 0.8, 0.9, 1e-4)
+            scalars = scalars_of(
+                optimizer.param_groups[0], torch.tensor(float(number)), torch.tensor(2.0), torch.tensor(True)
+            )
+            update(mine, *moments, parameter.grad / 2, half, None, *scalars)
             torch.testing.assert_close(mine, parameter.detach())
             assert torch.equal(half, mine.bfloat16())
 
