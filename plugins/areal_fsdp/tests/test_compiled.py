@@ -42,7 +42,7 @@ def traced(monkeypatch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     "kind", ["qwen3", "gpt2", *(pytest.param(k, marks=pytest.mark.long) for k in ("llama", "mistral"))]
 )
@@ -96,7 +96,7 @@ def test_any_microbatches_and_roles(make_engine, program, batch):
 @pytest.mark.usefixtures("traced")
 def test_bfloat16_with_masters(make_engine, program, batch):
     exact, _ = program.gradients_of(make_engine(), batch)
-    for recompute in (False, True):
+    for recompute in ("none", "selective", "full"):
         engine = make_engine(dtype="bfloat16", compile=True, activation_checkpointing=recompute)
         found, _ = program.gradients_of(engine, batch)
         assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}  # of a single micro-batch
@@ -146,7 +146,7 @@ def test_one_update_of_a_tensor():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "selective", "full"])
 def test_sharded(make_engine, program, batch, monkeypatch, recompute):
     eager, _ = program.gradients_of(make_engine(), batch)
     exact, _ = program.gradients_of(make_engine(dtype="bfloat16"), batch)
@@ -170,7 +170,7 @@ def test_masters_add_up_in_float32(make_engine, program, batch):
 
 @pytest.mark.long
 @pytest.mark.skipif(not (shutil.which("g++") or torch.cuda.is_available()), reason="needs a C++ compiler")
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_generated_code_equals_eager(make_engine, program, batch, recompute):
     torch._dynamo.reset()
     wanted, _ = program.gradients_of(make_engine(temperature=0.7), batch)

@@ -69,10 +69,11 @@ class PiecewiseAdamW(torch.optim.AdamW):
 
     def _pieces(self, parameter: torch.nn.Parameter) -> Iterator[_Tensors]:
         """Parameter, moments and gradient, [PIECE] each but for the last."""
-        state = self.state[parameter]
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
         whole = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
-        flat = [own_part(tensor).view(-1) for tensor in whole] + [own_part(parameter.grad).reshape(-1)]
-        yield from zip(*(tensor.split(PIECE) for tensor in flat if tensor.numel()), strict=True)
+        flat = [own_part(tensor).view(-1) for tensor in whole] + [own_part(gradient).reshape(-1)]
+        yield from zip(*(torch.split(tensor, PIECE) for tensor in flat if tensor.numel()), strict=True)
 
 
 _Work = list[tuple["_Tensors", tuple[Any, ...]]]
@@ -97,7 +98,8 @@ def _streamed(work: _Work, function: Callable[..., None]) -> None:
     """Two slots take turns, and two streams copy, so that both ways of the bus and the device are busy at once."""
     (parameter, mean, *_), _ = work[0]
     device = parameter.device
-    current, fetching, storing = torch.cuda.current_stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
+    stream: Any = torch.cuda.Stream  # which has no types
+    current, fetching, storing = torch.cuda.current_stream(device), stream(device), stream(device)
     size = max(len(tensors[0]) for tensors, _ in work)
     slots = [_Slot(torch.empty(2, size, dtype=mean.dtype, device=device)) for _ in range(2)]
     fetching.wait_stream(current)  # what used the slots' memory before

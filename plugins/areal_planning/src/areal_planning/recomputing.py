@@ -51,8 +51,9 @@ class Recomputing:
 
     def of_layers(self, count: int) -> list[Amount]:
         """Of each of so many layers."""
-        kinds: list[Amount] = [*["whole"] * self.whole, *["elementwise"] * self.elementwise]
-        return [*kinds, *["nothing"] * (count - len(kinds))]
+        amounts: list[tuple[Amount, int]] = [("whole", self.whole), ("elementwise", self.elementwise)]
+        amounts.append(("nothing", count - self.whole - self.elementwise))
+        return [amount for amount, layers in amounts for _ in range(layers)]
 
     @classmethod
     def of(cls, mode: Checkpointing, layers: int, sizes: dict[Amount, int] | None, budget: int | None) -> Recomputing:
