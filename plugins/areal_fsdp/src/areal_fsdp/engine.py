@@ -19,14 +19,14 @@ from areal_core.errors import RunError
 from areal_fsdp import checkpoint
 from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
-from areal_fsdp.model import RoleModule, decoder_layers, load_model, shard
-from areal_fsdp.optimizer import gradient_norm, learning_rate_at, make_optimizer, step, sum_gradients
+from areal_fsdp.model import RoleModule, decoder_layers, decoder_of, load_model, shard
+from areal_fsdp.optimizer import learning_rate_at, make_optimizer, step
 from areal_fsdp.probe import check_module, own_outputs
 from areal_fsdp.profiling import profiled
-from areal_fsdp.ranks import join_group_of_one, rank_and_ranks
 from areal_fsdp.wide import check_outputs, compared_roles, is_wide
+from areal_parallel.gradients import gradient_norm, sum_gradients
 from areal_parallel.mesh import Ranks, place_ranks
-from areal_planning.decoder import Decoder
+from areal_parallel.ranks import join_group_of_one, rank_and_ranks
 from areal_planning.meter import Meter, peak_flops
 from areal_planning.split import Split
 
@@ -90,29 +90,29 @@ class FSDPEngine:
         text = module.model.config.get_text_config()
         self._longest = getattr(text, "max_position_embeddings", None)
         self._share_heads(text)
-        recompute = self._config.activation_checkpointing and role.trains
-        prepare_layers(list(decoder_layers(module.model)), compile_them=is_compiled, recompute=recompute)
+        self._decoder = decoder_of(module.model, role)
+        layers = list(decoder_layers(module.model))
+        again = self._config.recomputing(self._decoder, role, len(layers), model.dtype, is_compiled=is_compiled)
+        prepare_layers(layers, compile_them=is_compiled, recomputing=again)
         wanted = own_outputs(module, torch.device("cpu")) if self._ranks.tensor is not None else None
         self._parameters = self._place(module)
         self._module = module
-        self._meter = self._new_meter(module.model)
+        self._meter = self._new_meter()
         check_module(module, self._device, self._dtype, wanted)
         self._reshard()
         if role.trains:
-            self._optimizer = make_optimizer(self._parameters.values(), self._config)
+            self._optimizer = make_optimizer(self._parameters.values(), self._config, is_compiled=is_compiled)
 
     def compare_with(self, engines: Mapping[str, TrainEngine]) -> None:
         """See `ComparingEngine`."""
         self._others = engines
 
-    def _new_meter(self, model: Any) -> Meter:
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        decoder = Decoder.of(model.config.to_dict(), shapes, scalar=self._role.head == "scalar")
+    def _new_meter(self) -> Meter:
         if self._device.type != "cuda":
-            return Meter(decoder, rank_and_ranks()[1])
+            return Meter(self._decoder, rank_and_ranks()[1])
         gpu = torch.cuda.get_device_properties(self._device)
         peak = peak_flops(gpu.name) if self._dtype == torch.bfloat16 else None
-        return Meter(decoder, rank_and_ranks()[1], peak, gpu.total_memory)
+        return Meter(self._decoder, rank_and_ranks()[1], peak, gpu.total_memory)
 
     def measurements(self) -> dict[str, float]:
         """See `MeasuringEngine`."""
@@ -138,7 +138,8 @@ class FSDPEngine:
             self._partial = [parameters[name] for name in partial]
             return parameters
         if self._dtype != torch.float32 and self._role.changes:
-            self._masters = Masters(module.model, self._dtype, self._device, is_compiled=module.compiled)
+            fused = module.compiled and not self._config.offload_optimizer
+            self._masters = Masters(module.model, self._dtype, self._device, is_compiled=fused)
             return self._masters.parameters
         module.to(self._device)
         return dict(module.model.named_parameters())
@@ -158,8 +159,7 @@ class FSDPEngine:
         result = torch.zeros(len(outputs), batch.token_count)
         if not len(batch):
             return dict(zip(outputs, result, strict=True))
-        place = torch.arange(batch.token_count)
-        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": place}
+        needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": torch.arange(result.shape[1])}
         slim = PackedBatch(Ragged(batch.lengths, needed))
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():

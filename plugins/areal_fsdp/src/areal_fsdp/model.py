@@ -28,6 +28,7 @@ from areal_fsdp.norms import speed_up_norms
 from areal_fsdp.wide import Head, is_wide, wide_output
 from areal_parallel.context import Context
 from areal_parallel.tensor import divide_layers, divide_vocabulary, own_part, whole
+from areal_planning.decoder import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -279,6 +280,12 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return module
     raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
+
+
+def decoder_of(model: PreTrainedModel, role: Role) -> Decoder | None:
+    """The sizes that memory and arithmetic follow from; None where the model's layers are not known."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return Decoder.of(model.config.to_dict(), shapes, scalar=role.head == "scalar")
 
 
 def shard(module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dtype) -> list[str]:
