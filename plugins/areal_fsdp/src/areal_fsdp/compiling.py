@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from areal_parallel.tensor import decoder_layers
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +57,16 @@ def mark_dynamic(tensor: Any, dimension: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def prepare_layers(layers: Sequence[Any], *, compile_them: bool, recompute: bool) -> None:
-    """Compile the layers, or have their activations computed again in the backward pass, or both.
+def prepare_layers(model: PreTrainedModel, *, compile_them: bool, recompute: bool) -> None:
+    """Compile the decoder layers, or have their activations computed again in the backward pass, or both.
 
     A layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around it. Recomputed layers
     keep their input alone, and compiled ones the result of attention too: it is as small as the input, and the
     dearest to compute again for its size.
     """
     modes: set[bool] = set()
-    for layer in layers:
-        forward = layer.forward
+    for layer in decoder_layers(model):
+        forward: Callable[..., Any] = layer.forward
         if recompute:
             forward = _recomputed(forward, {"context_fn": _contexts} if compile_them else {})
         layer.forward = _compiled_for_any_size(forward, modes) if compile_them else forward
