@@ -1,4 +1,6 @@
-"""What one of several ranks does in `test_loading.py`: python loading_program.py RANK RANKS STORE MODEL FOLDER SETTINGS.
+"""What one of several ranks does in `test_loading.py`.
+
+    python loading_program.py RANK RANKS STORE MODEL FOLDER SETTINGS
 
 It sets up an engine and counts what is read from files and what memory tensors have at a time. Rank r writes
 `rank{r}.pt` into FOLDER.
@@ -28,20 +30,22 @@ ROLES = {role.name: role for role in (ACTOR, CRITIC, REFERENCE)}
 class Counted:
     """A slice of a file that counts the bytes that are taken of it."""
 
-    def __init__(self, part, key, read):
-        self._part, self._key, self._read = part, key, read
+    def __init__(self, part, key, read, broken):
+        self._part, self._key, self._read, self._broken = part, key, read, broken
 
     def __getattr__(self, name):
         return getattr(self._part, name)
 
     def __getitem__(self, place):
+        if self._broken:
+            raise OSError("the disk is gone")
         found = self._part[place]
         self._read[self._key] += found.nbytes
         return found
 
 
-def count_reading():
-    """Bytes that this process takes from safetensors files, by tensor."""
+def count_reading(broken):
+    """Bytes that this process takes from safetensors files, by tensor; where the disk is `broken`, none."""
     read, real = Counter(), safetensors.safe_open
 
     class Opened:
@@ -60,7 +64,7 @@ def count_reading():
             return getattr(self._file, name)
 
         def get_slice(self, key):
-            return Counted(self._file.get_slice(key), key, read)
+            return Counted(self._file.get_slice(key), key, read, broken)
 
     safetensors.safe_open = Opened
     return read
@@ -113,7 +117,7 @@ def main():
     told = []
     logging.getLogger("areal_parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    read = count_reading()
+    read = count_reading(settings.pop("fails", None) == rank)
     engine = Watched(FSDPConfig(**settings))
     results = {"told": told, "refusal": ""}
     try:

@@ -231,7 +231,7 @@ def load_model(
     _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
     speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
     model.set_attn_implementation(PACKED)
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(role.changes)
     return model, files
 

@@ -52,7 +52,7 @@ def outputs_before_division(module: RoleModule, files: ModelFiles | None) -> lis
             failure = error
     fail_together(failure, f"computing a probe with the undivided model type '{module.model.config.model_type}'")
     dist.broadcast(found, 0)
-    return list(found.split(lengths))
+    return list(torch.split(found, lengths))
 
 
 @torch.no_grad()

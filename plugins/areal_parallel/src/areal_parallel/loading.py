@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as read
 from transformers import AutoConfig, GenerationConfig
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import hub as _hub
 from transformers.utils import logging as _transformers_logging
-from transformers.utils.hub import get_checkpoint_shard_files
 
 from areal_core.errors import RunError
 
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+hub: Any = _hub
 transformers_logging: Any = _transformers_logging
-"""Its functions have no types."""
+"""Its functions have no types, and those of `hub` neither."""
 
 
 class ModelFiles:
@@ -52,11 +54,11 @@ class ModelFiles:
     @classmethod
     def find(cls, source: str) -> ModelFiles | None:
         """Those of a folder or a hub name, which are downloaded; None where there are none."""
-        single = cached_file(source, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
+        single = hub.cached_file(source, SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False)
         if single is not None:
             return cls(source, [single])
-        index = cached_file(source, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-        return None if index is None else cls(source, get_checkpoint_shard_files(source, index)[0])
+        index = hub.cached_file(source, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+        return None if index is None else cls(source, hub.get_checkpoint_shard_files(source, index)[0])
 
     def placeholders(self) -> dict[str, _Placeholder]:
         """By their names in the files, what takes the place of each tensor until it is read."""
@@ -90,7 +92,8 @@ class ModelFiles:
         Raises:
             RunError: the files cannot be read, here or on another rank.
         """
-        module._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
+        root: Any = module
+        root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
         parameters = dict(model.named_parameters())
         self._read({key: parameters[name] for name, key in self._keys.items()}, alone=False)
 
@@ -101,8 +104,10 @@ class ModelFiles:
         Each layer is read before it runs and given up behind it, and so is each part that is no layer's.
         """
         keys = {parameter: self._keys[name] for name, parameter in model.named_parameters() if name in self._keys}
-        units = [_Unit([module], keys) for module in _outside(model, layers)]
+        inside = set(layers.modules())
+        units = [_Unit([module], keys) for module in model.modules() if module not in inside]
         units += [_Unit(list(layer.modules()), keys) for layer in layers]
+        units = [unit for unit in units if unit.places]
         hooks = []
         for unit in units:
             hooks.append(unit.modules[0].register_forward_pre_hook(lambda *_, unit=unit: unit.hold(self._whole(unit))))
@@ -138,14 +143,23 @@ class _Reader(HuggingFaceStorageReader):
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__(str(Path(paths[0]).parent))
-        self._paths = list(paths)
+        self.fs = _Files(paths)
         self._known: Metadata | None = None
-        self.fs.ls = lambda _: self._paths  # type: ignore[method-assign]
 
     def read_metadata(self) -> Metadata:
         if self._known is None:
             self._known = super().read_metadata()
         return self._known
+
+
+class _Files(FileSystem):
+    """What a reader finds in a folder."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = list(paths)
+
+    def ls(self, path: object) -> list[str]:
+        return self._paths
 
 
 class _Placeholder:
@@ -191,6 +205,10 @@ class _Unit:
             module._parameters[name] = parameter
 
 
+class _OnlyWholeError(RuntimeError):
+    """Why a model cannot be read in parts."""
+
+
 def load(
     factory: Any, source: str, *, in_parts: bool, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any], ModelFiles | None]:
@@ -212,24 +230,25 @@ def load(
     with _quiet(), torch.random.fork_rng(devices=[]):
         try:
             torch.manual_seed(0)
-            if in_parts and (found := _load_in_parts(factory, source, **options)):
-                return found
+            if in_parts:
+                try:
+                    return _load_in_parts(factory, source, **options)
+                except (RuntimeError, TypeError, AttributeError) as why:  # an error of the files will come back
+                    log.warning("'%s': %s. Each rank reads the whole model into its memory", source, why)
             torch.manual_seed(0)
             return *factory.from_pretrained(source, output_loading_info=True, **options), None
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise _unreadable(source, str(error)) from error
 
 
-def _load_in_parts(
-    factory: Any, source: str, **options: Any
-) -> tuple[PreTrainedModel, dict[str, Any], ModelFiles] | None:
+def _load_in_parts(factory: Any, source: str, **options: Any) -> tuple[PreTrainedModel, dict[str, Any], ModelFiles]:
     files = ModelFiles.find(source)
     if files is None:
-        return _whole(source, f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
+        raise _OnlyWholeError(f"there is neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}")
     of_model = {name: options.pop(name) for name in ("dtype", "attn_implementation")}
     config = AutoConfig.from_pretrained(source, **options)
     if getattr(config, "quantization_config", None) or getattr(config, "transformers_weights", None):
-        return _whole(source, "its config asks for other weights than those of the files")
+        raise _OnlyWholeError("its config asks for other weights than those of the files")
     with torch.device("meta"):
         empty = factory.from_config(config, trust_remote_code=options["trust_remote_code"], **of_model)
     placeholders = files.placeholders()
@@ -237,7 +256,7 @@ def _load_in_parts(
         None, config=empty.config, state_dict=placeholders, output_loading_info=True, **of_model
     )
     if unknown := files.recognize(model, placeholders):
-        return _whole(source, f"none of the files' tensors is '{unknown}' as it is")
+        raise _OnlyWholeError(f"none of the files' tensors is '{unknown}' as it is")
     model.name_or_path = model.config.name_or_path = source
     if model.can_generate():
         with suppress(OSError):  # few have this file; those without go by their config
@@ -264,15 +283,6 @@ def _unreadable(source: str, why: str) -> RunError:
         f"the model '{source}' cannot be loaded: {why}",
         hints=["check the folder: config.json, *.safetensors; or download it again"],
     )
-
-
-def _whole(source: str, why: str) -> None:
-    log.warning("'%s': %s. Each rank reads the whole model into its memory", source, why)
-
-
-def _outside(model: PreTrainedModel, layers: torch.nn.ModuleList) -> Iterator[torch.nn.Module]:
-    inside = set(layers.modules())
-    return (module for module in model.modules() if module not in inside)
 
 
 def _memory(tensor: torch.Tensor) -> int:
