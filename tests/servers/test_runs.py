@@ -213,8 +213,9 @@ def test_servers_outlive_a_trainer_that_is_killed(sglang_program, tmp_path):
         command = [*START, "run", f"{CONFIGS}/sglang.yaml", *words]
         process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=out, stderr=out)
     wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 3, process, "three steps")
-    (trainer,) = processes_with("AREAL_PROCESS", "trainer-0")
-    os.kill(trainer, signal.SIGKILL)
+    token = (run_dir / "epochs" / "000001" / "token").read_text()
+    trainer = set(processes_with("AREAL_PROCESS", "trainer-0")) & set(processes_with("AREAL_TOKEN", token))
+    os.kill(min(trainer), signal.SIGKILL)
     assert process.wait(HANG_S) == 0, log.read_text()[-3000:]
     assert "going back to the last checkpoint" in log.read_text()
     assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == list(range(1, 9))

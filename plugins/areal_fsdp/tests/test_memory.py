@@ -11,7 +11,6 @@ from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, PlansMemory, RankLoa
 from areal_fsdp import compiling
 from areal_fsdp.compiling import prepare_layers
 from areal_fsdp.config import FSDPConfig
-from areal_fsdp.model import decoder_layers
 from areal_planning.decoder import Decoder
 from areal_planning.memory import Computing, forward_memory, kept_activations, peak_memory
 from areal_planning.recomputing import Recomputing, kept_by_a_layer
@@ -205,7 +204,7 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing)
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
     model.set_attn_implementation(PACKED)
-    prepare_layers(list(decoder_layers(model)), compile_them=True, recomputing=recomputing)
+    prepare_layers(model, compile_them=True, recomputing=recomputing)
     layout, tokens = Layout.of([200, 312], torch.device("cpu"), for_graphs=True), 512
     kept = {}
 
