@@ -1,5 +1,7 @@
 """The warden of a node: `python -m areal_core.launchers.warden SUPERVISOR LEASE_S`, standard library only.
 
+With `--until-input-ends` behind that, it also ends when its standard input does: whoever holds the other end is gone.
+
 Connects to the supervisor of a run, says what its node has, and starts, signals and ends processes as it is told, each
 under a keeper (`keeper.py`). When the supervisor is gone, or silent for longer than the lease, everything ends. A
 signal that would end it (a scheduler takes the node away) is told to the supervisor, which decides.
@@ -51,6 +53,8 @@ NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
 """Names the node's private folder for sockets and published weights, in memory where the machine offers that."""
+UNTIL_INPUT_ENDS = "--until-input-ends"
+"""Word behind the command: the warden also ends when its standard input does."""
 _OWNER = "owner"
 
 
@@ -141,9 +145,11 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def main(supervisor: str, lease_s: float) -> None:
+async def main(supervisor: str, lease_s: float, *options: str) -> None:
     """Connect, report, and serve until the supervisor is gone."""
     on_failure(_end_at_once)
+    if UNTIL_INPUT_ENDS in options:
+        asyncio.get_running_loop().add_reader(0, _end_with_input, asyncio.current_task())
     credentials = Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -159,6 +165,12 @@ async def main(supervisor: str, lease_s: float) -> None:
     await channel.close()
 
 
+def _end_with_input(serving: asyncio.Task[None]) -> None:
+    if not os.read(0, 4096):
+        asyncio.get_running_loop().remove_reader(0)
+        serving.cancel()
+
+
 def _give_notice(channel: Channel, number: int) -> None:
     with contextlib.suppress(ChannelClosed):
         channel.post(NodeNotice(number))
@@ -172,4 +184,5 @@ def _end_at_once(name: str, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:]))
