@@ -165,8 +165,8 @@ async def main(supervisor: str, lease_s: float, *options: str) -> None:
     await channel.close()
 
 
-def _end_with_input(serving: asyncio.Task[None]) -> None:
-    if not os.read(0, 4096):
+def _end_with_input(serving: asyncio.Task[None] | None) -> None:
+    if serving is not None and not os.read(0, 4096):
         asyncio.get_running_loop().remove_reader(0)
         serving.cancel()
 

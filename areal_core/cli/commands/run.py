@@ -43,7 +43,7 @@ SAFE_ON_RESUME = (
     "placement.gpu_memory_gib",
     "training.phase_timeout_s",
     "training.collective_timeout_s",
-    "launcher.trainer_processes",
+    "launcher",
     "placement",
     "train_engine.parallel",
     "train_engine.max_tokens_per_microbatch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -10,7 +11,7 @@ from pydantic import ConfigDict, Field
 from areal_core.config import LauncherSettings, Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
 
@@ -48,6 +49,14 @@ class RaySettings(LauncherSettings):
     placement_timeout_s: Seconds = Field(120.0, gt=0)
     """seconds that the cluster has to make room; more where machines are started when they are asked for"""
 
+    def passed(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables of an environment that nodes are given."""
+        return {
+            name: value
+            for name, value in environment.items()
+            if any(fnmatchcase(name, pattern) for pattern in self.pass_environment)
+        }
+
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library is there, and what is asked for can be at all."""
         if importlib.util.find_spec("ray") is None:
@@ -55,7 +64,7 @@ class RaySettings(LauncherSettings):
         if self.address is None and self.nodes > 1 and self.strategy == "STRICT_SPREAD":
             yield "a cluster of this machine alone (address: null) has one machine: use nodes: 1 or strategy: PACK"
         if self.address is not None and "://" in self.address:
-            yield f"address is HOST:PORT, auto or null, and not {self.address}: the run belongs on a node of the cluster"
+            yield f"{self.address} is no address: write HOST:PORT, auto or null, on a node of the cluster"
         training, generation = config.placement.training or [], config.placement.generation or []
         if training and config.trainer_processes > len(training):
             yield (

@@ -7,10 +7,10 @@ error.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -25,12 +25,18 @@ from areal_core.background import start_thread
 from areal_core.errors import RunError
 from areal_core.launchers.warden import NODE_VARIABLE, UNTIL_INPUT_ENDS
 from areal_ray.actor import WardenActor
+from areal_ray.config import RaySettings
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 << 20
 """The least that Ray takes: a run moves nothing through it."""
 OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 """In a cluster that this program starts: nobody is told, and processes have their full share of the machine."""
+NO_ROOM = (
+    "ask for less, or add nodes; others' runs may hold what is missing: ray status",
+    "where machines are started when they are asked for, raise launcher.placement_timeout_s",
+)
+REACH_S = 10.0
 PROGRESS_S = 10.0
 POLL_S = 0.2
 GRACE_S = 10.0
@@ -65,12 +71,12 @@ class Cluster:
     """The nodes of one run in a Ray cluster.
 
     Args:
-        settings: fields of `RaySettings`.
+        settings: of the launcher.
         orders: of the launcher; when they are over, nothing is waited for any more.
         told: file descriptor for answers.
     """
 
-    def __init__(self, settings: dict[str, Any], orders: Orders, told: int) -> None:
+    def __init__(self, settings: RaySettings, orders: Orders, told: int) -> None:
         self._settings = settings
         self._orders = orders
         self._answers = os.fdopen(told, "w")
@@ -93,19 +99,23 @@ class Cluster:
         Raises:
             RunError: there is none, or it does not answer.
         """
-        address, host = self._settings["address"], self._settings["host"]
+        address, host = self._settings.address, self._settings.host
         more: dict[str, Any] = {}
         if address is None:
             os.environ.update({name: os.environ.get(name, value) for name, value in OWN_CLUSTER.items()})
             host = host or LOOPBACK
             more = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-            if self._settings["gpus_per_node"] == 0:
+            if self._settings.gpus_per_node == 0:
                 more["num_gpus"] = 0
+        known = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address or ""
         try:
+            if ":" in known:  # Ray itself waits a minute for nobody, and ends this program
+                name, _, port = known.rpartition(":")
+                socket.create_connection((name.strip("[]"), int(port)), REACH_S).close()
             ray.init(
                 address="local" if address is None else address,
                 _node_ip_address=host,
-                runtime_env=self._settings["runtime_env"] or None,
+                runtime_env=self._settings.runtime_env or None,
                 log_to_driver=False,
                 **more,
             )
@@ -121,27 +131,26 @@ class Cluster:
         Raises:
             RunError: there is none; says what there is.
         """
-        count, limit = self._settings["nodes"], self._settings["placement_timeout_s"]
-        asked = {"CPU": self._settings["cpus_per_node"], "GPU": self._settings["gpus_per_node"]}
-        bundle = {name: float(number) for name, number in (asked | self._settings["resources"]).items() if number}
-        selector = {**self._settings["labels"], **self._exclusion()}
+        count, limit = self._settings.nodes, self._settings.placement_timeout_s
+        asked = {"CPU": self._settings.cpus_per_node, "GPU": self._settings.gpus_per_node}
+        bundle = {name: float(number) for name, number in (asked | self._settings.resources).items() if number}
+        selector = {**self._settings.labels, **self._exclusion()}
         self._group = placement_group(
             [bundle] * count,
-            strategy=self._settings["strategy"],
+            strategy=self._settings.strategy,
             bundle_label_selector=[selector] * count if selector else None,
         )
         began = told = time.monotonic()
         while not self._group.wait(1):
             now = time.monotonic()
-            room = f"{count} nodes with {bundle} each ({self._settings['strategy']})"
+            room = f"{count} nodes with {bundle} each ({self._settings.strategy})"
             if self._orders.are_over.is_set():
                 raise RunError("the launcher has ended while it waited for room")
             if now - began > limit:
                 raise RunError(
                     f"the Ray cluster has had no room for {room} for {limit:g} s; it has {_what_there_is()}",
-                    hints=["ask for less or add nodes; others' runs may hold what is missing: ray status",
-                           "where machines are started when asked for, raise launcher.placement_timeout_s"],
-                )  # fmt: skip
+                    hints=NO_ROOM,
+                )
             if now - told > PROGRESS_S:
                 told = now
                 self.tell(said=[f"waiting for room in the Ray cluster for {room}: {now - began:.0f} of {limit:g} s"])
@@ -150,7 +159,7 @@ class Cluster:
     def _exclusion(self) -> dict[str, str]:
         """The label selector that keeps excluded nodes out."""
         found, unknown = [], []
-        for name in self._settings["excluded_nodes"]:
+        for name in self._settings.excluded_nodes:
             ids = [node["NodeID"] for node in ray.nodes() if name in _names_of(node)]
             found += ids
             unknown += [] if ids else [name]
@@ -172,20 +181,14 @@ class Cluster:
 
     def bring(self, command: list[str], environment: dict[str, str]) -> None:
         """Have an actor on each node start the command."""
-        names, gpus = self.place(), self._settings["gpus_per_node"]
-        patterns = self._settings["pass_environment"]
-        passed = {
-            name: value
-            for name, value in os.environ.items()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        }
-        own = self._settings["runtime_env"].get("env_vars", {})
+        names, gpus = self.place(), self._settings.gpus_per_node
+        passed, own = self._settings.passed(os.environ), self._settings.runtime_env.get("env_vars", {})
         for index, name in enumerate(names):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
             actor = ray.remote(WardenActor).options(
-                num_cpus=self._settings["cpus_per_node"],
+                num_cpus=self._settings.cpus_per_node,
                 num_gpus=gpus,
-                resources=self._settings["resources"],
+                resources=self._settings.resources,
                 max_restarts=0,
                 max_concurrency=2,
                 scheduling_strategy=strategy,
@@ -207,7 +210,9 @@ class Cluster:
         """End all nodes, confirmed by their actors, and leave the cluster, or end it where it is this program's own."""
         held = set(self._holding.values())
         asked = {actor.end.remote(GRACE_S): name for name, actor in self._actors.items() if name in held}
-        confirmed, silent = ray.wait(list(asked), num_returns=len(asked), timeout=GRACE_S + ANSWER_S) if asked else ([], [])
+        confirmed, silent = (
+            ray.wait(list(asked), num_returns=len(asked), timeout=GRACE_S + ANSWER_S) if asked else ([], [])
+        )
         for answer in silent:
             self.tell(said=[f"the node {asked[answer]} has not confirmed its end: it ends within the lease"])
         for answer in confirmed:
@@ -266,7 +271,7 @@ def main() -> None:
     told = os.dup(1)
     os.dup2(2, 1)  # what Ray writes there is no answer
     orders = Orders()
-    cluster = Cluster(orders.next(), orders, told)
+    cluster = Cluster(RaySettings.model_validate(orders.next()), orders, told)
     try:
         cluster.connect()
         cluster.tell(host=cluster.host)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_thread
@@ -39,7 +40,7 @@ class RayLauncher:
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
         self._driver: subprocess.Popen[str] | None = None
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the driver writes
         self._told: dict[str, Any] = {}
         self._lost: dict[str, str] = {}
         self._changed = threading.Condition()
@@ -81,11 +82,8 @@ class RayLauncher:
         if self._driver is None:
             return
         assert self._driver.stdin is not None
-        if not self._driver.stdin.closed:
-            try:
-                self._driver.stdin.close()
-            except OSError:
-                pass  # it has ended before it read its last order
+        with suppress(OSError):  # it has ended before it read its last order
+            self._driver.stdin.close()
         try:
             self._driver.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -96,11 +94,9 @@ class RayLauncher:
     def _order(self, order: Mapping[str, Any]) -> None:
         assert self._driver is not None
         assert self._driver.stdin is not None
-        try:
+        with suppress(OSError):  # it has ended; whoever waits for its answer is told
             self._driver.stdin.write(f"{json.dumps(order)}\n")
             self._driver.stdin.flush()
-        except OSError:
-            pass  # it has ended; whoever waits for its answer is told
 
     def _answer(self, key: str, limit_s: float, what: str) -> Any:
         with self._changed:
