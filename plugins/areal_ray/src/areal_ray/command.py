@@ -62,7 +62,8 @@ def execute(arguments: argparse.Namespace) -> int:
     variables["RAY_JOB_STOP_WAIT_TIME_S"] = str(STOP_S)
     _submit(
         [*at, "--no-wait", "--submission-id", name, "--runtime-env-json", json.dumps({"env_vars": variables})],
-        ["env", "-C", str(Path.cwd()), sys.executable, "-m", "areal_core", "run", *run],
+        # `exec`: a shell would die of the signal that asks the run to stop, and Ray lose sight of the run.
+        ["exec", "env", "-C", str(Path.cwd()), sys.executable, "-m", "areal_core", "run", *run],
     )
     where = f"{shlex.join(at)} " if at else ""
     say(

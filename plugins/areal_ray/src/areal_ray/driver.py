@@ -1,7 +1,7 @@
 """Speaks with Ray for a launcher: `python -m areal_ray.driver`, a line of JSON for each order and each answer.
 
 Standard input gives the settings, then what to run on each node; when it ends, the launcher is gone or has had enough,
-and so are the nodes. Standard output tells `host`, `nodes`, `lost`, `said` and `failed`. Ray itself writes to standard
+and so are the nodes. Signals end nothing here: the supervisor decides what they mean. Standard output tells `host`, `nodes`, `lost`, `said` and `failed`. Ray itself writes to standard
 error.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -123,6 +124,8 @@ class Cluster:
             where = "cannot be started on this machine" if address is None else f"at {address} cannot be reached"
             hints = ["start one with: ray start --head", "or have one of this machine alone: launcher.address=null"]
             raise RunError(f"the Ray cluster {where}: {error}", hints=hints if address else ()) from error
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # `ray job stop` sends it to all that it finds
+            signal.signal(number, signal.SIG_IGN)
         self.host = host or ray.util.get_node_ip_address()
 
     def place(self) -> list[str]:

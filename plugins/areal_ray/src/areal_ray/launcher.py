@@ -87,9 +87,10 @@ class RayLauncher:
         try:
             self._driver.wait(END_S)
         except subprocess.TimeoutExpired:
-            complain(f"Ray's driver has not ended the nodes within {END_S:g} s, and is killed: Ray ends them")
+            complain(f"Ray's driver has not ended the nodes within {END_S:g} s, and is killed")
             self._driver.kill()
-            self._driver.wait()
+        if self._driver.wait() and "nodes" in self._told:
+            complain("Ray's driver was killed: the end of its nodes is not confirmed; they end by themselves")
 
     def _order(self, order: Mapping[str, Any]) -> None:
         assert self._driver is not None
