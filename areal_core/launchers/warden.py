@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.background import on_failure, start_task
+from areal_core.interfaces.launcher import NODE_VARIABLE, UNTIL_INPUT_ENDS
 from areal_core.launchers import shared_folder
 from areal_core.launchers.identity import has_ended, identify
 from areal_core.launchers.keepers import Keepers, KeptProcess
@@ -47,14 +48,10 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
-NODE_VARIABLE = "AREAL_NODE"
-"""Names the node among its like, where the host's name does not."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
 """Names the node's private folder for sockets and published weights, in memory where the machine offers that."""
-UNTIL_INPUT_ENDS = "--until-input-ends"
-"""Word behind the command: the warden also ends when its standard input does."""
 _OWNER = "owner"
 
 

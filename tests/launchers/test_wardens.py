@@ -365,37 +365,3 @@ asyncio.run(warden.main(sys.argv[1], 60.0))
             assert not list(tmp_path.glob(".nodes-*"))
 
     run(work())
-
-
-@pytest.mark.parametrize("moment", ["serving", "connecting"])
-def test_a_warden_that_holds_to_its_input_ends_with_it_and_ends_everything(
-    tmp_path: Path, tag: str, moment: str
-) -> None:
-    class Held(LocalLauncher):
-        """Whoever holds the other end of the warden's input may go."""
-
-        def bring(self, command, environment):
-            variables = {**os.environ, **environment}
-            words = [*command, "--until-input-ends"]
-            self._wardens["held"] = subprocess.Popen(words, env=variables, stdin=subprocess.PIPE)
-            return 1
-
-    async def work() -> None:
-        running = Run(tmp_path)
-        launcher = running.launcher = Held(LocalSettings())
-        if moment == "connecting":
-            launcher.bring([sys.executable, "-m", "areal_core.launchers.warden", "tcp:127.0.0.1:1", "60"], {})
-        else:
-            await running.__aenter__()
-            running.start("orphans", ORPHAN, tag)
-            await until(lambda: len(tagged(tag)) == 3, "all run")
-        warden = launcher._wardens["held"]
-        await asyncio.sleep(0.5)
-        assert warden.poll() is None, "an open input says nothing"
-        warden.stdin.close()
-        await until(lambda: warden.poll() is not None, "it has ended")
-        assert warden.returncode == 0
-        assert tagged(tag) == []
-        await running.__aexit__()
-
-    run(work())

@@ -1,8 +1,8 @@
 """Speaks with Ray for a launcher: `python -m areal_ray.driver`, a line of JSON for each order and each answer.
 
 Standard input gives the settings, then what to run on each node; when it ends, the launcher is gone or has had enough,
-and so are the nodes. Signals end nothing here: the supervisor decides what they mean. Standard output tells `host`, `nodes`, `lost`, `said` and `failed`. Ray itself writes to standard
-error.
+and so are the nodes. Signals end nothing here: the supervisor decides what they mean. Standard output tells `host`,
+`nodes`, `lost`, `said` and `failed`. Ray itself writes to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from areal_core.background import start_thread
 from areal_core.errors import RunError
-from areal_core.launchers.warden import NODE_VARIABLE, UNTIL_INPUT_ENDS
+from areal_core.interfaces.launcher import NODE_VARIABLE, UNTIL_INPUT_ENDS
 from areal_ray.actor import WardenActor
 from areal_ray.config import RaySettings
 
