@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class Case:
         is_long: one sequence of all tokens for each rank.
         is_sharded: also where one rank has nobody to share with.
         is_together: the batch of one rank, for all of them together.
+        settings: further ones of the engine.
     """
 
     size: str
@@ -64,8 +65,10 @@ class Case:
     is_long: bool = False
     is_sharded: bool = False
     is_together: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
+_HALF = {"optimizer_state_dtype": "bfloat16"}
 CASES = {
     "1.5b": Case("1.5b"),
     "1.5b-sharded": Case("1.5b", is_sharded=True),
@@ -75,6 +78,9 @@ CASES = {
     "1.5b-one": Case("1.5b", is_long=True, is_together=True),
     "1.5b-long-recompute": Case("1.5b", recompute=True, is_long=True),
     "7b": Case("7b", recompute=True),
+    "7b-budget": Case("7b", settings={"activation_checkpointing": "selective", "activation_memory_gib": 50, **_HALF}),
+    "7b-half": Case("7b", recompute=True, settings=_HALF),
+    "7b-offloaded": Case("7b", recompute=True, settings={"offload_optimizer": True}),
     "7b-4": Case("7b", recompute=True, microbatches=4),
 }
 HEAD = "| ranks | case | ms | tokens/s of a GPU | efficiency | tokens/s | MFU | peak GiB |"
@@ -124,7 +130,8 @@ class Rank:
         setting.rate = matrix_rate(setting.device, 256 if self._arguments.tiny else 8192)
         engine = (ShardedEngine if case.is_sharded else FSDPEngine)(
             FSDPConfig(
-                learning_rate=1e-6, activation_checkpointing=case.recompute, attention_kernel=self._arguments.kernel,
+                learning_rate=1e-6, attention_kernel=self._arguments.kernel,
+                **{"activation_checkpointing": case.recompute, **case.settings},
                 max_tokens_per_microbatch=round(1.02 * setting.tokens), parallel=self._parallel,
             )
         )  # fmt: skip

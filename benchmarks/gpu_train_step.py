@@ -52,6 +52,18 @@ KINDS = {
     "collectives": r"nccl",
 }
 
+ENGINES: dict[str, dict[str, Any]] = {
+    "engine": {},
+    "selective": {"activation_checkpointing": "selective"},
+    "budget": {"activation_checkpointing": "selective", "activation_memory_gib": 20},
+    "recompute": {"activation_checkpointing": "full"},
+    "half-moments": {"optimizer_state_dtype": "bfloat16"},
+    "offloaded-moments": {"offload_optimizer": True},
+    "offloaded-half-moments": {"offload_optimizer": True, "optimizer_state_dtype": "bfloat16"},
+    "sharded": {},
+}
+"""Kinds of rows, and what they change in the engine's settings."""
+
 
 @dataclass
 class Setting:
@@ -276,27 +288,26 @@ def say_when_the_host_was_where(setting: Setting, engine: FSDPEngine, step: Call
                 f"{1000 * (end - start):.0f} ms")  # fmt: skip
 
 
-def engine_rows(
-    setting: Setting, folder: str, kernel: str, options: argparse.Namespace, *, recompute: bool, shard: bool
-) -> None:
-    """All rows of one engine."""
+def engine_rows(setting: Setting, folder: str, kernel: str, options: argparse.Namespace, kind: str) -> None:
+    """All rows of one engine; its settings are those of its kind."""
+    shard, settings = kind == "sharded", ENGINES[kind]
     engine = (ShardedEngine if shard else FSDPEngine)(
         FSDPConfig(
-            learning_rate=1e-6, activation_checkpointing=recompute, attention_kernel=kernel,
+            learning_rate=1e-6, attention_kernel=kernel, **settings,
             max_tokens_per_microbatch=round(1.02 * setting.tokens),  # room to cut copies into as many parts
         )
     )  # fmt: skip
     start = time.perf_counter()
     engine.setup(ModelReference(folder, "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
     setting.say(f"setup {time.perf_counter() - start:.1f} s")
-    label = f"engine{', sharded' if shard else ''}, {kernel} attention" + (", checkpointing" if recompute else "")
+    label = f"engine, {kernel} attention" + (f", {kind}" if kind != "engine" else "")
     batch, total = make_batch(setting), setting.tokens
     metric, both = loss_of(total, 0.0), ["logprobs", "entropy"]
 
     def learn(batch, loss, outputs):
         engine.train([Work("actor", batch, outputs, loss)])
 
-    if not recompute and not shard:
+    if kind == "engine":
         setting.measure(f"{label}: log-probabilities", lambda: learn(batch, metric, ["logprobs"]))
     setting.measure(f"{label}: and entropy", lambda: learn(batch, metric, both))
     if shard:
@@ -306,7 +317,7 @@ def engine_rows(
         profile(setting, label, lambda: learn(batch, metric, both))
         if setting.device.type == "cuda":
             say_when_the_host_was_where(setting, engine, lambda: learn(batch, metric, both))
-    if not recompute:
+    if kind == "engine":
         bonus = loss_of(total, 0.01)
         setting.measure(f"{label}: entropy in the gradient", lambda: learn(batch, bonus, both))
         setting.measure(f"{label}: forward alone", lambda: engine.forward(batch, both), share=1 / 3)
@@ -346,11 +357,9 @@ def main() -> None:
             AutoModelForCausalLM.from_config(setting.config, dtype=torch.bfloat16).save_pretrained(folder)
         setting.free()
         for kernel in options.kernels:
-            for kind in ("engine", "recompute", "sharded"):
-                if kind in options.rows:
-                    how = {"recompute": kind == "recompute", "shard": kind == "sharded"}
-                    engine_rows(setting, folder, kernel, options, **how)
-                    setting.free()
+            for kind in filter(options.rows.__contains__, ENGINES):
+                engine_rows(setting, folder, kernel, options, kind)
+                setting.free()
     again = matrix_rate(setting.device, 256 if options.tiny else 8192)
     rates = f"matrix rate {setting.rate / 1e12:.0f} before and {again / 1e12:.0f} after; MFU is against the higher"
     setting.rate = max(setting.rate, again)

@@ -47,6 +47,7 @@ class ProcessSpecification:
         beside: name of the process on whose node it must stand; empty for the node of whoever starts it.
         end: what its end means.
         speaks: whether it is a program of areal's own, which beats and is told things over a link to the supervisor.
+        port: on which it listens; 0 for none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ProcessSpecification:
     beside: str = ""
     end: EndMeans = EndMeans.ENDS_RUN
     speaks: bool = False
+    port: int = 0
 
 
 NODE_VARIABLE = "AREAL_NODE"
@@ -129,6 +131,9 @@ class Processes(Protocol):
         Raises:
             RunError: there is no such node.
         """
+
+    async def adopt(self, name: str) -> tuple[RunningProcess, Place] | None:
+        """A process that still runs, started under this name for whoever had this one's part before, and its place."""
 
     async def start(self, specification: ProcessSpecification) -> RunningProcess:
         """Start a process and return at once.

@@ -40,7 +40,6 @@ SAFE_ON_RESUME = (
     "inference_engine.health_timeout_s",
     "inference_engine.restarts",
     "inference_engine.restart_window_s",
-    "placement.gpu_memory_gib",
     "training.phase_timeout_s",
     "training.collective_timeout_s",
     "launcher",
@@ -48,8 +47,10 @@ SAFE_ON_RESUME = (
     "train_engine.parallel",
     "train_engine.max_tokens_per_microbatch",
     "train_engine.activation_checkpointing",
+    "train_engine.activation_memory_gib",
     "train_engine.logprob_chunk_tokens",
     "train_engine.offload_parameters",
+    "train_engine.offload_optimizer",
     "train_engine.profile",
 )
 """What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step, but for

@@ -11,7 +11,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, LossResult, Work
 from areal_fsdp import compiling, logprobs, masters
 from areal_fsdp.engine import FSDPEngine
-from areal_fsdp.masters import _adamw
+from areal_parallel.adamw import scalars_of, update
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def traced(monkeypatch):
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     "kind", ["qwen3", "gpt2", *(pytest.param(k, marks=pytest.mark.long) for k in ("llama", "mistral"))]
 )
@@ -96,7 +96,7 @@ def test_any_microbatches_and_roles(make_engine, program, batch):
 @pytest.mark.usefixtures("traced")
 def test_bfloat16_with_masters(make_engine, program, batch):
     exact, _ = program.gradients_of(make_engine(), batch)
-    for recompute in (False, True):
+    for recompute in ("none", "selective", "full"):
         engine = make_engine(dtype="bfloat16", compile=True, activation_checkpointing=recompute)
         found, _ = program.gradients_of(engine, batch)
         assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}  # of a single micro-batch
@@ -136,16 +136,17 @@ def test_one_update_of_a_tensor():
         for number in (1, 2, 3):
             parameter.grad = torch.randn(shape)
             optimizer.step()
-            size, root = torch.tensor(0.01 / (1 - 0.8**number)), torch.tensor(1 - 0.9**number).sqrt()
-            scalars = (torch.tensor(2.0), torch.tensor(True), size, torch.tensor(1 - 0.001), root)
-            _adamw(mine, *moments, half, parameter.grad / 2, *scalars, 0.8, 0.9, 1e-4)
+            scalars = scalars_of(
+                optimizer.param_groups[0], torch.tensor(float(number)), torch.tensor(2.0), torch.tensor(True)
+            )
+            update(mine, *moments, parameter.grad / 2, half, None, *scalars)
             torch.testing.assert_close(mine, parameter.detach())
             assert torch.equal(half, mine.bfloat16())
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "selective", "full"])
 def test_sharded(make_engine, program, batch, monkeypatch, recompute):
     eager, _ = program.gradients_of(make_engine(), batch)
     exact, _ = program.gradients_of(make_engine(dtype="bfloat16"), batch)
@@ -169,7 +170,7 @@ def test_masters_add_up_in_float32(make_engine, program, batch):
 
 @pytest.mark.long
 @pytest.mark.skipif(not (shutil.which("g++") or torch.cuda.is_available()), reason="needs a C++ compiler")
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_generated_code_equals_eager(make_engine, program, batch, recompute):
     torch._dynamo.reset()
     wanted, _ = program.gradients_of(make_engine(temperature=0.7), batch)

@@ -16,4 +16,16 @@ class TestFSDPEngine(TrainEngineSuite):
 
 class TestWithActivationCheckpointing(TrainEngineSuite):
     def make_engine(self, **settings):
-        return FSDPEngine(FSDPConfig(**settings, activation_checkpointing=True, logprob_chunk_tokens=7))
+        return FSDPEngine(FSDPConfig(**settings, activation_checkpointing="full", logprob_chunk_tokens=7))
+
+
+class TestWithLittleMemory(TrainEngineSuite):
+    def make_engine(self, **settings):
+        return FSDPEngine(
+            FSDPConfig(
+                **settings,
+                activation_checkpointing="selective",
+                optimizer_state_dtype="bfloat16",
+                offload_optimizer=True,
+            )
+        )

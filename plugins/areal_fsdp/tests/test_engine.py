@@ -1,3 +1,4 @@
+import gc
 import shutil
 
 import pytest
@@ -85,10 +86,62 @@ def test_siblings_apart_and_any_order_give_the_same_gradient(make_engine, progra
     assert_close({name: apart[0][name] + apart[1][name] for name in whole}, whole)
 
 
-def test_activation_checkpointing_changes_nothing(make_engine, program, batch):
-    plain, _ = program.gradients_of(make_engine(), batch)
-    recomputed, _ = program.gradients_of(make_engine(activation_checkpointing=True), batch)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"activation_checkpointing": "full"},
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "selective", "activation_memory_gib": 1e-4, "max_tokens_per_microbatch": 128},
+    ],
+)
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_activation_checkpointing_changes_nothing(make_engine, program, batch, kind, settings):
+    plain, _ = program.gradients_of(make_engine(kind), batch)
+    recomputed, _ = program.gradients_of(make_engine(kind, **settings), batch)
     assert_close(recomputed, plain, 0)
+
+
+def kept_while_training(engine, program, batch):
+    """Bytes that the layers keep for the backward pass, as autograd and checkpoints hold them."""
+    found, live = [], {}
+
+    def loss(part, outputs):
+        gc.collect()
+        own = {id(p) for p in engine._module.parameters()}
+        for value in gc.get_objects():  # what selective checkpoints hold, no hook sees
+            if type(value) is torch.Tensor and id(value) not in own:
+                live[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        for pointer in [p.data_ptr() for p in engine._module.parameters()]:
+            live.pop(pointer, None)
+        found.append(sum(live.values()))
+        return program.policy_loss(part, outputs)
+
+    def keep(tensor):
+        live[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        program.gradients_of(engine, batch, loss)
+    return found[0]
+
+
+def test_each_kind_of_checkpointing_keeps_less(make_engine, program):
+    batch = program.make_batch(lengths=(64,) * 8)
+    selective = {"activation_checkpointing": "selective", "max_tokens_per_microbatch": 512}
+    settings = {
+        "none": {},
+        "selective": selective,
+        "budget": {**selective, "activation_memory_gib": 0.7 / 1024},
+        "full": {"activation_checkpointing": "full"},
+    }
+    kept = {name: kept_while_training(make_engine("llama", **how), program, batch) for name, how in settings.items()}
+    assert kept["full"] < kept["budget"] < kept["selective"] < kept["none"], kept
+
+
+def test_a_budget_for_layers_that_nobody_knows_is_refused(make_engine):
+    make_engine("gpt2", activation_checkpointing="selective")
+    with pytest.raises(RunError, match="what they keep is not known"):
+        make_engine("gpt2", activation_checkpointing="selective", activation_memory_gib=1)
 
 
 def test_training_raises_the_probability_of_what_is_rewarded(make_engine, program, batch):

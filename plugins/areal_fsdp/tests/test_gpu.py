@@ -8,6 +8,8 @@ from areal_core.interfaces import LossResult
 from areal_fsdp import compiling
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.logprobs import token_logprobs
+from areal_parallel import moments
+from areal_parallel.tensor import own_part
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -21,7 +23,20 @@ def likelihood(part, outputs):
     return LossResult(-(outputs["logprobs"] * part["loss_weights"]).sum())
 
 
-@pytest.mark.parametrize("settings", [{}, {"offload_parameters": True}, {"activation_checkpointing": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"offload_parameters": True},
+        {"activation_checkpointing": "full"},
+        {"activation_checkpointing": "selective"},
+        {"optimizer_state_dtype": "bfloat16"},
+        {"offload_optimizer": True},
+        {"offload_optimizer": True, "optimizer_state_dtype": "bfloat16"},
+        {"offload_optimizer": True, "compile": False},
+        {"offload_parameters": True, "offload_optimizer": True, "optimizer_state_dtype": "bfloat16"},
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_learns(make_engine, batch, settings, dtype, tmp_path, program):
     engine = make_engine(dtype=dtype, learning_rate=1e-2, max_tokens_per_microbatch=60, **settings)
@@ -46,7 +61,12 @@ def flat(gradients):
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "mistral", "gpt2"])
 def test_gradients_in_bfloat16_point_the_same_way(make_engine, program, batch, kind):
     exact, _ = program.gradients_of(make_engine(kind, compile=False), batch)
-    for settings in ({}, {"compile": False}, {"activation_checkpointing": True}, {"max_tokens_per_microbatch": 40}):
+    for settings in (
+        {},
+        {"compile": False},
+        {"activation_checkpointing": "selective"},
+        {"max_tokens_per_microbatch": 40},
+    ):
         half, _ = program.gradients_of(make_engine(kind, dtype="bfloat16", **settings), batch)
         assert torch.cosine_similarity(flat(exact), flat(half), dim=0) > 0.98, settings
 
@@ -93,3 +113,47 @@ def test_hopper_kernels(make_engine, program, batch, name):
     exact, _ = program.gradients_of(make_engine(compile=False), batch)
     half, _ = program.gradients_of(make_engine(dtype="bfloat16", attention_kernel="auto"), batch)
     assert torch.cosine_similarity(flat(exact), flat(half), dim=0) > 0.98
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer_state_dtype": "bfloat16"}])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_moments_in_host_memory_are_those_of_the_device(make_engine, program, batch, monkeypatch, settings, sharded):
+    """Many small pieces, so that slots and streams take turns; the update is the same function, and rounds alike."""
+    monkeypatch.setattr(moments, "PIECE", 100)
+    monkeypatch.setattr(FSDPEngine, "_must_shard", lambda self: sharded)
+    near, far = (make_engine(learning_rate=1e-2, compile=False, offload_optimizer=on, **settings) for on in (0, 1))
+    for _ in range(5):
+        for engine in (near, far):
+            program.train(engine, batch, likelihood)
+    for mine, theirs in zip(far._parameters.values(), near._parameters.values(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=0)
+        for name in ("exp_avg", "exp_avg_sq"):
+            found, wanted = (own_part(e._optimizer.state[p][name]) for e, p in ((far, mine), (near, theirs)))
+            assert found.device.type == "cpu"
+            assert found.is_pinned()
+            assert wanted.is_cuda
+            torch.testing.assert_close(found.float(), wanted.cpu().float(), atol=1e-4, rtol=0.02)
+
+
+def test_moments_in_host_memory_take_none_of_the_gpus(make_engine, program, batch):
+    held = {}
+    for on in (False, True):
+        before = torch.cuda.memory_allocated()
+        engine = make_engine(offload_optimizer=on)
+        program.train(engine, batch, likelihood)
+        held[on] = torch.cuda.memory_allocated() - before
+        numbers = sum(p.numel() for p in engine._parameters.values())
+        engine.close()
+    assert held[False] - held[True] > 7 * numbers
+
+
+def test_selective_checkpointing_holds_less_at_its_fullest(make_engine, program):
+    batch, peaks = program.make_batch(lengths=(64,) * 256), {}
+    for mode in ("none", "selective", "full"):
+        engine = make_engine("llama", dtype="bfloat16", activation_checkpointing=mode)
+        program.train(engine, batch)
+        torch.cuda.reset_peak_memory_stats()
+        program.train(engine, batch)
+        peaks[mode] = torch.cuda.max_memory_allocated()
+        engine.close()
+    assert peaks["full"] < peaks["selective"] < peaks["none"], peaks

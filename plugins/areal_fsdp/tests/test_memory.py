@@ -11,9 +11,9 @@ from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, PlansMemory, RankLoa
 from areal_fsdp import compiling
 from areal_fsdp.compiling import prepare_layers
 from areal_fsdp.config import FSDPConfig
-from areal_fsdp.model import decoder_layers
 from areal_planning.decoder import Decoder
 from areal_planning.memory import Computing, forward_memory, kept_activations, peak_memory
+from areal_planning.recomputing import Recomputing, kept_by_a_layer
 
 GIB = 1 << 30
 TOKENS = 32_768
@@ -65,7 +65,7 @@ def test_the_plan_is_within_a_tenth_of_measured_peaks(load, ranks, parallel, rou
 def test_the_rows_that_no_config_asks_for_are_within_a_tenth_too():
     """One rank through `fully_shard`, and a forward pass of a role that learns."""
     model, chunk = Decoder.of(SMALL.description, SMALL.shapes), 8192
-    sharded = Computing(TOKENS, 1, is_compiled=True, recomputes=False, chunk_tokens=chunk, shards=True)
+    sharded = Computing(TOKENS, 1, is_compiled=True, recomputing=Recomputing(), chunk_tokens=chunk, shards=True)
     assert peak_memory(model, SMALL, sharded).total / GIB == pytest.approx(91, rel=0.1)
     assert forward_memory(model, SMALL, replace(sharded, shards=False)).total / GIB == pytest.approx(25, rel=0.1)
 
@@ -97,29 +97,103 @@ def test_what_layers_of_no_compiler_keep_is_more():
     assert eager.activations - compiled.activations == 28 * TOKENS * 2 * 8960, "silu(gate)"
 
 
-@pytest.mark.parametrize("room", [80 * GIB, 40 * GIB, 33 * GIB])
-def test_remedies_fit_and_one_step_less_would_not(room):
+def changed_by(settings, words):
+    """Settings as after these words on a command line."""
+    parsed = dict(word.split("=") for word in words.split())
+    return FSDPConfig.model_validate(
+        {**settings.model_dump(exclude_defaults=True), **{k: None if v == "null" else v for k, v in parsed.items()}}
+    )
+
+
+@pytest.mark.parametrize(("room", "mode"), [(80, "selective"), (60, "budget"), (40, "budget"), (29, "full and fewer")])
+def test_remedies_fit_and_one_step_less_would_not(room, mode):
     settings = FSDPConfig(max_tokens_per_microbatch=TOKENS)
-    load = replace(SMALL, gpu_bytes=room, longest=2048)
-    found = settings.remedies(load, room)
-    assert found
+    load = replace(SMALL, gpu_bytes=room * GIB, longest=2048)
+    found = settings.remedies(load, room * GIB)
     for changes in found:
-        parsed = {key: value for key, _, value in (change.partition("=") for change in changes.split())}
-        changed = FSDPConfig.model_validate({"max_tokens_per_microbatch": TOKENS, **parsed})
-        assert changed.memory(load).total <= room
-        if "max_tokens_per_microbatch" in parsed:
+        changed = changed_by(settings, changes)
+        assert changed.memory(load).total <= room * GIB
+        if "max_tokens_per_microbatch" in changes:
             more = {"max_tokens_per_microbatch": changed.max_tokens_per_microbatch + 1024}
-            assert changed.model_copy(update=more).memory(load).total > room
+            assert changed.model_copy(update=more).memory(load).total > room * GIB
+        if "activation_memory_gib" in changes:  # a hundredth more would let a layer keep what it need not
+            most = {"activation_memory_gib": changed.activation_memory_gib + 0.01}
+            assert changed.model_copy(update=most).memory(load).total > room * GIB
+    words = found[-1].split()
+    assert words[0] == f"activation_checkpointing={'full' if 'full' in mode else 'selective'}"
+    assert ["activation_memory" in found[-1], "tokens" in found[-1]] == [mode == "budget", "fewer" in mode]
     assert settings.remedies(load, GIB) == [], "nothing helps"
+
+
+def test_a_budget_that_is_too_large_is_proposed_smaller():
+    settings = FSDPConfig(
+        max_tokens_per_microbatch=TOKENS, activation_checkpointing="selective", activation_memory_gib=60
+    )
+    fewer, smaller = settings.remedies(replace(SMALL, longest=2048), 60 * GIB)
+    assert fewer.startswith("max_tokens_per_microbatch=")
+    assert changed_by(settings, smaller).activation_memory_gib < 60
+    least = settings.remedies(replace(SMALL, longest=2048), 34 * GIB)[-1]
+    assert least == "activation_checkpointing=full activation_memory_gib=null"
+    assert changed_by(settings, least).activation_checkpointing == "full"
+
+
+def test_a_budget_recomputes_the_least_that_keeps_within_it():
+    """First what costs no matrix product, in as few layers as possible, then whole layers."""
+    model = Decoder.of(SMALL.description, SMALL.shapes)
+    sizes = kept_by_a_layer(model, 2, TOKENS, is_compiled=True)
+    assert sizes["whole"] < sizes["elementwise"] < 0.7 * sizes["nothing"]
+    former = None
+    for budget in range(64 * GIB, 0, -GIB // 4):
+        found = Recomputing.of("selective", 28, sizes, budget)
+        kept = found.kept(28, sizes)
+        assert kept <= budget or found == Recomputing(0, 28), "the least that there is"
+        amounts = found.of_layers(28)
+        assert len(amounts) == 28
+        assert len(set(amounts)) <= 2
+        if found not in (Recomputing(), former) and former is not None:
+            cheaper = Recomputing(found.elementwise + 1, found.whole - 1) if found.whole else None
+            assert cheaper is None or cheaper.kept(28, sizes) > budget
+        former = found
+    assert former == Recomputing(0, 28)
+
+
+def test_the_plan_keeps_within_the_budget_and_the_head_is_beside_it():
+    before = FSDPConfig(max_tokens_per_microbatch=TOKENS).memory(SMALL).total
+    for gib in (60, 45, 40, 20, 6):
+        settings = {"activation_checkpointing": "selective", "activation_memory_gib": gib}
+        planned = FSDPConfig(max_tokens_per_microbatch=TOKENS, **settings).memory(SMALL)
+        assert 0.9 * gib - 2 < planned.activations / GIB < gib + 0.3, "the last hidden states are no layer's"
+        assert planned.total < before
+        before = planned.total
+
+
+def test_settings_of_checkpointing_that_contradict_one_another():
+    assert FSDPConfig(activation_checkpointing=True).activation_checkpointing == "full"
+    assert FSDPConfig(activation_checkpointing=False).activation_checkpointing == "none"
+    with pytest.raises(ValueError, match="leave the budget out"):
+        FSDPConfig(activation_memory_gib=4)
+    with pytest.raises(ValueError, match="'none', 'selective' or 'full'"):
+        FSDPConfig(activation_checkpointing="most")
+
+
+def test_what_moments_take():
+    count = 1_543_714_304
+    cases = [({"optimizer_state_dtype": "bfloat16"}, 4), ({"offload_optimizer": True}, 0)]
+    for settings, bytes_each in cases:
+        planned = FSDPConfig(max_tokens_per_microbatch=TOKENS, **settings).memory(SMALL)
+        assert planned.optimizer == bytes_each * count
+        assert planned.resident == (6 + bytes_each) * count
+    on_cpu = FSDPConfig(offload_optimizer=True).memory(replace(SMALL, gpu_bytes=None))
+    assert on_cpu.optimizer == 8 * count, "a CPU has no other memory"
 
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("recomputing", [Recomputing(), Recomputing(2), Recomputing(2, 1), Recomputing(0, 3)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputes):
+def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing):
     """The compiler chooses what a layer keeps, by the partitioner that serves GPUs too; here it writes no code."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager_decomp_partition")
     torch._dynamo.reset()
@@ -130,7 +204,7 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputes):
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
     model.set_attn_implementation(PACKED)
-    prepare_layers(list(decoder_layers(model)), compile_them=True, recompute=recomputes)
+    prepare_layers(model, compile_them=True, recomputing=recomputing)
     layout, tokens = Layout.of([200, 312], torch.device("cpu"), for_graphs=True), 512
     kept = {}
 
@@ -150,7 +224,7 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputes):
         kept.pop(parameter.data_ptr(), None)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     load = RankLoad(config.to_dict(), shapes, ACTOR, "bfloat16", ranks=1)
-    way = Computing(tokens, 1, is_compiled=True, recomputes=recomputes, chunk_tokens=tokens, shards=False)
+    way = Computing(tokens, 1, is_compiled=True, recomputing=recomputing, chunk_tokens=tokens, shards=False)
     planned = kept_activations(Decoder.of(load.description, shapes), load, way)
     # The last norm, which no compiler sees here, keeps its input in float32 as well; rotations are kept once for all.
     beyond = tokens * (4 * 256 + 2 * 2 * 32)

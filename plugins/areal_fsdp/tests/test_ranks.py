@@ -16,10 +16,15 @@ pytestmark = pytest.mark.slow
 LAYOUTS = {
     "data2": ("qwen3", 2, {}),
     "replicas2": ("qwen3", 2, {"parallel": {"replicas": 2}}),
+    "replicas2-half": ("qwen3", 2, {"parallel": {"replicas": 2}, "optimizer_state_dtype": "bfloat16"}),
     "tensor2": ("qwen3", 2, {"parallel": {"tensor": 2}}),
     "tensor2-compiled": ("qwen3", 2, {"parallel": {"tensor": 2}, "compile": True}),
     "context2": ("qwen3", 2, {"parallel": {"context": 2}}),
-    "context2-compiled": ("llama", 2, {"parallel": {"context": 2}, "compile": True, "activation_checkpointing": True}),
+    "context2-compiled": (
+        "llama",
+        2,
+        {"parallel": {"context": 2}, "compile": True, "activation_checkpointing": "selective"},
+    ),
     "data2-tensor2": ("llama", 4, {"parallel": {"data": 2, "tensor": 2}}),
     "tensor2-context2": ("mistral", 4, {"parallel": {"tensor": 2, "context": 2}}),
 }

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AutoTokenizer
 
 from areal_core.errors import RunError
-from areal_fsdp.ranks import fail_together, rank_and_ranks
+from areal_parallel.ranks import fail_together, rank_and_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

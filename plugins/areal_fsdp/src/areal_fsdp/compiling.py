@@ -13,10 +13,16 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from areal_parallel.tensor import decoder_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+    from areal_planning.recomputing import Recomputing
 
 log = logging.getLogger(__name__)
 
@@ -53,18 +59,21 @@ def mark_dynamic(tensor: Any, dimension: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def prepare_layers(layers: Sequence[Any], *, compile_them: bool, recompute: bool) -> None:
-    """Compile the layers, or have their activations computed again in the backward pass, or both.
+def prepare_layers(model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing) -> None:
+    """Compile the decoder layers, or have some of their activations computed again in the backward pass, or both.
 
-    A layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around it. Recomputed layers
-    keep their input alone, and compiled ones the result of attention too: it is as small as the input, and the
-    dearest to compute again for its size.
+    A layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around it. Layers that are
+    computed again whole keep their input alone, and compiled ones the result of attention too: it is as small as the
+    input, and the dearest to compute again for its size.
     """
     modes: set[bool] = set()
-    for layer in layers:
-        forward = layer.forward
-        if recompute:
-            forward = _recomputed(forward, {"context_fn": _contexts} if compile_them else {})
+    layers = decoder_layers(model)
+    for layer, amount in zip(layers, recomputing.of_layers(len(layers)), strict=True):
+        forward: Callable[..., Any] = layer.forward
+        if amount == "elementwise":
+            forward = _recomputed(forward, {"context_fn": _elementwise_again})
+        elif amount == "whole":
+            forward = _recomputed(forward, {"context_fn": _all_but_attention_again} if compile_them else {})
         layer.forward = _compiled_for_any_size(forward, modes) if compile_them else forward
 
 
@@ -104,11 +113,24 @@ _CHECKED = "Detected that context_fn is passed"  # a warning of in-place operati
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: _CHECKED not in str(record.msg))
 
 
-def _contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+def _elementwise_again() -> Any:
+    return _all_again_but([*_PRODUCTS, *_ATTENTION])
 
 
-def _policy(context: Any, operation: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
-    if operation is torch.ops.areal_attention.attention.default:
-        return CheckpointPolicy.MUST_SAVE
-    return CheckpointPolicy.PREFER_RECOMPUTE
+def _all_but_attention_again() -> Any:
+    return _all_again_but([])
+
+
+def _all_again_but(operations: list[Any]) -> Any:
+    operations = [*operations, torch.ops.areal_attention.attention.default]
+    return create_selective_checkpoint_contexts(operations)  # type: ignore[no-untyped-call]
+
+
+_aten = torch.ops.aten
+_PRODUCTS = [_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten._grouped_mm.default]
+_ATTENTION = [
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]

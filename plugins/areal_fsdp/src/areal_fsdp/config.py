@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from areal_core.config import LocalPath, Settings
 from areal_parallel.settings import ParallelSettings
-from areal_planning.memory import memory_of, remedies
+from areal_planning.memory import MemoryChoices, memory_of, remedies
+from areal_planning.meter import GIB
+from areal_planning.recomputing import Checkpointing, Recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Memory, RankLoad
+    from areal_core.interfaces import Memory, RankLoad, Role
+    from areal_planning.decoder import Decoder
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _from_a_switch(value: object) -> object:
+    """What the setting was before it had three values."""
+    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
 
 class ProfileSettings(Settings):
@@ -56,10 +65,17 @@ class FSDPConfig(Settings):
         default_factory=lambda: ParallelSettings.model_validate({}),
         description="how ranks divide the work; by default each has sequences of its own",
     )
-    activation_checkpointing: bool = Field(
-        False,
-        description="keep only each layer's input (compiled: and attention's result) and compute the layer again in "
-        "the backward pass",
+    activation_checkpointing: Annotated[Checkpointing, BeforeValidator(_from_a_switch)] = Field(
+        "none",
+        description="what layers compute again in the backward pass, to keep less. selective: all but matrix products "
+        "and attention, and whole layers as far as activation_memory_gib asks for it. full: all layers but their input "
+        "(compiled: and attention's result). false and true mean none and full",
+    )
+    activation_memory_gib: float | None = Field(
+        None,
+        gt=0,
+        description="for selective: what all layers of a rank may keep of max_tokens_per_microbatch tokens; the least "
+        "that keeps within it is computed again. null: no whole layer is",
     )
     compile: bool | None = Field(
         None, description="compile layers and head by torch.compile; null: on a GPU, but not on a CPU"
@@ -79,6 +95,24 @@ class FSDPConfig(Settings):
     offload_parameters: bool = Field(
         False, description="keep parameters, gradients and optimizer in host memory (GPUs only)"
     )
+    optimizer_state_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of AdamW's two moments; bfloat16 halves them: the update is computed in float32, and what is kept "
+        "is rounded up or down at random, so that small changes count on average",
+    )
+    offload_optimizer: bool = Field(
+        False,
+        description="keep AdamW's moments in host memory, from where an update brings them piece by piece (GPUs only)",
+    )
+
+    @model_validator(mode="after")
+    def _has_use_for_its_budget(self) -> FSDPConfig:
+        if self.activation_memory_gib is not None and self.activation_checkpointing != "selective":
+            raise ValueError(
+                "activation_memory_gib is a budget for activation_checkpointing: selective, and this is "
+                f"{self.activation_checkpointing}: leave the budget out (null), or set selective"
+            )
+        return self
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What is known to become too long is told before the start; what is not goes through alone."""
@@ -95,24 +129,38 @@ class FSDPConfig(Settings):
         """Of a micro-batch, on all ranks that have its sequences together."""
         return self.max_tokens_per_microbatch * self.parallel.context
 
-    def memory(self, load: RankLoad) -> Memory | None:
-        """See `PlansMemory`."""
-        return memory_of(
-            load,
-            self.parallel,
+    @property
+    def memory_choices(self) -> MemoryChoices:
+        """All that says how much memory a rank takes."""
+        gib = self.activation_memory_gib
+        return MemoryChoices(
             budget=self.max_tokens_per_microbatch,
             compiles=self.compile,
-            recomputes=self.activation_checkpointing,
+            checkpointing=self.activation_checkpointing,
+            activations=None if gib is None else int(gib * GIB),
             chunk=self.logprob_chunk_tokens,
             offloads=self.offload_parameters,
+            half_moments=self.optimizer_state_dtype == "bfloat16",
+            offloads_moments=self.offload_optimizer,
         )
+
+    def recomputing(
+        self, model: Decoder | None, role: Role, layers: int, dtype: str, *, is_compiled: bool
+    ) -> Recomputing:
+        """What layers compute again; see `MemoryChoices.recomputing`. Nothing in a role that does not learn."""
+        part = None if model is None else model.divided(self.parallel.tensor)
+        found = self.memory_choices.recomputing(part, layers, dtype, is_compiled=is_compiled)
+        return found if role.trains else Recomputing()
+
+    def memory(self, load: RankLoad) -> Memory | None:
+        """See `PlansMemory`."""
+        return memory_of(load, self.parallel, self.memory_choices)
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
         """See `PlansMemory`."""
 
-        def need(**changes: int) -> Memory | None:
+        def need(**changes: object) -> Memory | None:
             return self.model_copy(update=changes).memory(load)
 
-        most = self.max_tokens_per_microbatch
-        longest = -(-load.longest // self.parallel.context)
-        return remedies(need, longest, room, most, recomputes=self.activation_checkpointing)
+        part = replace(load, longest=-(-load.longest // self.parallel.context))
+        return remedies(need, part, room, self.memory_choices)

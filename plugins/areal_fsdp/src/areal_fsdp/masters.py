@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_fsdp.compiling import compiled
+from areal_parallel.adamw import numbers_of, scalars_of
+from areal_parallel.adamw import update as adamw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 _LAYER = re.compile(r".*?\.\d+\.")
 """What a parameter's name begins with, if it belongs to one of several equal layers."""
@@ -90,25 +92,22 @@ class Masters:
         steps = [state["step"] for state in optimizer.state.values()]
         torch._foreach_add_(steps, applies.float())
         for group in optimizer.param_groups:
-            beta1, beta2 = group["betas"]
-            corrections = [1 - beta ** steps[0].double() for beta in (beta1, beta2)]
-            size, root = (group["lr"] / corrections[0]).float(), corrections[1].sqrt().float()
-            decay = torch.full_like(size, 1 - group["lr"] * group["weight_decay"])
-            scalars = (scale, applies, size, decay, root, beta1, beta2, group["eps"])
+            scalars = scalars_of(group, steps[0], scale, applies)
             for tensors in self._by_layer(set(group["params"]), optimizer):
                 _update_function()(tensors, *scalars)
 
     def _by_layer(self, among: set[torch.nn.Parameter], optimizer: torch.optim.AdamW) -> Iterable[list[_Tensors]]:
         """What an update reads and writes, one layer after another: equal layers share one graph."""
         layers: dict[str, list[_Tensors]] = {}
-        for (name, master), working in zip(self.parameters.items(), self._working, strict=True):
+        numbers = numbers_of(len(self._working), optimizer.state[next(iter(among))]["exp_avg"])
+        for (name, master), working, number in zip(self.parameters.items(), self._working, numbers, strict=True):
             if master not in among:
                 continue
             gradient = master.grad if self._mode.adds else working.grad
             master.grad = working.grad = None
             if gradient is not None:
                 state = optimizer.state[master]
-                tensors = (master.detach(), state["exp_avg"], state["exp_avg_sq"], working.detach(), gradient)
+                tensors = (master.detach(), state["exp_avg"], state["exp_avg_sq"], gradient, working.detach(), number)
                 layer = _LAYER.match(name)
                 layers.setdefault(layer[0] if layer else "", []).append(tensors)
         return layers.values()
@@ -134,31 +133,4 @@ def _update_function() -> Callable[..., None]:
 
 def _update(tensors: list[_Tensors], *scalars: Any) -> None:
     for several in tensors:
-        _adamw(*several, *scalars)
-
-
-def _adamw(
-    master: torch.Tensor,
-    mean: torch.Tensor,
-    square: torch.Tensor,
-    working: torch.Tensor,
-    gradient: torch.Tensor,
-    scale: torch.Tensor,
-    applies: torch.Tensor,
-    size: torch.Tensor,
-    decay: torch.Tensor,
-    root: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-) -> None:
-    """One parameter: master x decay - size x mean / (sqrt(square) / root + epsilon), with both moments corrected."""
-    scaled = gradient.float() * scale
-    new_mean = mean + (1 - beta1) * (scaled - mean)
-    new_square = beta2 * square + (1 - beta2) * scaled * scaled
-    learned = master * decay - size * new_mean / (new_square.sqrt() / root + epsilon)
-    learned = torch.where(applies, learned, master)
-    mean.copy_(torch.where(applies, new_mean, mean))
-    square.copy_(torch.where(applies, new_square, square))
-    working.copy_(learned)
-    master.copy_(learned)
+        adamw(*several, *scalars)

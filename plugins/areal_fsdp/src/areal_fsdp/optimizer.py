@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from areal_parallel.tensor import own_part
+from areal_fsdp.compiling import compiled
+from areal_parallel.adamw import update
+from areal_parallel.moments import PiecewiseAdamW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch.distributed.device_mesh import DeviceMesh
+    from collections.abc import Callable, Iterable
 
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.masters import Masters
-    from areal_parallel.mesh import Ranks
 
 
 def learning_rate_at(update: int, config: FSDPConfig, total_updates: int) -> float:
@@ -39,8 +37,10 @@ def learning_rate_at(update: int, config: FSDPConfig, total_updates: int) -> flo
     return config.learning_rate * (lowest + (1 - lowest) * left)
 
 
-def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: FSDPConfig) -> torch.optim.AdamW:
-    """Fused AdamW whose state exists from the start.
+def make_optimizer(
+    parameters: Iterable[torch.nn.Parameter], config: FSDPConfig, *, is_compiled: bool = False
+) -> torch.optim.AdamW:
+    """AdamW whose state exists from the start: PyTorch's fused one, unless its moments are kept otherwise.
 
     The state is made here and not in the first step, so that a checkpoint always has the same tensors and memory does
     not grow after the first batch.
@@ -52,60 +52,29 @@ def make_optimizer(parameters: Iterable[torch.nn.Parameter], config: FSDPConfig)
             {"params": [p for p in some if p.dim() > 1], "weight_decay": config.weight_decay},
             {"params": [p for p in some if p.dim() <= 1], "weight_decay": 0.0},
         ]
-    optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.epsilon,
-        fused=True,
+    groups = [group for group in groups if group["params"]]
+    settings: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.epsilon}
+    on_gpu = everything[0].device.type == "cuda"
+    to_host = {"device": "cpu", "pin_memory": True} if config.offload_optimizer and on_gpu else {}
+    moments: Any = {"dtype": getattr(torch, config.optimizer_state_dtype), "requires_grad": False, **to_host}
+    is_plain = config.optimizer_state_dtype == "float32" and not to_host
+    optimizer = (
+        torch.optim.AdamW(groups, **settings, fused=True)
+        if is_plain
+        else PiecewiseAdamW(groups, **settings, update=_compiled_update() if is_compiled else update)
     )
     for parameter in everything:
         optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg": torch.zeros_like(parameter, **moments),
+            "exp_avg_sq": torch.zeros_like(parameter, **moments),
         }
     return optimizer
 
 
-def gradient_norm(gradients: Iterable[torch.Tensor], ranks: Ranks) -> torch.Tensor:
-    """Norm of all gradients of all ranks together, [] float32; collective where they are sharded."""
-    found = list(gradients)
-    if ranks.shards is None:
-        return _norm(found)
-    # What the ranks of `tensor` divide lies on one more dimension than what each of them has whole.
-    divided = [g for g in found if ranks.tensor is not None and _dimensions(g) > ranks.shards.ndim]
-    same = [g for g in found if ranks.tensor is None or _dimensions(g) == ranks.shards.ndim]
-    total = _norm(map(own_part, same)).square()
-    if ranks.tensor is not None:
-        total = total + _summed(_norm(map(own_part, divided)).square(), ranks.tensor)
-    return _summed(total, ranks.shards["shards"]).sqrt()
-
-
-def _norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors), 2.0, torch.float32)))
-
-
-def _dimensions(gradient: torch.Tensor) -> int:
-    return gradient.device_mesh.ndim if isinstance(gradient, DTensor) else 0
-
-
-def _summed(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Over the ranks of a mesh; where parameters are offloaded, by way of the device that the mesh is of."""
-    moved = value.to(mesh.device_type, copy=True)
-    dist.all_reduce(moved, group=mesh.get_group())
-    return moved.to(value.device)
-
-
-def sum_gradients(parameters: Sequence[torch.nn.Parameter], mesh: DeviceMesh) -> None:
-    """Over the ranks of a mesh, of parameters that each of them has whole; collective."""
-    gradients = [own_part(p.grad) for p in parameters if p.grad is not None]
-    if gradients:
-        together = _summed(torch.cat([gradient.flatten() for gradient in gradients]), mesh)
-        start = 0
-        for gradient in gradients:
-            gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
-            start += gradient.numel()
+@cache
+def _compiled_update() -> Callable[..., None]:
+    return compiled(update, dynamic=True)
 
 
 def _by_mesh(tensors: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:

@@ -1,43 +1,36 @@
 """What one rank holds at its fullest moment, from what the code keeps and makes.
 
 The moments that are compared: the head's backward pass, when all activations are there; the backward pass of the last
-layer; the end of it, when all gradients are. In bytes for each token and layer, e bytes an element, the backward pass
-finds (each tensor once):
-
-    e x hidden          the layer's input                        norm, and the sum behind attention
-    e x hidden          the normed input                         weights of query, key and value
-    e x query           the rotated query                        attention
-    e x 2 key           the rotated key, the value               attention
-    e x query           attention's result                       attention, and the weight behind it
-    4 x heads           logarithm of the softmax's denominator   attention
-    e x hidden          attention's contribution to the sum      norm of the MLP
-    e x hidden          the normed sum                           weights of gate and up
-    e x 3 intermediate  gate, up, and silu(gate) x up            the MLP; the last for the weight of down
-    4 x 2               each norm's scale
-
-Where layers are not compiled, silu(gate) is one more. Norms of heads keep their inputs, query and key before rotation.
-Checkpointing keeps the layer's input and, compiled, attention's result with its denominator.
+layer; the end of it, when all gradients are. What layers keep stands in `areal_planning.recomputing`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
+from areal_core.errors import RunError
 from areal_core.interfaces import Memory
 from areal_planning.decoder import Decoder
+from areal_planning.meter import GIB
+from areal_planning.recomputing import Recomputing, kept_by_a_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from areal_core.interfaces import RankLoad
     from areal_parallel.settings import ParallelSettings
+    from areal_planning.recomputing import Checkpointing
 
 _FLOAT = 4
-_MOMENTS = 2 * _FLOAT
 _GATHERED_LAYERS = 2
 """Of sharded parameters: the layer that computes, and the one that is fetched meanwhile."""
+_FULL: Final = {"activation_checkpointing": "full", "activation_memory_gib": None}
+_SELECTIVE: Final = {"activation_checkpointing": "selective", "activation_memory_gib": None}
+_BUDGET_STEP = 0.01
+"""Budgets of activations are proposed in multiples of so many GiB."""
 _CHUNK_ON_CPU = 1024
 _SHARE_OF_GPU = 1 / 16
 """Of a GPU's memory, for a chunk's logits and their gradient: 8,192 tokens of 152,000 words on 141 GB. A product over
@@ -54,19 +47,69 @@ class Computing:
         tokens: of a micro-batch.
         rounds: micro-batches of an update; only whether it is one matters.
         is_compiled: layers, head and update.
-        recomputes: activation checkpointing.
+        recomputing: activation checkpointing.
         chunk_tokens: whose logits exist at once.
         shards: whether parameters are gathered layer by layer, be it from one rank.
         offloads: whether parameters, gradients and optimizer are in host memory.
+        moment_bytes: of one element of one of AdamW's two moments, on the device.
     """
 
     tokens: int
     rounds: int
     is_compiled: bool
-    recomputes: bool
+    recomputing: Recomputing
     chunk_tokens: int
     shards: bool
     offloads: bool = False
+    moment_bytes: int = _FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChoices:
+    """What an engine's settings say about memory.
+
+    Attributes:
+        budget: `max_tokens_per_microbatch`.
+        compiles: None for whatever the device is best with.
+        checkpointing: `activation_checkpointing`.
+        activations: bytes that layers may keep where checkpointing is selective, None for what is nearly free.
+        chunk: `logprob_chunk_tokens`, None for the device's own number.
+        offloads: `offload_parameters`, of which a CPU knows nothing.
+        half_moments: whether AdamW's moments are in bfloat16.
+        offloads_moments: whether they are in host memory, of which a CPU knows nothing either.
+    """
+
+    budget: int
+    compiles: bool | None
+    checkpointing: Checkpointing
+    activations: int | None
+    chunk: int | None
+    offloads: bool
+    half_moments: bool
+    offloads_moments: bool
+
+    def recomputing(self, model: Decoder | None, layers: int, dtype: str, *, is_compiled: bool) -> Recomputing:
+        """What layers compute again.
+
+        Args:
+            model: what a rank has of it, None where its layers are not known.
+            layers: of the model.
+            dtype: that is computed in.
+            is_compiled: whether layers are.
+
+        Raises:
+            RunError: there is a budget, and nobody knows what the layers keep.
+        """
+        sizes = None
+        if self.checkpointing == "selective" and self.activations is not None:
+            if model is None:
+                raise RunError(
+                    "activation_memory_gib is a budget for layers of attention and one MLP, and this model has others: "
+                    "what they keep is not known",
+                    hints=["leave activation_memory_gib out, or set activation_checkpointing=full"],
+                )
+            sizes = kept_by_a_layer(model, element_bytes(dtype), self.budget, is_compiled=is_compiled)
+        return Recomputing.of(self.checkpointing, layers, sizes, self.activations)
 
 
 def chunk_tokens(vocabulary: int, gpu_bytes: int | None) -> int:
@@ -77,26 +120,13 @@ def chunk_tokens(vocabulary: int, gpu_bytes: int | None) -> int:
     return max(_CHUNK_ON_CPU, 1 << (tokens.bit_length() - 1)) if tokens else _CHUNK_ON_CPU
 
 
-def memory_of(
-    load: RankLoad,
-    parallel: ParallelSettings,
-    *,
-    budget: int,
-    compiles: bool | None,
-    recomputes: bool,
-    chunk: int | None,
-    offloads: bool,
-) -> Memory | None:
+def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices) -> Memory | None:
     """The fullest moment, from an engine's settings; None for a model whose layers are not known.
 
     Args:
         load: of the rank.
         parallel: how ranks divide the work.
-        budget: `max_tokens_per_microbatch`.
-        compiles: None for whatever the device is best with.
-        recomputes: `activation_checkpointing`.
-        chunk: `logprob_chunk_tokens`, None for the device's own number.
-        offloads: `offload_parameters`, of which a CPU knows nothing.
+        choices: the settings.
 
     Raises:
         RunError: the ranks cannot divide the model's heads.
@@ -107,47 +137,70 @@ def memory_of(
     parallel.heads(model.heads, model.key * model.heads // model.query)  # which the engine would refuse
     on_gpu = load.gpu_bytes is not None
     tokens = None if load.tokens is None else load.tokens * parallel.tensor
+    part, budget = model.divided(parallel.tensor), choices.budget
+    is_compiled = on_gpu if choices.compiles is None else choices.compiles
+    again = choices.recomputing(part, model.layers, load.dtype, is_compiled=is_compiled)
     way = Computing(
         tokens=min(budget, tokens or budget),
         rounds=2 if tokens is None else -(-tokens // budget),
-        is_compiled=on_gpu if compiles is None else compiles,
-        recomputes=recomputes and load.role.trains,
-        chunk_tokens=chunk or chunk_tokens(model.vocabulary, load.gpu_bytes),
-        shards=load.ranks > 1 or (offloads and on_gpu),
-        offloads=offloads and on_gpu,
+        is_compiled=is_compiled,
+        recomputing=again if load.role.trains else Recomputing(),
+        chunk_tokens=choices.chunk or chunk_tokens(model.vocabulary, load.gpu_bytes),
+        shards=load.ranks > 1 or (choices.offloads and on_gpu),
+        offloads=choices.offloads and on_gpu,
+        moment_bytes=0 if choices.offloads_moments and on_gpu else _FLOAT // (2 if choices.half_moments else 1),
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
-    return peak_memory(model.divided(parallel.tensor), replace(load, ranks=holders), way)
+    return peak_memory(part, replace(load, ranks=holders), way)
 
 
-def remedies(need: Callable[..., Memory | None], longest: int, room: int, most: int, *, recomputes: bool) -> list[str]:
+def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:
     """Which of fewer tokens at once and checkpointing bring a rank below `room` bytes, as `PlansMemory.remedies`.
 
     Args:
         need: memory with other settings, by keyword.
-        longest: tokens of a sequence that a rank has, at most.
+        load: of the rank; its longest sequence as long as the part that a rank has.
         room: bytes.
-        most: `max_tokens_per_microbatch` as it is.
-        recomputes: `activation_checkpointing` as it is.
+        choices: the settings as they are.
     """
 
-    def fits(tokens: int, recompute: bool) -> bool:
-        found = need(max_tokens_per_microbatch=tokens, activation_checkpointing=recompute)
-        return found is not None and found.total <= room
+    def fits(**changes: Any) -> bool:
+        return _total(need(**changes)) <= room
 
-    def largest(recompute: bool) -> int | None:
-        place = bisect_left(budgets, True, key=lambda tokens: fits(tokens, recompute))  # fewer tokens always take less
+    def words(changes: Mapping[str, Any]) -> str:
+        said = {k: "null" if v is None else v for k, v in changes.items() if v is not None or choices.activations}
+        return " ".join(f"{key}={value}" for key, value in said.items())
+
+    def largest(**changes: Any) -> int | None:
+        place = bisect_left(  # fewer tokens always take less
+            budgets, True, key=lambda tokens: fits(max_tokens_per_microbatch=tokens, **changes)
+        )
         return budgets[place] if place < len(budgets) else None
 
-    budgets = range((most - 1) // _TOKEN_STEP * _TOKEN_STEP, max(longest, _TOKEN_STEP) - 1, -_TOKEN_STEP)
-    fewer = largest(recomputes)
+    most = choices.budget
+    budgets = range((most - 1) // _TOKEN_STEP * _TOKEN_STEP, max(load.longest, _TOKEN_STEP) - 1, -_TOKEN_STEP)
+    fewer = largest()
     found = [] if fewer is None else [f"max_tokens_per_microbatch={fewer}"]
-    if recomputes:
+    if choices.checkpointing == "full":
         return found
-    if fits(most, recompute=True):
-        return [*found, "activation_checkpointing=true"]
-    both = largest(recompute=True)
-    return found + ([] if both is None else [f"activation_checkpointing=true max_tokens_per_microbatch={both}"])
+    if fits(**_FULL):
+        return [*found, words(_checkpointing(need, room, choices))]
+    both = largest(**_FULL)
+    return found + ([] if both is None else [words({**_FULL, "max_tokens_per_microbatch": both})])
+
+
+def _checkpointing(need: Callable[..., Memory | None], room: int, choices: MemoryChoices) -> dict[str, Any]:
+    """What costs the least time of all that fits, where `full` does."""
+    if choices.checkpointing == "none" and _total(need(**_SELECTIVE)) <= room:
+        return _SELECTIVE
+    steps = range(int(room / GIB / _BUDGET_STEP), 0, -1)  # the least of these keeps no more than full does
+    budgets = [{**_SELECTIVE, "activation_memory_gib": round(step * _BUDGET_STEP, 2)} for step in steps]
+    place = bisect_left(budgets, True, key=lambda budget: _total(need(**budget)) <= room)
+    return _FULL if place == len(budgets) or need(**budgets[place]) == need(**_FULL) else budgets[place]
+
+
+def _total(memory: Memory | None) -> float:
+    return inf if memory is None else memory.total
 
 
 def peak_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
@@ -181,8 +234,13 @@ def forward_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
     return max(at_head, replace(held, activations=layer), key=lambda moment: moment.total)
 
 
+def element_bytes(dtype: str) -> int:
+    """Of a number that is computed with: bfloat16 or float32."""
+    return 2 if dtype == "bfloat16" else _FLOAT
+
+
 def _element(load: RankLoad) -> int:
-    return 2 if load.dtype == "bfloat16" else _FLOAT
+    return element_bytes(load.dtype)
 
 
 def _held(model: Decoder, load: RankLoad, way: Computing) -> Memory:
@@ -194,7 +252,7 @@ def _held(model: Decoder, load: RankLoad, way: Computing) -> Memory:
     elif role.changes and element < _FLOAT:
         stored += element  # what is computed with, beside its master
     count = 0 if way.offloads else model.parameters / load.ranks
-    parameters, optimizer = round(stored * count), round(_MOMENTS * count) if role.trains else 0
+    parameters, optimizer = round(stored * count), round(2 * way.moment_bytes * count) if role.trains else 0
     return Memory(parameters + gathered, 0, optimizer, 0, 0, resident=parameters + optimizer)
 
 
@@ -208,29 +266,27 @@ def _gradients(model: Decoder, load: RankLoad, way: Computing) -> tuple[int, int
     added = whole if not way.shards else 0 if way.offloads else round(whole / load.ranks)
     if way.rounds > 1:
         return added, added
-    return 0, added if way.shards or not way.is_compiled else _element(load) * model.parameters
+    is_fused = way.is_compiled and way.moment_bytes > 0  # moments elsewhere are not updated by the masters' own kernel
+    return 0, added if way.shards or not is_fused else _element(load) * model.parameters
 
 
 def kept_activations(model: Decoder, load: RankLoad, way: Computing) -> int:
     """Activations of all layers, the last hidden states before and behind their norm."""
-    element = _element(load)
-    layer = _saved(model, element, is_compiled=way.is_compiled)
-    if way.recomputes:
-        layer = element * model.hidden + (element * model.query + _FLOAT * model.heads if way.is_compiled else 0)
-    return way.tokens * (model.layers * layer + 2 * element * model.hidden)
-
-
-def _saved(model: Decoder, element: int, *, is_compiled: bool) -> int:
-    """Bytes of a token that one layer keeps; the table above."""
-    states = 4 * model.hidden + 2 * model.query + 2 * model.key + (model.query + model.key) * model.norms_heads
-    return element * (states + (3 if is_compiled else 4) * model.intermediate) + _FLOAT * (model.heads + 2)
+    sizes = kept_by_a_layer(model, _element(load), way.tokens, is_compiled=way.is_compiled)
+    return way.recomputing.kept(model.layers, sizes) + 2 * _element(load) * model.hidden * way.tokens
 
 
 def _of_a_layer(model: Decoder, load: RankLoad, way: Computing) -> int:
-    """What a layer's backward pass makes: its activations, where they are computed again, and their gradients."""
+    """What the last layer's backward pass makes: its activations, where they are computed again, and their gradients.
+
+    The first layers, of which more may be computed again, come when the others' activations are gone.
+    """
     element = _element(load)
-    again = _saved(model, element, is_compiled=way.is_compiled) if way.recomputes else 0
-    return way.tokens * (again + element * (3 * model.intermediate + 2 * model.hidden))
+    sizes = kept_by_a_layer(model, element, way.tokens, is_compiled=way.is_compiled)
+    again = sizes["nothing"] - sizes[way.recomputing.of_layers(model.layers)[-1]]
+    if way.recomputing.whole == model.layers:
+        again = sizes["nothing"]
+    return again + way.tokens * element * (3 * model.intermediate + 2 * model.hidden)
 
 
 def _head(model: Decoder, load: RankLoad, way: Computing) -> int:
