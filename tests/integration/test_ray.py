@@ -45,7 +45,7 @@ HANG_S = 300
 SHOW = "env; echo niceness $(nice)"
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, f"not within {HANG_S} s: {what}"
@@ -265,7 +265,8 @@ def test_nothing_is_left_of_a_run_whose_parent_is_killed_and_it_is_resumed(
     process.wait()
     wait_until(lambda: processes_with("AREAL_TOKEN", token) == [], "no process is left on any node")
     wait_until(lambda: not [pid for pid in driver if Path(f"/proc/{pid}").exists()], "nor here")
-    resumed, out = start(workplace, cluster, "run", "--resume", "run", f"steps={len(workplace.metrics()) + 3}")
+    more = [f"steps={len(workplace.metrics()) + 3}", "launcher.nodes=1"]
+    resumed, out = start(workplace, cluster, "run", "--resume", "run", *more)
     assert resumed.wait(2 * HANG_S) == 0, out.read_text()
     assert workplace.areal("audit", "run").code == 0
 
@@ -300,6 +301,14 @@ def test_a_job_is_submitted_followed_and_stopped_after_a_checkpoint(cluster: Ray
     )
     assert again.returncode == 2
     assert "areal ray submit --resume" in again.stderr
+    done = len(workplace.metrics())
+    submitted = subprocess.run(
+        [*submit, "--resume", "run", f"steps={done + 3}"],
+        cwd=workplace.folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert submitted.returncode == 0, submitted.stderr
+    wait_until(lambda: re.search("SUCCEEDED|FAILED", told("status")), "the resumed job has ended")
+    assert len(workplace.metrics()) == done + 3, told("logs")
 
 
 @pytest.mark.long
