@@ -62,6 +62,10 @@ class ProcessSpecification:
     port: int = 0
 
 
+NODE_VARIABLE = "AREAL_NODE"
+"""Names a node among its like, where the host's name does not."""
+UNTIL_INPUT_ENDS = "--until-input-ends"
+"""Word behind a warden's command: it also ends when its standard input does."""
 LOST = -100
 """In place of an exit code: the node of the process, or the way to it, is gone."""
 
@@ -156,6 +160,7 @@ class Launcher(Protocol):
         """Begin to run the command, a warden, once on every node, with these variables; how many will come.
 
         A node that has a name among its like is told it in the variable `AREAL_NODE`; otherwise its host's counts.
+        With `UNTIL_INPUT_ENDS` behind it, the command also ends when its standard input does.
         GPUs that are not the run's are hidden from it by `CUDA_VISIBLE_DEVICES`.
 
         Raises:

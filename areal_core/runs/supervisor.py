@@ -124,7 +124,7 @@ class Supervisor:
             signal.SIGTSTP, self._say, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
         )
         watch_event_loop(math.inf, self._say)
-        await self._wardens.listen(self._launcher.host)
+        await self._wardens.listen(await asyncio.to_thread(getattr, self._launcher, "host"))  # it may ask a cluster
         return self._wardens.address
 
     async def bring_nodes(self, folder: Path) -> None:
