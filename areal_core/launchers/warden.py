@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
+SILENT_EXIT_CODE = 3
+"""Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
 NODE_VARIABLE = "AREAL_NODE"
 """Names the node among its like, where the host's name does not."""
 NODES_VARIABLE = "AREAL_NODES"
@@ -69,14 +71,15 @@ class Warden:
         self._lease_s = lease_s
         self._heard = time.monotonic()
 
-    async def run(self) -> None:
-        """Until the supervisor is gone; on return nothing is left."""
+    async def run(self) -> bool:
+        """Until the supervisor is gone; on return nothing is left. Whether it went, and did not just fall silent."""
         orders = start_task(self._take_orders(), "orders of the supervisor")
         try:
             while not orders.done() and time.monotonic() - self._heard < self._lease_s:
                 await asyncio.wait({orders}, timeout=BEAT_S)
                 with contextlib.suppress(ChannelClosed):
                     self._channel.post(NodeBeat(self._keepers.stopped()))
+            return orders.done()
         finally:
             orders.cancel()
             await self._keepers.close()
@@ -141,8 +144,8 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def main(supervisor: str, lease_s: float) -> None:
-    """Connect, report, and serve until the supervisor is gone."""
+async def main(supervisor: str, lease_s: float) -> int:
+    """Connect, report, and serve until the supervisor is gone; the exit code, 0 or `SILENT_EXIT_CODE`."""
     on_failure(_end_at_once)
     credentials = Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
@@ -154,9 +157,11 @@ async def main(supervisor: str, lease_s: float) -> None:
         host, address, cores = socket.gethostname(), channel.own_host, len(os.sched_getaffinity(0))
         name, pid = os.environ.get(NODE_VARIABLE) or host, os.getpid()
         interface = interface_of(address)
-        channel.post(NodeReady(name, host, address, interface, cores, memory, count_gpus(), str(scratch), pid))
-        await Warden(channel, scratch, lease_s).run()
+        has = (cores, memory, count_gpus())
+        channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable))
+        was_told = await Warden(channel, scratch, lease_s).run()
     await channel.close()
+    return 0 if was_told else SILENT_EXIT_CODE
 
 
 def _give_notice(channel: Channel, number: int) -> None:
@@ -172,4 +177,4 @@ def _end_at_once(name: str, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]))))

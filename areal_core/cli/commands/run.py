@@ -42,7 +42,7 @@ SAFE_ON_RESUME = (
     "inference_engine.restart_window_s",
     "training.phase_timeout_s",
     "training.collective_timeout_s",
-    "launcher.trainer_processes",
+    "launcher",
     "placement",
     "train_engine.parallel",
     "train_engine.max_tokens_per_microbatch",
