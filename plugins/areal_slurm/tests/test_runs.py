@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,16 +85,16 @@ class Workplace:
         """The exported parameters of a run."""
         return (self.folder / run / "model" / "model.safetensors").read_bytes()
 
-    def processes(self, words: str = "") -> list[int]:
-        """What runs anywhere of the run, whose command line or name in the run has these words."""
-        return [pid for pid, text in _processes(self.run) if words in text]
+    def processes(self, command: str = "", name: str = "") -> list[int]:
+        """What runs anywhere of the run, with these words in its command line, and this name in the run."""
+        return [pid for pid, words, known in _processes(self.run) if command in words and name in ("", known)]
 
     def audit(self) -> None:
         """Nothing is lost, and nothing was trained on twice."""
         assert not json.loads(self.cluster.areal("audit", "run", "--json", folder=self.folder))["problems"]
 
 
-def _processes(run: Path) -> list[tuple[int, str]]:
+def _processes(run: Path) -> list[tuple[int, str, str]]:
     """Processes of a run in any namespace, with command line and name in the run; keepers and wardens, which have the
     run's token, are among them."""
     tokens = {path.read_text() for path in run.glob("epochs/*/token")}
@@ -105,7 +107,7 @@ def _processes(run: Path) -> list[tuple[int, str]]:
             continue
         variables = dict(line.partition("=")[::2] for line in environment)
         if variables.get("AREAL_TOKEN", "-") in tokens or f"--resume {run}" in command:
-            found.append((int(path.name), f"{command} {variables.get('AREAL_PROCESS', '')}"))
+            found.append((int(path.name), command, variables.get("AREAL_PROCESS", "")))
     return found
 
 
@@ -132,5 +134,96 @@ def wait_for() -> Callable[..., None]:
 def test_a_run_on_three_nodes(workplace: Workplace) -> None:
     log = workplace.finish(workplace.submit("--nodes=3", "--gres=gpu:2"))
     assert workplace.steps() == [1, 2, 3, 4, 5], log
+    workplace.audit()
+    assert not workplace.processes()
+
+
+def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
+    workplace: Workplace, wait_for: Callable[..., None]
+) -> None:
+    job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12")
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    os.kill(workplace.processes("areal_core.runs trainer", "trainer-1")[0], signal.SIGKILL)
+    log = workplace.finish(job)
+    assert "was killed by SIGKILL" in log
+    assert "going back to the last checkpoint (1 of at most 3 times in an hour)" in log
+    assert workplace.steps() == list(range(1, 13))
+    workplace.audit()
+    assert not workplace.processes()
+
+
+def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
+    job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12", "launcher.trainer_processes=3")
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    cluster.kill("n3")
+    log = workplace.finish(job)
+    assert "was lost with its node" in log
+    assert "going back to the last checkpoint (1 of at most 3 times in an hour)" in log
+    assert "a call blocks everything" not in log
+    assert workplace.steps() == list(range(1, 13))
+    workplace.audit()
+    assert not workplace.processes()
+
+
+def test_nothing_is_left_of_a_parent_that_is_killed_and_the_run_goes_on(
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
+) -> None:
+    job = workplace.submit("--nodes=2", "steps=12")
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    os.kill(workplace.processes("--resume")[0], signal.SIGKILL)
+    wait_for(lambda: not workplace.processes(), "the end of all processes", 60)
+    cluster.wait_for_job(job, ["FAILED"], workplace.log)
+    log = workplace.finish(workplace.resume("--nodes=2"))
+    assert workplace.steps() == list(range(1, 13)), log
+    workplace.audit()
+    assert not workplace.processes()
+
+
+def test_a_time_limit_shorter_than_the_run_changes_no_bit_of_it(
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
+) -> None:
+    workplace.finish(workplace.submit("--nodes=2", "steps=16"))
+    workplace.run.rename(workplace.folder / "whole")
+    slowly = "launcher.setup=export TEST_SLOWNESS_S=0.3"
+    job = workplace.submit("--nodes=2", "steps=16", "--time=60", "--warn=120", slowly)
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    ran_min = int(cluster.job(job)["RunTime"].split(":")[1])
+    cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={ran_min + 2}")  # to come within the warning
+    cluster.wait_for_job(job, ["PENDING"], workplace.log)
+    assert not workplace.processes()
+    assert 2 <= max(workplace.steps()) < 16
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+    log = workplace.finish(job)
+    assert cluster.job(job)["Restarts"] == "1"
+    assert f"the job {job} is queued again and goes on after step " in log
+    assert workplace.steps() == list(range(1, 17))
+    assert workplace.weights() == workplace.weights("whole")
+    workplace.audit()
+    assert not workplace.processes()
+
+
+def test_who_stops_a_run_by_hand_wants_it_to_stop(
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
+) -> None:
+    job = workplace.submit("--nodes=2", "steps=500")
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    cluster.run("scancel", "--batch", "--signal=INT", job)
+    cluster.wait_for_job(job, ["FAILED"], workplace.log)  # SLURM calls so whatever ends with another code than 0
+    assert cluster.job(job)["ExitCode"] == "130:0"
+    assert "stopped after a checkpoint" in workplace.log.read_text()
+    assert not workplace.processes()
+
+
+def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
+    slowly = "launcher.setup=export TEST_SLOWNESS_S=0.2"
+    job = workplace.submit("--nodes=3", "steps=12", "--sbatch=--exclusive", slowly)
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    said = cluster.run("sbatch", "--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null", "--wrap=sleep 1")
+    cluster.wait_for_job(job, ["PENDING"], workplace.log)
+    cluster.wait_for_job(said.split()[-1], ["COMPLETED"], workplace.log)
+    log = workplace.finish(job)
+    assert "is about to be taken away (SIGTERM)" in log
+    assert f"the job {job} is queued again and goes on after step " in log
+    assert workplace.steps() == list(range(1, 13))
     workplace.audit()
     assert not workplace.processes()
