@@ -166,7 +166,8 @@ class Cluster:
         while self.states() != dict.fromkeys(self.nodes, "idle"):
             dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             logs = {name: (self.folder / f"{name}.log").read_text()[-2000:] for name in dead}
-            assert not dead and time.monotonic() < deadline, f"SLURM is not up: {self.states()}, ended: {logs}"
+            assert not dead, f"daemons have ended: {logs}"
+            assert time.monotonic() < deadline, f"SLURM is not up: {self.states()}"
             time.sleep(0.1)
 
     def reset(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.config import load_run
 from areal_core.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ checkpoint: {every: 1}
 launcher: {type: slurm, trainer_processes: 2}
 """
 PARTS = """\
-import os, time
+import os, sys, time
 
 def digits(completion):
     time.sleep(float(os.environ.get("TEST_SLOWNESS_S", "0")))
+    with open(f"{os.environ['TEST_FOLDER']}/places", "a") as file:
+        print(os.environ.get("SLURMD_NODENAME"), sys.executable, os.environ.get("TEST_WRAPPED"), file=file)
     return sum(character.isdigit() for character in completion) / 8
 """
 MODEL = """\
@@ -60,6 +63,7 @@ class Workplace:
         self.log = self.run / "slurm.log"
         (folder / "run.yaml").write_text(CONFIG)
         (folder / "parts.py").write_text(PARTS)
+        cluster.environment["TEST_FOLDER"] = str(folder)
         subprocess.run([sys.executable, "-c", MODEL], cwd=folder, env=cluster.environment, check=True)
 
     def submit(self, *words: str) -> str:
@@ -218,12 +222,73 @@ def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_fo
     slowly = "launcher.setup=export TEST_SLOWNESS_S=0.2"
     job = workplace.submit("--nodes=3", "steps=12", "--sbatch=--exclusive", slowly)
     wait_for(lambda: 2 in workplace.steps(), "two steps")
-    said = cluster.run("sbatch", "--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null", "--wrap=sleep 1")
+    said = cluster.run(
+        "sbatch", "--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null", "--wrap=sleep 1"
+    )
     cluster.wait_for_job(job, ["PENDING"], workplace.log)
     cluster.wait_for_job(said.split()[-1], ["COMPLETED"], workplace.log)
     log = workplace.finish(job)
     assert "is about to be taken away (SIGTERM)" in log
     assert f"the job {job} is queued again and goes on after step " in log
+    assert workplace.steps() == list(range(1, 13))
+    workplace.audit()
+    assert not workplace.processes()
+
+
+def test_the_runs_of_an_array_differ_in_their_seeds(workplace: Workplace, cluster: Any) -> None:
+    job = workplace.submit("--array=3,5", "steps=2")
+    for number in (3, 5):
+        folder = workplace.run / f"task-{number}"
+        cluster.wait_for_job(f"{job}_{number}", ["COMPLETED"], folder / "slurm.log")
+        assert load_run(folder).config.seed == number
+        assert workplace.steps(f"run/task-{number}") == [1, 2]
+    assert workplace.weights("run/task-3") != workplace.weights("run/task-5")
+
+
+def test_nodes_of_a_heterogeneous_job_with_a_wrapper_and_a_python_of_their_own(workplace: Workplace) -> None:
+    (workplace.folder / "environment").symlink_to(sys.prefix)
+    python = workplace.folder / "environment" / "bin" / Path(sys.executable).name
+    second = ("--sbatch=hetjob", "--sbatch=--nodes=2", "--sbatch=--gres=gpu:1")
+    settings = ("launcher.exclude=[n1]", "launcher.wrapper=[env, TEST_WRAPPED=yes]", f"launcher.python={python}")
+    workplace.finish(workplace.submit("--gres=gpu:2", *second, *settings, "steps=2"))
+    assert workplace.steps() == [1, 2]
+    places = {tuple(line.split()) for line in (workplace.folder / "places").read_text().splitlines()}
+    assert places == {("n2", str(python), "yes")}
+
+
+def test_a_node_whose_setup_fails_is_told_with_its_words(workplace: Workplace) -> None:
+    fails = 'launcher.setup=test "$SLURMD_NODENAME" != n2 || { echo no module cuda; exit 7; }'
+    log = workplace.finish(workplace.submit("--nodes=3", "steps=2", fails))
+    assert "the node n2 is left out: its step ended with exit code 7" in log
+    assert "no module cuda" in log
+    assert workplace.steps() == [1, 2]
+
+
+def test_a_turn_without_progress_is_not_repeated(
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
+) -> None:
+    job = workplace.submit("--time=60", "--warn=120", "launcher.setup=export TEST_SLOWNESS_S=60")
+    wait_for(lambda: workplace.processes("areal_core.runs trainer"), "a trainer")
+    cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={int(cluster.job(job)['RunTime'].split(':')[1]) + 2}")
+    cluster.wait_for_job(job, ["FAILED"], workplace.log)
+    log = workplace.log.read_text()
+    assert f"no step was committed within the time limit of the job {job}" in log
+    assert "so the job is not queued again; give it more: go on with: areal slurm submit --resume" in log
+    assert not workplace.processes()
+
+
+@pytest.mark.long
+def test_a_lost_node_of_the_supervisor_begins_the_job_again(
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
+) -> None:
+    job = workplace.submit("--nodes=2", "steps=12", "launcher.setup=export TEST_SLOWNESS_S=0.2")
+    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    host = cluster.job(job)["BatchHost"]
+    cluster.signal(host, signal.SIGSTOP)  # nobody is told, as when the power fails
+    wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job to be queued again by the other node")
+    cluster.kill(host)
+    workplace.finish(job)
+    assert cluster.job(job)["BatchHost"] != host
     assert workplace.steps() == list(range(1, 13))
     workplace.audit()
     assert not workplace.processes()

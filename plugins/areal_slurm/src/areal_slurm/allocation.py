@@ -85,7 +85,12 @@ def read_job(number: str) -> list[Job]:
     Raises:
         RunError: SLURM does not answer.
     """
-    blocks = re.split(r"^(?=JobId=)", slurm("scontrol", "show", "job", "--details", number), flags=re.MULTILINE)
+    return parse_jobs(slurm("scontrol", "show", "job", "--details", number))
+
+
+def parse_jobs(text: str) -> list[Job]:
+    """The components of a job, as `scontrol show job --details` tells of them."""
+    blocks = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
     return [_parse(block) for block in blocks if block.startswith("JobId=")]
 
 

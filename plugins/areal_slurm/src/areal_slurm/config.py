@@ -36,4 +36,5 @@ class SlurmSettings(LauncherSettings):
         """Where GPUs are named, every rank has one of them."""
         gpus, ranks = config.placement.training, config.trainer_processes
         if gpus is not None and ranks > len(gpus):
-            yield f"{ranks} ranks do not fit on {len(gpus)} GPUs in placement.training; lower launcher.trainer_processes"
+            room = f"{len(gpus)} GPUs in placement.training"
+            yield f"{ranks} ranks do not fit on {room}; lower launcher.trainer_processes"
