@@ -47,6 +47,7 @@ class ProcessSpecification:
         beside: name of the process on whose node it must stand; empty for the node of whoever starts it.
         end: what its end means.
         speaks: whether it is a program of areal's own, which beats and is told things over a link to the supervisor.
+        port: on which it listens; 0 for none.
     """
 
     name: str
@@ -58,8 +59,13 @@ class ProcessSpecification:
     beside: str = ""
     end: EndMeans = EndMeans.ENDS_RUN
     speaks: bool = False
+    port: int = 0
 
 
+NODE_VARIABLE = "AREAL_NODE"
+"""Names a node among its like, where the host's name does not."""
+UNTIL_INPUT_ENDS = "--until-input-ends"
+"""Word behind a warden's command: it also ends when its standard input does."""
 LOST = -100
 """In place of an exit code: the node of the process, or the way to it, is gone."""
 
@@ -126,6 +132,9 @@ class Processes(Protocol):
             RunError: there is no such node.
         """
 
+    async def adopt(self, name: str) -> tuple[RunningProcess, Place] | None:
+        """A process that still runs, started under this name for whoever had this one's part before, and its place."""
+
     async def start(self, specification: ProcessSpecification) -> RunningProcess:
         """Start a process and return at once.
 
@@ -151,6 +160,7 @@ class Launcher(Protocol):
         """Begin to run the command, a warden, once on every node, with these variables; how many will come.
 
         A node that has a name among its like is told it in the variable `AREAL_NODE`; otherwise its host's counts.
+        With `UNTIL_INPUT_ENDS` behind it, the command also ends when its standard input does.
         GPUs that are not the run's are hidden from it by `CUDA_VISIBLE_DEVICES`.
 
         Raises:

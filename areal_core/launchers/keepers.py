@@ -128,6 +128,9 @@ class Keepers:
         """See `Processes.find_place`: this machine."""
         return Place("", "127.0.0.1", free_port())
 
+    async def adopt(self, name: str) -> None:
+        """See `Processes.adopt`: whoever starts processes this way ends them."""
+
     async def start(self, specification: ProcessSpecification) -> KeptProcess:
         """See `Processes.start`."""
         needs, environment = specification.needs, dict(specification.environment)

@@ -8,9 +8,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces.launcher import describe_exit
+from areal_core.interfaces.launcher import NODE_VARIABLE, describe_exit
 from areal_core.launchers.node import count_gpus, visible_gpus
-from areal_core.launchers.warden import NODE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """The warden of a node: `python -m areal_core.launchers.warden SUPERVISOR LEASE_S`, standard library only.
 
+With `--until-input-ends` behind that, it also ends when its standard input does: whoever holds the other end is gone.
+
 Connects to the supervisor of a run, says what its node has, and starts, signals and ends processes as it is told, each
 under a keeper (`keeper.py`). When the supervisor is gone, or silent for longer than the lease, everything ends. A
 signal that would end it (a scheduler takes the node away) is told to the supervisor, which decides.
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.background import on_failure, start_task
+from areal_core.interfaces.launcher import NODE_VARIABLE, UNTIL_INPUT_ENDS
 from areal_core.launchers import shared_folder
 from areal_core.launchers.identity import has_ended, identify
 from areal_core.launchers.keepers import Keepers, KeptProcess
@@ -47,8 +50,6 @@ BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
 SILENT_EXIT_CODE = 3
 """Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
-NODE_VARIABLE = "AREAL_NODE"
-"""Names the node among its like, where the host's name does not."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
@@ -144,9 +145,11 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def main(supervisor: str, lease_s: float) -> int:
+async def main(supervisor: str, lease_s: float, *options: str) -> int:
     """Connect, report, and serve until the supervisor is gone; the exit code, 0 or `SILENT_EXIT_CODE`."""
     on_failure(_end_at_once)
+    if UNTIL_INPUT_ENDS in options:
+        asyncio.get_running_loop().add_reader(0, _end_with_input, asyncio.current_task())
     credentials = Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -164,6 +167,12 @@ async def main(supervisor: str, lease_s: float) -> int:
     return 0 if was_told else SILENT_EXIT_CODE
 
 
+def _end_with_input(serving: asyncio.Task[int] | None) -> None:
+    if serving is not None and not os.read(0, 4096):
+        asyncio.get_running_loop().remove_reader(0)
+        serving.cancel()
+
+
 def _give_notice(channel: Channel, number: int) -> None:
     with contextlib.suppress(ChannelClosed):
         channel.post(NodeNotice(number))
@@ -177,4 +186,5 @@ def _end_at_once(name: str, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]))))
+    with contextlib.suppress(asyncio.CancelledError):
+        sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
-from areal_core.errors import RunError
+from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import LOST, ProcessEnd
 from areal_core.launchers.nodes import Nodes
 from areal_core.launchers.shared_folder import who_cannot_see
@@ -42,6 +42,7 @@ LEASE_S = 60.0
 START_TIMEOUT_S = 120.0
 PROGRESS_S = 10.0
 PORT_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 30.0
 LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
 SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
@@ -124,11 +125,16 @@ class Wardens:
     """Listens for wardens and processes, tells them what to do, and hears what becomes of them.
 
     Args:
-        credentials: of the run.
+        credentials: of the run; those of a new epoch may take their place.
         on_message: called with what a process says, and the number under which it waits for a reply.
         on_end: called with a process that has ended.
         on_notice: called with a node that is about to be taken away, and the signal that said so.
         on_visitor: serves a connection of somebody else.
+
+    Attributes:
+        nodes: those that are there, by name.
+        has_lost: whether one was that is not there any more.
+        processes: by name.
     """
 
     def __init__(
@@ -140,7 +146,7 @@ class Wardens:
         on_notice: Callable[[Node, int], None],
         on_visitor: Callable[[Channel], Awaitable[None]],
     ) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self._on_message = on_message
         self._on_end = on_end
         self._on_notice = on_notice
@@ -149,11 +155,12 @@ class Wardens:
         self._numbered = Nodes()
         self.address = ""
         self.nodes: dict[str, Node] = {}
+        self.has_lost = False
         self.processes: dict[str, SupervisedProcess] = {}
 
     async def listen(self, host: str) -> None:
         """Listen on a free port; `address` says which."""
-        self._server = await serve(f"tcp:{host}:0", self._serve, self._credentials)
+        self._server = await serve(f"tcp:{host}:0", self._serve, lambda: self.credentials)
         self.address = self._server.address
         start_task(self._beat(), "beats for the wardens")
 
@@ -171,7 +178,7 @@ class Wardens:
             RunError: none came.
         """
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
-        count = await asyncio.to_thread(launcher.bring, command, self._credentials.as_environment())
+        count = await asyncio.to_thread(launcher.bring, command, self.credentials.as_environment())
         began = told = time.monotonic()
         lost: dict[str, str] = {}
         while len(self.nodes) + len(lost) < count:
@@ -216,6 +223,29 @@ class Wardens:
         port = await node.channel.request(FindPort(), PORT_TIMEOUT_S, f"a free port of {node.name}")
         return Found(node.name, node.ready.address, port.number)
 
+    def adopt(self, owner: str, name: str) -> Found:
+        """Where a process runs that was started for one called `owner`; see `Processes.adopt`."""
+        process = self.processes.get(name)
+        if process is None or process.owner != owner or process.ended.done():
+            return Found("", "", 0)
+        return Found(process.node.name, process.node.ready.address, process.specification.port)
+
+    async def begin_epoch(self, credentials: Credentials, keep: Callable[[SupervisedProcess], bool]) -> None:
+        """End all processes but some, and accept only those of a new epoch from now on.
+
+        Raises:
+            LostError: one has not ended in time.
+        """
+        self.credentials = credentials
+        ending = [p for p in self.processes.values() if not p.ended.done() and not keep(p)]
+        for process in ending:
+            process.node.post(EndProcess(process.name, 0.0))
+        if ending:
+            _, left = await asyncio.wait([p.ended for p in ending], timeout=END_TIMEOUT_S)
+            if left:
+                raise LostError(f"{len(left)} processes have not ended within {END_TIMEOUT_S:g} s")
+        self.processes = {name: p for name, p in self.processes.items() if not p.ended.done()}
+
     def _load(self, name: str) -> int:
         """How many processes run on a node."""
         return sum(process.node.name == name and not process.ended.done() for process in self.processes.values())
@@ -244,7 +274,8 @@ class Wardens:
         """
         node = self._node_for(specification)
         process = self.processes[specification.name] = SupervisedProcess(specification, node, owner)
-        needs, environment = specification.needs, dict(specification.environment)
+        needs = specification.needs
+        environment = {**self.credentials.as_environment(), **specification.environment}
         if needs.cores:
             environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
         if specification.speaks:
@@ -296,7 +327,7 @@ class Wardens:
                 elif isinstance(message, NodeNotice):
                     self._on_notice(node, message.number)
         finally:
-            self.nodes.pop(node.name, None)
+            self.has_lost = self.nodes.pop(node.name, None) is not None or self.has_lost
             self._numbered.gpus.pop(node.name, None)
             # Whatever runs there has ended, or will within the lease.
             for process in [p for p in self.processes.values() if p.node is node]:

@@ -198,27 +198,27 @@ class Server:
 
 
 async def serve(
-    address: str, handler: Callable[[Channel], Awaitable[None]], credentials: Credentials | None = None
+    address: str, handler: Callable[[Channel], Awaitable[None]], credentials: Callable[[], Credentials] | None = None
 ) -> Server:
     """Listen; `handler` runs once for each connection that is let in, which is closed when it returns.
 
     Args:
         address: `unix:/path`, or `tcp:host:0` for a free port.
         handler: of a connection; it ends quietly with `ChannelClosed`.
-        credentials: that others must show; by default those of this process.
+        credentials: gives those that others must show now; by default those of this process.
 
     Raises:
         OSError: the socket cannot be made.
         ValueError: TCP without a token, or an address of another form.
     """
-    accepted = credentials or Credentials.from_environment()
+    accepted = credentials or Credentials.from_environment
     scheme, _, place = address.partition(":")
 
     async def handle(channel: Channel) -> None:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await channel.receive()
-            reason = accepted.refusal(hello) if isinstance(hello, Hello) else "the first message is no hello"
+            reason = accepted().refusal(hello) if isinstance(hello, Hello) else "the first message is no hello"
             if reason:
                 channel.post(Refused(reason))
                 return
@@ -237,7 +237,7 @@ async def serve(
         return Server(await loop.create_unix_server(make, path=place), address)
     if scheme != "tcp":
         raise ValueError(f"'{address}' is no address: write unix:/path or tcp:host:port")
-    if not accepted.token:
+    if not accepted().token:
         raise ValueError("a TCP socket is served only behind a token")
     host, _, port = place.rpartition(":")
     server = await loop.create_server(make, host, int(port))

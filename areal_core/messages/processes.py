@@ -233,7 +233,7 @@ class RunProcess:
         role: what it is for.
         gpus: that it sees, counted through all nodes; None leaves all of its node's.
         cores: that it computes with.
-        node, beside: see `ProcessSpecification`.
+        node, beside, port: see `ProcessSpecification`.
     """
 
     name: str
@@ -244,6 +244,7 @@ class RunProcess:
     cores: int
     node: str
     beside: str
+    port: int
 
 
 @message
@@ -258,8 +259,15 @@ class FindPlace:
 
 
 @message
+class Adopt:
+    """Where is a process that still runs, started for a former process of the asker's name? Answered with `Found`."""
+
+    name: str
+
+
+@message
 class Found:
-    """Where a process can listen; see `Place`."""
+    """Where a process can listen, or does; see `Place`. All empty where there is none."""
 
     node: str
     address: str

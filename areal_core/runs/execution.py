@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 import time
-from collections import deque
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from areal_core.runs.checking import CodeCheck
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import claim, next_epoch, release
 from areal_core.runs.plan import make_plan
+from areal_core.runs.recoveries import Recoveries
 from areal_core.runs.summary import summarise_run
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
 from areal_core.runs.terminal import Terminal, say
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import EpochFolder
     from areal_core.runs.view import View
 
-HOUR_S = 3600.0
+SERVER = "server"
+"""The role of processes that outlive an epoch, unless their memory may be away when it ends."""
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Where PyTorch's collectives look for the network that they use."""
 
@@ -93,26 +94,14 @@ def execute(
 
 
 def _run_through_losses(resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal) -> int:
-    """Bring the run to its end, going back to the last commit when something is lost; the exit code."""
-    limit, losses = resolved.config.launcher.keywords().get("recoveries_per_hour", 0), deque[float]()
+    """Bring the run to its end, with nodes that are brought again when some were lost; the exit code."""
+    recoveries = Recoveries(resolved.config.launcher.keywords().get("recoveries_per_hour", 0), terminal.say)
     signals: list[int] = []
     while True:
         try:
-            return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal, signals))
+            return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal, recoveries, signals))
         except LostError as error:
-            now = time.monotonic()
-            while losses and now - losses[0] > HOUR_S:
-                losses.popleft()
-            if len(losses) >= limit or run.last_epoch != epoch:
-                if limit and losses:
-                    error.hints = (
-                        *error.hints,
-                        f"launcher.recoveries_per_hour is {limit}: it was lost as often before",
-                    )
-                raise
-            losses.append(now)
-            times = f"{len(losses)} of at most {limit} times in an hour"
-            terminal.say(f"{error.message}\ngoing back to the last checkpoint ({times})")
+            recoveries.note(error)
             epoch = next_epoch(run, terminal.say)
 
 
@@ -128,7 +117,12 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
 
 
 async def _own_and_supervise(
-    resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal, signals: list[int]
+    resolved: Resolved,
+    run: RunFolder,
+    epoch: EpochFolder,
+    terminal: Terminal,
+    recoveries: Recoveries,
+    signals: list[int],
 ) -> int:
     """Make the run this process's own, and bring it to its end; the exit code.
 
@@ -137,6 +131,7 @@ async def _own_and_supervise(
         run: its folder.
         epoch: to claim.
         terminal: for the user.
+        recoveries: counted, and limited.
         signals: that asked this program to stop; those of a former supervisor, that lost something, count as well.
     """
     say = terminal.say
@@ -146,12 +141,23 @@ async def _own_and_supervise(
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say, signals)
     outcome, is_owner = "failed", False
     try:
-        _begin(resolved, run, epoch, await supervisor.listen(), credentials)
+        address = await supervisor.listen()
+        _begin(resolved, run, epoch, address, credentials)
         is_owner = True
         say(f"run folder: {run.path}")
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
-            code = await _supervise(resolved, run, launcher, supervisor, state, view)
+            await supervisor.bring_nodes(run.path)
+            while True:
+                try:
+                    code = await _supervise(resolved, run, supervisor, state, view)
+                    break
+                except LostError as error:
+                    if not supervisor.has_all_nodes or run.last_epoch != epoch:
+                        raise
+                    recoveries.note(error)
+                    kept = "" if resolved.config.placement.in_turns else SERVER
+                    epoch, credentials = await _begin_again(run, epoch, address, credentials, supervisor, kept)
         outcome = "interrupted" if code else "done"
     except RunError as error:
         if is_owner and run.last_epoch != epoch:
@@ -209,11 +215,20 @@ def write_down(resolved: Resolved, run: RunFolder) -> None:
         replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
 
 
-async def _supervise(
-    resolved: Resolved, run: RunFolder, launcher: Launcher, supervisor: Supervisor, state: RunState, view: View
-) -> int:
+async def _begin_again(
+    run: RunFolder, epoch: EpochFolder, address: str, credentials: Credentials, supervisor: Supervisor, kept: str
+) -> tuple[EpochFolder, Credentials]:
+    """A new epoch on the same nodes, where processes of one role are kept; raises as `Supervisor.begin_epoch`."""
+    latest = run.epoch(epoch.number + 1)
+    renewed = replace(credentials, epoch=latest.number)
+    await supervisor.begin_epoch(renewed, kept)
+    claim(latest, address, renewed)
+    release(epoch, "failed")
+    return latest, renewed
+
+
+async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor, state: RunState, view: View) -> int:
     """Start the run's processes and watch them; 0, or `INTERRUPTED_EXIT_CODE`."""
-    await supervisor.bring_nodes(run.path)
     if resolved.config.model.source is not None and not run.model_note.is_file():
         preparer = supervisor.start(role_process("prepare", "preparer", run.path))
         code = await supervisor.watch(preparer, view.prepare)

@@ -20,6 +20,7 @@ from areal_core.launchers.wardens import NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
+    Adopt,
     Alive,
     Announce,
     Ask,
@@ -207,6 +208,7 @@ class LinkedProcesses:
             needs.cores,
             specification.node,
             "" if specification.node else specification.beside or self._link.name,
+            specification.port,
         )
         await self._request(asked, specification.name)
         return process
@@ -215,6 +217,15 @@ class LinkedProcesses:
         """See `Processes.find_place`."""
         found = await self._request(FindPlace(needs.gpus), "a place for a process")
         return Place(found.node, found.address, found.port)
+
+    async def adopt(self, name: str) -> tuple[LinkedProcess, Place] | None:
+        """See `Processes.adopt`."""
+        process = self._running[name] = LinkedProcess(self._link, name)
+        found = await self._request(Adopt(name), f"{name}, if it still runs")
+        if found.node:
+            return process, Place(found.node, found.address, found.port)
+        self._running.pop(name, None)
+        return None
 
     async def _request(self, asked: object, what: str) -> Any:
         try:

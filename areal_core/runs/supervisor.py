@@ -21,6 +21,7 @@ from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessS
 from areal_core.launchers.wardens import SupervisedProcess, Wardens
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
+    Adopt,
     Announce,
     Ask,
     Done,
@@ -79,7 +80,6 @@ class Supervisor:
         signals: list[int] | None = None,
     ) -> None:
         self._launcher = launcher
-        self._credentials = credentials
         self._log = log
         self._hear = hear
         self._say = say
@@ -90,16 +90,30 @@ class Supervisor:
             on_notice=self._was_noticed,
             on_visitor=self._receive_visitor,
         )
-        self._announced: dict[str, str] = {}
-        self._asking: list[tuple[SupervisedProcess, str, int]] = []
-        self._dying: list[tuple[SupervisedProcess, Dying]] = []
+        self._forget_all()
         self._changed = asyncio.Event()
-        self._silences = Silences(log, say)
         self._failure: BaseException | None = None
         self._is_impatient = False
         self._asked_at = 0.0
         self.signals = [] if signals is None else signals
         """Signals that asked this program to stop, in order."""
+
+    def _forget_all(self) -> None:
+        """What processes have said."""
+        self._announced: dict[str, str] = {}
+        self._asking: list[tuple[SupervisedProcess, str, int]] = []
+        self._dying: list[tuple[SupervisedProcess, Dying]] = []
+        self._silences = Silences(self._log, self._say)
+
+    async def begin_epoch(self, credentials: Credentials, kept_role: str) -> None:
+        """End all processes but those of one role, which are adopted later; raises as `Wardens.begin_epoch`."""
+        await self._wardens.begin_epoch(credentials, lambda process: process.specification.role == kept_role)
+        self._forget_all()
+
+    @property
+    def has_all_nodes(self) -> bool:
+        """Whether none was lost of those that the launcher has brought."""
+        return not self._wardens.has_lost
 
     async def listen(self) -> str:
         """Be there for wardens and visitors; the address."""
@@ -114,7 +128,7 @@ class Supervisor:
             signal.SIGTSTP, self._say, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
         )
         watch_event_loop(math.inf, self._say)
-        await self._wardens.listen(self._launcher.host)
+        await self._wardens.listen(await asyncio.to_thread(getattr, self._launcher, "host"))  # it may ask a cluster
         return self._wardens.address
 
     async def bring_nodes(self, folder: Path) -> None:
@@ -275,16 +289,21 @@ class Supervisor:
             case EndProcess(name, grace_s):
                 if asked := self._wardens.processes.get(name):
                     asked.node.post(EndProcess(name, grace_s))
-            case FindPlace(gpus):
-                start_task(self._find_place(process, gpus, number), f"a place for {process.name}")
+            case Adopt() | FindPlace():
+                start_task(self._find(process, message, number), f"a place for {process.name}")
             case Notice(text):
                 self._say(f"{process.name}: {text}")
             case _:
                 self._hear(process, message)
 
-    async def _find_place(self, asker: SupervisedProcess, gpus: tuple[int, ...] | None, number: int) -> None:
+    async def _find(self, asker: SupervisedProcess, asked: Adopt | FindPlace, number: int) -> None:
+        """Answer where a process is, or can be."""
         try:
-            _reply(asker, number, await self._wardens.find_place(gpus))
+            if isinstance(asked, Adopt):
+                found = self._wardens.adopt(asker.name, asked.name)
+            else:
+                found = await self._wardens.find_place(asked.gpus)
+            _reply(asker, number, found)
         except RunError as error:
             _reply(asker, number, Failed(error.message, error.hints))
 
@@ -298,6 +317,7 @@ class Supervisor:
             asked.node,
             asked.beside,
             EndMeans.REPLACED,
+            port=asked.port,
         )
         try:
             self._wardens.start(specification, self._log(asked.name), owner.name)
@@ -338,7 +358,7 @@ class Supervisor:
             message, number = await channel.receive_request()
             match message:
                 case WhoOwns():
-                    epoch = self._credentials.epoch
+                    epoch = self._wardens.credentials.epoch
                     channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases))
                 case Forward(role, request):
                     channel.reply(number, await self._forward(role, request))

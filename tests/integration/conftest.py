@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +21,7 @@ import pytest
 from areal_grpo.demonstration.model import make_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CONFIG = """\
 plugins: [grpo, hf, fsdp, view]
@@ -92,8 +97,6 @@ class Workplace:
 
     def wait_for(self, condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 600) -> None:
         """Wait until something is so, and fail with the program's words where it ends before."""
-        import time
-
         deadline = time.monotonic() + seconds
         while not condition():
             if process.poll() is not None:
@@ -145,3 +148,85 @@ def workplace(tmp_path: Path, lay_out: Callable[[Path], None]) -> Workplace:
     """A place to run `areal` in."""
     lay_out(tmp_path)
     return Workplace(tmp_path)
+
+
+HANG_S = 300
+
+
+class RayCluster:
+    """A head `n0` and nodes `n1`, `n2` with two pretended GPUs each, on loopback addresses of their own.
+
+    Ray replaces 127.0.0.1 by the machine's outward address.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # below it are sockets: the path must be short
+        self.network = f"127.{os.getpid() % 250 + 2}.{secrets.randbelow(250) + 2}"
+        self.host = f"{self.network}.2"
+        self.address, self.jobs = f"{self.host}:{self._port()}", f"http://{self.host}:{self._port()}"
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ADDRESS": self.address,
+        }  # fmt: skip
+
+    def _port(self) -> int:
+        with socket.socket() as probe:
+            probe.bind((self.host, 0))
+            return int(probe.getsockname()[1])
+
+    def repair(self) -> None:
+        """Start what is not there, one after the other: together they time out on a busy machine."""
+        _, _, port = self.jobs.rpartition(":")
+        host, _, own = self.address.partition(":")
+        head = ("--head", f"--port={own}", f"--temp-dir={self.folder}", "--num-gpus=0",
+                "--include-dashboard=true", f"--dashboard-host={host}", f"--dashboard-port={port}")  # fmt: skip
+        for number in range(3):
+            name = f"n{number}"
+            if name not in self.nodes:
+                self._start(name, number, head if not number else (f"--address={self.address}", "--num-gpus=2"))
+
+    def _start(self, name: str, number: int, options: tuple[str, ...]) -> None:
+        command = ["setpriv", "--pdeathsig=KILL",
+                   "unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-m",
+                   "ray.scripts.scripts", "start", "--block", "--num-cpus=4", f"--node-name={name}",
+                   f"--node-ip-address={self.network}.{number + 2}", f"--object-store-memory={80 << 20}",
+                   *options]  # fmt: skip
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as out:
+            self.nodes[name] = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        deadline = time.monotonic() + HANG_S
+        while "Ray runtime started" not in log.read_text() and self.nodes[name].poll() is None:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        assert self.nodes[name].poll() is None, log.read_text()
+
+    def kill(self, name: str) -> None:
+        """Switch a node off."""
+        process = self.nodes.pop(name)
+        process.kill()
+        process.wait()
+
+    def close(self) -> None:
+        """Switch all off."""
+        for name in list(self.nodes):
+            self.kill(name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def one_cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster(one_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    """All nodes up; this program's environment is that of the cluster."""
+    for name, value in one_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    one_cluster.repair()
+    return one_cluster

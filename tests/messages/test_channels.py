@@ -79,7 +79,8 @@ async def send_much(channel):
 def run(scenario, handler=echo, credentials=None, address=None):
     async def body():
         with private_folder() as folder:
-            server = await serve(address or f"unix:{folder / 'socket'}", handler, credentials)
+            place, shown = address or f"unix:{folder / 'socket'}", credentials and (lambda: credentials)
+            server = await serve(place, handler, shown)
             try:
                 return await asyncio.wait_for(scenario(server.address), HANG_S)
             finally:

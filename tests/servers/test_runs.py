@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_core.launchers.identity import processes_with
+
 ROOT = Path(__file__).parents[2]
 CONFIGS = "tests/servers_on_cpu"
 START = [sys.executable, "-m", "areal_core"]
@@ -198,3 +200,30 @@ def test_serve_refuses_what_cannot_be_served(words, told):
     found = areal("serve", *words)
     assert found.returncode == 2
     assert told in found.stderr
+
+
+@pytest.mark.long
+def test_servers_outlive_a_trainer_that_is_killed(sglang_program, tmp_path):
+    """On another node than the trainer: the same process goes on with the weights that the run goes back to."""
+    run_dir, log = tmp_path / "run", tmp_path / "out"
+    words = ["publication.transport=broadcast", "publication.verify_every=1", "steps=8", "evaluation=null"]
+    words += ["checkpoint.every=1", "launcher.nodes=2", "inference_engine.health_timeout_s=120"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]", f"run_dir={run_dir}"]
+    with log.open("w") as out:
+        command = [*START, "run", f"{CONFIGS}/sglang.yaml", *words]
+        process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=out, stderr=out)
+    wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 3, process, "three steps")
+    token = (run_dir / "epochs" / "000001" / "token").read_text()
+    trainer = set(processes_with("AREAL_PROCESS", "trainer-0")) & set(processes_with("AREAL_TOKEN", token))
+    os.kill(min(trainer), signal.SIGKILL)
+    assert process.wait(HANG_S) == 0, log.read_text()[-3000:]
+    assert "going back to the last checkpoint" in log.read_text()
+    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == list(range(1, 9))
+    states = [state for state, _ in transitions(run_dir, "server-0")]
+    assert states.count("ready") == 2, states
+    assert (run_dir / "logs" / "server-0.log").read_text(errors="replace").count("server_args=") == 1
+    assert areal("audit", run_dir).returncode == 0
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -24,8 +24,8 @@ class MadeUp:
         self._logits = largest * (2 * torch.rand(VOCABULARY, VOCABULARY, generator=generator) - 1)
         self._off = factor + rounding * (2 * torch.rand(VOCABULARY, VOCABULARY, generator=generator) - 1)
 
-    def unpacked(self, sequence):
-        return self._logits[sequence]
+    def unpacked(self, sequences):
+        return self._logits[sequences]
 
     def layout(self, lengths, device):
         return None

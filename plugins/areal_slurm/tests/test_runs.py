@@ -19,7 +19,7 @@ from areal_core.runs import RunFolder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 CONFIG = """\
 plugins: [grpo, hf, fsdp]
@@ -169,6 +169,7 @@ def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_fo
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_parent_that_is_killed_and_the_run_goes_on(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
@@ -206,6 +207,7 @@ def test_a_time_limit_shorter_than_the_run_changes_no_bit_of_it(
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_who_stops_a_run_by_hand_wants_it_to_stop(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
@@ -218,6 +220,7 @@ def test_who_stops_a_run_by_hand_wants_it_to_stop(
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
     slowly = "launcher.setup=export TEST_SLOWNESS_S=0.2"
     job = workplace.submit("--nodes=3", "steps=12", "--sbatch=--exclusive", slowly)
@@ -235,6 +238,7 @@ def test_a_preempted_job_comes_again(workplace: Workplace, cluster: Any, wait_fo
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_the_runs_of_an_array_differ_in_their_seeds(workplace: Workplace, cluster: Any) -> None:
     job = workplace.submit("--array=3,5", "steps=2")
     for number in (3, 5):
@@ -245,6 +249,7 @@ def test_the_runs_of_an_array_differ_in_their_seeds(workplace: Workplace, cluste
     assert workplace.weights("run/task-3") != workplace.weights("run/task-5")
 
 
+@pytest.mark.long
 def test_nodes_of_a_heterogeneous_job_with_a_wrapper_and_a_python_of_their_own(workplace: Workplace) -> None:
     (workplace.folder / "environment").symlink_to(sys.prefix)
     python = workplace.folder / "environment" / "bin" / Path(sys.executable).name
@@ -256,6 +261,7 @@ def test_nodes_of_a_heterogeneous_job_with_a_wrapper_and_a_python_of_their_own(w
     assert places == {("n2", str(python), "yes")}
 
 
+@pytest.mark.long
 def test_a_node_whose_setup_fails_is_told_with_its_words(workplace: Workplace) -> None:
     fails = 'launcher.setup=test "$SLURMD_NODENAME" != n2 || { echo no module cuda; exit 7; }'
     log = workplace.finish(workplace.submit("--nodes=3", "steps=2", fails))
@@ -264,6 +270,7 @@ def test_a_node_whose_setup_fails_is_told_with_its_words(workplace: Workplace) -
     assert workplace.steps() == [1, 2]
 
 
+@pytest.mark.long
 def test_a_turn_without_progress_is_not_repeated(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:

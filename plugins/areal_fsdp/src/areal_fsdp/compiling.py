@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from areal_parallel.tensor import decoder_layers
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
 
     from areal_planning.recomputing import Recomputing
 
@@ -55,16 +59,17 @@ def mark_dynamic(tensor: Any, dimension: int) -> None:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
-def prepare_layers(layers: Sequence[Any], *, compile_them: bool, recomputing: Recomputing) -> None:
-    """Compile the layers, or have some of their activations computed again in the backward pass, or both.
+def prepare_layers(model: PreTrainedModel, *, compile_them: bool, recomputing: Recomputing) -> None:
+    """Compile the decoder layers, or have some of their activations computed again in the backward pass, or both.
 
     A layer's `forward` is replaced, not the layer: names stay, and sharding's hooks run around it. Layers that are
     computed again whole keep their input alone, and compiled ones the result of attention too: it is as small as the
     input, and the dearest to compute again for its size.
     """
     modes: set[bool] = set()
+    layers = decoder_layers(model)
     for layer, amount in zip(layers, recomputing.of_layers(len(layers)), strict=True):
-        forward = layer.forward
+        forward: Callable[..., Any] = layer.forward
         if amount == "elementwise":
             forward = _recomputed(forward, {"context_fn": _elementwise_again})
         elif amount == "whole":

@@ -19,9 +19,9 @@ from areal_core.errors import RunError
 from areal_fsdp import checkpoint
 from areal_fsdp.compiling import prepare_layers, should_compile
 from areal_fsdp.masters import Masters
-from areal_fsdp.model import RoleModule, decoder_layers, decoder_of, load_model, shard
+from areal_fsdp.model import RoleModule, decoder_of, load_model, shard
 from areal_fsdp.optimizer import learning_rate_at, make_optimizer, step
-from areal_fsdp.probe import check_module, own_outputs
+from areal_fsdp.probe import check_module, outputs_before_division
 from areal_fsdp.profiling import profiled
 from areal_fsdp.wide import check_outputs, compared_roles, is_wide
 from areal_parallel.gradients import gradient_norm, sum_gradients
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from areal_attention.hugging_face import Layout
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
     from areal_fsdp.config import FSDPConfig
+    from areal_parallel.loading import ModelFiles
 
 _PEAK = "peak_memory"
 """Where the most bytes of a rank stand among its metrics while ranks put them together."""
@@ -74,16 +75,17 @@ class FSDPEngine:
         self._reference, self._role, self._run = model, role, settings
         self._dtype = getattr(torch, model.dtype)
         is_compiled = should_compile(self._config.compile, self._device)
+        if problem := self._config.parallel.problem(rank_and_ranks()[1]):
+            raise RunError(problem)
+        loaded, files = load_model(model, role, compiled=is_compiled, in_parts=self._must_shard())
         module = RoleModule(
-            load_model(model, role, compiled=is_compiled),
+            loaded,
             role,
             temperature=settings.temperature,
             chunk_tokens=self._config.logprob_chunk_tokens,
             compiled=is_compiled,
             for_graphs=is_compiled or self._has_kernels(),
         )
-        if problem := self._config.parallel.problem(rank_and_ranks()[1]):
-            raise RunError(problem)
         if self._must_shard():
             join_group_of_one(self._device)
             self._ranks = place_ranks(self._config.parallel, self._device)
@@ -91,11 +93,11 @@ class FSDPEngine:
         self._longest = getattr(text, "max_position_embeddings", None)
         self._share_heads(text)
         self._decoder = decoder_of(module.model, role)
-        layers = list(decoder_layers(module.model))
-        again = self._config.recomputing(self._decoder, role, len(layers), model.dtype, is_compiled=is_compiled)
-        prepare_layers(layers, compile_them=is_compiled, recomputing=again)
-        wanted = own_outputs(module, torch.device("cpu")) if self._ranks.tensor is not None else None
-        self._parameters = self._place(module)
+        count = text.num_hidden_layers
+        again = self._config.recomputing(self._decoder, role, count, model.dtype, is_compiled=is_compiled)
+        prepare_layers(module.model, compile_them=is_compiled, recomputing=again)
+        wanted = outputs_before_division(module, files) if self._ranks.tensor is not None else None
+        self._parameters = self._place(module, files)
         self._module = module
         self._meter = self._new_meter()
         check_module(module, self._device, self._dtype, wanted)
@@ -130,18 +132,16 @@ class FSDPEngine:
             head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
             choose_kernel(self._config.attention_kernel, own, own_key, head_size, self._device)
 
-    def _place(self, module: RoleModule) -> dict[str, torch.nn.Parameter]:
+    def _place(self, module: RoleModule, files: ModelFiles | None) -> dict[str, torch.nn.Parameter]:
         """Bring the model to the device, sharded where there is anything to shard; the parameters that learn."""
         if self._ranks.shards is not None:
-            partial = shard(module, self._ranks, self._config, self._dtype)
-            parameters = dict(module.model.named_parameters())
-            self._partial = [parameters[name] for name in partial]
-            return parameters
-        if self._dtype != torch.float32 and self._role.changes:
+            self._partial = shard(module, self._ranks, self._config, self._dtype, files)
+        elif self._dtype != torch.float32 and self._role.changes:
             fused = module.compiled and not self._config.offload_optimizer
             self._masters = Masters(module.model, self._dtype, self._device, is_compiled=fused)
             return self._masters.parameters
-        module.to(self._device)
+        else:
+            module.to(self._device)
         return dict(module.model.named_parameters())
 
     def _must_shard(self) -> bool:

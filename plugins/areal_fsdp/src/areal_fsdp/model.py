@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -19,7 +17,6 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.utils import logging as _transformers_logging
 
 from areal_attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_core.errors import RunError
@@ -27,22 +24,20 @@ from areal_fsdp.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.norms import speed_up_norms
 from areal_fsdp.wide import Head, is_wide, wide_output
 from areal_parallel.context import Context
-from areal_parallel.tensor import divide_layers, divide_vocabulary, own_part, whole
+from areal_parallel.loading import load
+from areal_parallel.tensor import decoder_layers, divide_layers, divide_vocabulary, own_part, whole
 from areal_planning.decoder import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedModel
 
     from areal_core.interfaces import ModelReference, Role
     from areal_fsdp.config import FSDPConfig
+    from areal_parallel.loading import ModelFiles
     from areal_parallel.mesh import Ranks
     from areal_parallel.tensor import Vocabulary
-
-
-transformers_logging: Any = _transformers_logging
-"""Its functions have no types."""
 
 
 class RoleModule(torch.nn.Module):
@@ -170,16 +165,15 @@ class RoleModule(torch.nn.Module):
         return self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)
 
     def unpacked(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What transformers itself computes of one sequence, [T] int64: logits [T, vocabulary] or values [T], float32.
+        """What transformers itself computes, of [B, T] int64: logits [B, T, vocabulary] or values [B, T], float32.
 
         Eager attention, the model's own forward; only for checking `forward` on a few tokens.
         """
         self.model.set_attn_implementation("eager")
         try:
             if self.head_name:
-                hidden = self.model.base_model(input_ids=input_ids.unsqueeze(0), use_cache=False)[0]
-                return self.head(hidden)[0, :, 0].float()
-            return self.model(input_ids=input_ids.unsqueeze(0), use_cache=False).logits[0].float()
+                return self.head(self.model.base_model(input_ids=input_ids, use_cache=False)[0])[..., 0].float()
+            return self.model(input_ids=input_ids, use_cache=False).logits.float()
         finally:
             self.model.set_attn_implementation(PACKED)
 
@@ -198,13 +192,24 @@ def _scalar_head_name(model: PreTrainedModel) -> str:
     return heads[0]
 
 
-def load_model(reference: ModelReference, role: Role, *, compiled: bool = False) -> PreTrainedModel:
+def load_model(
+    reference: ModelReference, role: Role, *, compiled: bool = False, in_parts: bool = False
+) -> tuple[PreTrainedModel, ModelFiles | None]:
     """Load a model on the CPU, in eval mode, with packed attention.
 
     Norms in layers that will be compiled stay as they are: the compiler merges them with their neighbours.
 
     A model that learns is held in float32 whatever `reference.dtype` says: small updates vanish in bfloat16. A frozen
     one is held in the dtype that it computes in.
+
+    Args:
+        reference: where it is.
+        role: what it is for.
+        compiled: whether its layers will be.
+        in_parts: whether its parameters shall stay in the files until ranks have divided them.
+
+    Returns:
+        The model; and its files where its parameters are still there.
 
     Raises:
         RunError: it cannot be read, or weights that the role needs are missing.
@@ -217,28 +222,19 @@ def load_model(reference: ModelReference, role: Role, *, compiled: bool = False)
             f"no model in '{reference.path}': the folder has no config.json",
             hints=["name a Hugging Face model folder (config.json, *.safetensors, tokenizer files) or a hub name"],
         )
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # every rank must draw the same new scalar head
-        try:
-            model, report = factory.from_pretrained(
-                reference.path,
-                dtype=torch.float32 if role.changes else getattr(torch, reference.dtype),
-                trust_remote_code=reference.trust_remote_code,
-                attn_implementation="eager",
-                output_loading_info=True,
-                **({"num_labels": 1} if role.head == "scalar" else {}),
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise RunError(
-                f"the model '{reference.path}' cannot be loaded: {error}",
-                hints=["check the folder: config.json, *.safetensors; or download it again"],
-            ) from error
+    options: dict[str, Any] = {
+        "dtype": torch.float32 if role.changes else getattr(torch, reference.dtype),
+        "trust_remote_code": reference.trust_remote_code,
+        "attn_implementation": "eager",
+        **({"num_labels": 1} if role.head == "scalar" else {}),
+    }
+    model, report, files = load(factory, reference.path, in_parts=in_parts, **options)
     _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
     speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
     model.set_attn_implementation(PACKED)
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(role.changes)
-    return model
+    return model, files
 
 
 def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
@@ -255,44 +251,21 @@ def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedMode
         )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without progress bars, and without transformers' report of missing weights: `_refuse_missing` judges those."""
-    verbosity, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if has_bars:
-            transformers_logging.enable_progress_bar()
-
-
-def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    """The model's layers, which are sharded, compiled and checkpointed one by one.
-
-    Raises:
-        RunError: there is no list of as many modules as the config has layers.
-    """
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
-            return module
-    raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
-
-
 def decoder_of(model: PreTrainedModel, role: Role) -> Decoder | None:
     """The sizes that memory and arithmetic follow from; None where the model's layers are not known."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return Decoder.of(model.config.to_dict(), shapes, scalar=role.head == "scalar")
 
 
-def shard(module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dtype) -> list[str]:
-    """Shard each layer, and the rest with the root. Gradients are summed over ranks, in float32, not averaged.
+def shard(
+    module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dtype, files: ModelFiles | None = None
+) -> list[torch.nn.Parameter]:
+    """Shard each layer, and the rest with the root; and read the shards from `files`, where the model is still there.
+
+    Gradients are summed over ranks, in float32, not averaged.
 
     Returns:
-        Names of the parameters whose gradients are to be summed over `ranks.tensor` besides.
+        The parameters whose gradients are to be summed over `ranks.tensor` besides.
     """
     mesh, model, partial = ranks.shards, module.model, list[str]()
     assert mesh is not None
@@ -301,12 +274,11 @@ def shard(module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dty
     if ranks.tensor is not None:
         partial = divide_layers(model, decoder_layers(model), ranks.tensor)
         module.vocabulary = divide_vocabulary(model, ranks.tensor)
+    offloads = config.offload_parameters and mesh.device_type != "cpu"
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy()
-        if config.offload_parameters and mesh.device_type != "cpu"
-        else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
     }
     for layer in decoder_layers(module.model):
         fully_shard(layer, **options)
@@ -317,4 +289,7 @@ def shard(module: RoleModule, ranks: Ranks, config: FSDPConfig, dtype: torch.dty
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
-    return partial
+    if files is not None:
+        files.fill(module, model, torch.device("cpu" if offloads else mesh.device_type))
+    parameters = dict(model.named_parameters())
+    return [parameters[name] for name in partial]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
+from torch.nn.utils.rnn import pad_sequence
 
 from areal_core.errors import RunError
+from areal_parallel.ranks import fail_together, rank_and_ranks
+from areal_parallel.tensor import decoder_layers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_fsdp.model import RoleModule
+    from areal_parallel.loading import ModelFiles
 
 _LENGTHS = (9, 5, 2)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.2}
@@ -21,10 +26,33 @@ _MODERATE = 10.0
 models give the probe's random tokens log-probabilities of -20 and less, from logits above 30."""
 
 
-def own_outputs(module: RoleModule, device: torch.device) -> list[torch.Tensor]:
-    """What the model's own forward makes of each probe."""
+def own_outputs(module: RoleModule, device: torch.device, *, at_once: bool = False) -> list[torch.Tensor]:
+    """What the model's own forward makes of each probe: one by one, or of all in one batch, padded on the right."""
+    sequences = _probes(module, device)
+    batches = [sequences] if at_once else [[sequence] for sequence in sequences]
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        return [_wanted(module, sequence, sequence.roll(-1)) for sequence in _probes(module, device)]
+        return [values for batch in batches for values in _wanted(module, batch)]
+
+
+def outputs_before_division(module: RoleModule, files: ModelFiles | None) -> list[torch.Tensor]:
+    """`own_outputs` of a model that ranks are about to divide; collective.
+
+    A model that is still in its files runs through rank 0, layer by layer, and in one pass: files are read once.
+    """
+    device = torch.device("cpu")
+    if files is None:
+        return own_outputs(module, device)
+    lengths = [len(sequence) for sequence in _probes(module, device)]
+    found, failure = torch.zeros(sum(lengths)), None
+    if rank_and_ranks()[0] == 0:
+        try:
+            with files.streamed(module.model, decoder_layers(module.model)):
+                found = torch.cat(own_outputs(module, device, at_once=True))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+            failure = error
+    fail_together(failure, f"computing a probe with the undivided model type '{module.model.config.model_type}'")
+    dist.broadcast(found, 0)
+    return list(torch.split(found, lengths))
 
 
 @torch.no_grad()
@@ -37,7 +65,7 @@ def check_module(
         module: on the device.
         device: where it computes.
         dtype: in which.
-        wanted: what `own_outputs` said before ranks divided the model; None where they have not.
+        wanted: what `outputs_before_division` said before ranks divided the model; None where they have not.
 
     Raises:
         RunError: they differ; it names the model type and says which of the two comparisons failed.
@@ -81,11 +109,14 @@ def _changed_logits(kind: str, how: str) -> RunError:
     )
 
 
-def _wanted(module: RoleModule, sequence: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = module.unpacked(sequence)
+def _wanted(module: RoleModule, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    results = module.unpacked(pad_sequence(sequences, batch_first=True))
+    own = [result[: len(sequence)] for result, sequence in zip(results, sequences, strict=True)]
     if module.head_name:
-        return result
-    return torch.log_softmax(result / module.temperature, -1).gather(1, target[:, None])[:, 0]
+        return own
+    scores = [torch.log_softmax(logits / module.temperature, -1) for logits in own]
+    targets = [sequence.roll(-1)[:, None] for sequence in sequences]
+    return [score.gather(1, target)[:, 0] for score, target in zip(scores, targets, strict=True)]
 
 
 def _computed(module: RoleModule, sequences: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:

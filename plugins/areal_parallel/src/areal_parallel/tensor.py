@@ -129,6 +129,19 @@ class Vocabulary:
         return summed(gradient, group_name(self.mesh))
 
 
+def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
+    """The model's layers, which are sharded, compiled and checkpointed one by one.
+
+    Raises:
+        RunError: there is no list of as many modules as the config has layers.
+    """
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return module
+    raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
+
+
 def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | None:
     """Split the embedding and the head, tied or not; None where the head has to stay whole on every rank."""
     words: Any = model.get_input_embeddings()

@@ -80,8 +80,7 @@ def describe_folder(folder: Path) -> dict[str, tuple[int, ...]]:
         RunError: there are none, or one of them is not complete.
     """
     found: dict[str, tuple[int, ...]] = {}
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    if not files:
+    if not (files := sorted(folder.glob("*.safetensors"))):
         raise RunError(f"there are no weights in {folder}: it holds no *.safetensors")
     for path in files:
         try:

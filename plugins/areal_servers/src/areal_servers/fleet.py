@@ -111,8 +111,7 @@ class ServerFleet:
     def take_metrics(self) -> dict[str, float]:
         """See `InferenceEngine.take_metrics`."""
         versions = [member.version for member in self.roster.ready]
-        metrics = {**self._router.counts, **self._updater.timings}
-        metrics["servers/ready"] = float(len(versions))
+        metrics = {**self._router.counts, **self._updater.timings, "servers/ready": float(len(versions))}
         metrics["servers/version_skew"] = float(max(versions) - min(versions)) if versions else 0.0
         self._router.counts.clear()
         self._updater.timings.clear()

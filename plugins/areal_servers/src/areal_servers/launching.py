@@ -37,6 +37,12 @@ class LaunchedServer:
         self._process: RunningProcess | None = None
         self._ended: asyncio.Task[ProcessEnd] | None = None
 
+    async def adopt(self) -> str:
+        """Take over the process that a former fleet of the run has left; its address, empty where none runs."""
+        if found := await self._processes.adopt(self.name):
+            self._hold(found[0])
+        return f"http://{found[1].address}:{found[1].port}" if found else ""
+
     async def find_place(self) -> Place:
         """Where it can stand.
 
@@ -45,16 +51,17 @@ class LaunchedServer:
         """
         return await self._processes.find_place(self._needs)
 
-    async def start(self, command: ServerCommand, node: str = "") -> None:
-        """Start it on a node that `find_place` found, and return at once.
+    async def start(self, command: ServerCommand, node: str = "", port: int = 0) -> None:
+        """Start it where `find_place` found room, and return at once.
 
         Raises:
             RunError: there is no room for it.
         """
-        specification = ProcessSpecification(
-            self.name, "server", command.arguments, command.environment, self._needs, node, end=EndMeans.REPLACED
-        )
-        process = await self._processes.start(specification)
+        words = self.name, "server", command.arguments, command.environment, self._needs, node
+        specification = ProcessSpecification(*words, end=EndMeans.REPLACED, port=port)
+        self._hold(await self._processes.start(specification))
+
+    def _hold(self, process: RunningProcess) -> None:
         self._process, self._ended = process, start_task(process.wait(), f"end of the server {self.name}")
 
     @property

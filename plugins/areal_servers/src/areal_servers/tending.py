@@ -135,8 +135,8 @@ class Tending(Admission):
         ranks = self.settings.tensor_parallel * self.settings.data_parallel  # of one server
         for number in range(self.settings.servers):
             own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
-            name = f"server-{number}"
-            self._add(name, "", LaunchedServer(processes, name, own, self.settings.key))
+            process = LaunchedServer(processes, f"server-{number}", own, self.settings.key)
+            self._add(process.name, "", process)
         for address in self.settings.addresses:
             self._add(address.split("//")[1], address)
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
@@ -215,6 +215,9 @@ class Tending(Admission):
                     self.roster.note(member, member.process.last_words(), aloud=True)
 
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
+        if not member.starts and (address := await process.adopt()):
+            member.connection.address = address
+            return
         now, window = time.monotonic(), self.settings.restart_window_s
         member.starts = [start for start in member.starts if now - start < window]
         if len(member.starts) > self.settings.restarts:
@@ -225,7 +228,7 @@ class Tending(Admission):
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.version, member.has_memory = 0, True
         member.connection.address = f"http://{host}:{port}"
-        await process.start(self.adapter.command(self.model, host, port), node)
+        await process.start(self.adapter.command(self.model, host, port), node, port)
 
     async def _watch(self, member: Member) -> None:
         misses = 0

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from areal_core.cli.output import complain
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import describe_exit
+from areal_core.interfaces.launcher import NODE_VARIABLE, describe_exit
 from areal_slurm.allocation import expand, lost_nodes, own_address, own_job, read_nodes
 from areal_slurm.commands import slurm
 
@@ -117,7 +117,7 @@ class SlurmLauncher:
                 output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the step
                 process = subprocess.Popen(
                     self._srun(node, command),
-                    env={**inherited, **environment, "AREAL_NODE": node.name},
+                    env={**inherited, **environment, NODE_VARIABLE: node.name},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -1,0 +1,147 @@
+"""What one of several ranks does in `test_loading.py`.
+
+    python loading_program.py RANK RANKS STORE MODEL FOLDER SETTINGS
+
+It sets up an engine and counts what is read from files and what memory tensors have at a time. Rank r writes
+`rank{r}.pt` into FOLDER.
+"""
+
+import json
+import logging
+import sys
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import safetensors
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from areal_core.errors import RunError
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference, OptimizerSettings
+from areal_fsdp.config import FSDPConfig
+from areal_fsdp.engine import FSDPEngine
+
+ROLES = {role.name: role for role in (ACTOR, CRITIC, REFERENCE)}
+
+
+class Counted:
+    """A slice of a file that counts the bytes that are taken of it."""
+
+    def __init__(self, part, key, read, broken):
+        self._part, self._key, self._read, self._broken = part, key, read, broken
+
+    def __getattr__(self, name):
+        return getattr(self._part, name)
+
+    def __getitem__(self, place):
+        if self._broken:
+            raise OSError("the disk is gone")
+        found = self._part[place]
+        self._read[self._key] += found.nbytes
+        return found
+
+
+def count_reading(broken):
+    """Bytes that this process takes from safetensors files, by tensor; where the disk is `broken`, none."""
+    read, real = Counter(), safetensors.safe_open
+
+    class Opened:
+        def __init__(self, *arguments, **named):
+            self._file = real(*arguments, **named)
+
+        def __enter__(self):
+            self._file.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self._file.__exit__(*error)
+
+        def __getattr__(self, name):
+            assert name in ("keys", "metadata"), f"a way to read that is not counted: {name}"
+            return getattr(self._file, name)
+
+        def get_slice(self, key):
+            return Counted(self._file.get_slice(key), key, read, broken)
+
+    safetensors.safe_open = Opened
+    return read
+
+
+class Held(TorchDispatchMode):
+    """Bytes of the memory that operations have given to tensors and that is still theirs; the most at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self._known = set()
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        for tensor in tree_leaves(result):
+            if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
+                self._see(tensor.untyped_storage())
+        return result
+
+    def _see(self, storage):
+        if storage._cdata not in self._known and storage.nbytes():
+            self._known.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._lose, storage._cdata, storage.nbytes())
+
+    def _lose(self, place, size):
+        self._known.discard(place)
+        self.now -= size
+
+
+class Watched(FSDPEngine):
+    """Knows when the model is in its place; the check that follows gathers layer by layer, as training does."""
+
+    def _place(self, *arguments):
+        result = super()._place(*arguments)
+        self.most = held.most
+        return result
+
+
+held = Held()
+
+
+def main():
+    rank, ranks, store, model, folder = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
+    settings = {"role": "actor", "dtype": "float32", **json.loads(sys.argv[6])}
+    role, dtype = ROLES[settings.pop("role")], settings.pop("dtype")
+    torch.set_num_threads(1)
+    told = []
+    logging.getLogger("areal_parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    read = count_reading(settings.pop("fails", None) == rank)
+    engine = Watched(FSDPConfig(**settings))
+    results = {"told": told, "refusal": ""}
+    try:
+        with held:
+            engine.setup(ModelReference(model, dtype), role, OptimizerSettings(total_updates=100, temperature=1.0))
+    except RunError as error:
+        results["refusal"] = str(error)
+    else:
+        parameters = dict(engine._module.model.named_parameters())
+        local = {name: getattr(p, "_local_tensor", p) for name, p in parameters.items()}
+        results |= {
+            "shards": sum(tensor.nbytes for tensor in local.values()),
+            "dtypes": {str(tensor.dtype) for tensor in local.values()},
+            "buffers": {name: buffer.cpu() for name, buffer in engine._module.model.named_buffers()},
+            "parameters": {name: value.to("cpu", copy=True) for name, value in engine.named_full_parameters()},
+            "generation": engine._module.model.generation_config.to_dict()
+            if engine._module.model.can_generate()
+            else {},
+        }
+    results |= {"read": dict(read), "most": getattr(engine, "most", 0)}
+    engine.close()
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Each rank reads its own part of a model: counted bytes, and the same numbers as of one rank that reads all."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
+
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference
+from areal_fsdp.model import load_model
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parent / "loading_program.py"
+ROLES = {role.name: role for role in (ACTOR, CRITIC, REFERENCE)}
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "tied": Qwen3Config(**SIZES, vocab_size=128, tie_word_embeddings=True, pad_token_id=5),
+    "biased": LlamaConfig(**SIZES, vocab_size=126, tie_word_embeddings=False, attention_bias=True, mlp_bias=True),
+    "odd": MistralConfig(**SIZES, vocab_size=127, sliding_window=4),
+}
+CASES = {
+    "data2": ("biased", 2, {}),
+    "tensor2": ("tied", 2, {"parallel": {"tensor": 2}}),
+    "tensor2-critic": ("odd", 2, {"parallel": {"tensor": 2}, "role": "critic"}),
+    "critic": ("tied", 2, {"role": "critic"}),
+    "frozen": ("odd", 2, {"role": "reference", "dtype": "bfloat16"}),
+    "data2-tensor2": ("biased", 4, {"parallel": {"data": 2, "tensor": 2}}),
+    "replicas2": ("tied", 4, {"parallel": {"replicas": 2}}),
+    "tensor4-odd": ("odd", 4, {"parallel": {"tensor": 4}, "role": "reference", "dtype": "bfloat16"}),
+}
+LONG = ("replicas2", "tensor4-odd")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """A function from a kind to its folder, of several files; weights are large enough for the probe to see them."""
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            torch.manual_seed(3)
+            model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() > 1:
+                        parameter.mul_(6)
+            model.generation_config.max_length = 33
+            made[kind] = tmp_path_factory.mktemp(kind)
+            model.save_pretrained(made[kind], max_shard_size="300KB")
+        return made[kind]
+
+    return make
+
+
+def on_ranks(count, model, folder, settings):
+    """What each of so many ranks found out while it set up an engine."""
+    arguments = [str(folder / "store"), str(model), str(folder), json.dumps(settings)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, str(rank), str(count), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        for rank in range(count)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(count)]
+
+
+def whole_model(folder, settings):
+    """The model as one rank loads it."""
+    role = ROLES[settings.get("role", "actor")]
+    model, files = load_model(ModelReference(str(folder), settings.get("dtype", "float32")), role)
+    assert files is None
+    return model
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES]
+)
+def loaded(request, folder_of, tmp_path_factory):
+    """What the ranks of a case found out, beside the case."""
+    kind, count, settings = CASES[request.param]
+    return on_ranks(count, folder_of(kind), tmp_path_factory.mktemp("ranks"), settings), kind, count, settings
+
+
+def size_of(parameters):
+    return sum(parameter.nbytes for parameter in parameters)
+
+
+def kept_whole(model, tensor):
+    """Parameters that tensor parallelism does not divide."""
+    if tensor == 1:
+        return []
+    small = [
+        p for name, p in model.named_parameters() if "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
+    ]
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings() if model.can_generate() else model.score
+    whole = (
+        {table, head.weight} if len(table) % tensor else {head.weight} - {table} if not model.can_generate() else set()
+    )
+    return [*small, *whole]
+
+
+def test_a_rank_reads_and_holds_its_own_part(loaded, folder_of):
+    results, kind, count, settings = loaded
+    model = whole_model(folder_of(kind), settings)
+    parallel = settings.get("parallel", {})
+    tensor, replicas = parallel.get("tensor", 1), parallel.get("replicas", 1)
+    layer, size = size_of(model.base_model.layers[0].parameters()), size_of(model.parameters())
+    assert size > 6 * layer, "else a layer would be much of a model"
+    undivided = size_of(kept_whole(model, tensor))
+    own = (size - undivided) * replicas / count + undivided * tensor * replicas / count
+    filled = 4096  # first dimensions that ranks do not divide are filled up
+    in_file = 2 if settings.get("dtype") == "bfloat16" else 1  # where all is float32
+    tied = size_of({model.get_input_embeddings().weight}) if model.config.tie_word_embeddings else 0
+    for rank, result in enumerate(results):
+        assert (result["refusal"], result["told"]) == ("", [])
+        assert result["shards"] <= own + filled
+        assert result["most"] <= own + layer + filled
+        once = in_file * (size + tied) if tensor > 1 and rank == 0 else 0  # through which the probe went
+        assert sum(result["read"].values()) <= in_file * (own + filled) + once
+    new = size_of(model.score.parameters()) if not model.can_generate() else 0
+    assert sum(sum(result["read"].values()) for result in results) >= in_file * (size - new)
+
+
+def test_the_model_is_the_one_that_one_rank_loads(loaded, folder_of):
+    """Parameters, new heads and buffers bit for bit, their dtype, and what goes into an export beside them."""
+    results, kind, _, settings = loaded
+    model = whole_model(folder_of(kind), settings)
+    wanted, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    assert buffers, "rotary frequencies are in no file"
+    for result in results:
+        assert result["dtypes"] == {str(parameter.dtype) for parameter in wanted.values()}
+        for found, true in ((result["parameters"], wanted), (result["buffers"], buffers)):
+            assert found.keys() == true.keys()
+            for name, tensor in true.items():
+                torch.testing.assert_close(found[name], tensor.detach(), atol=0, rtol=0, msg=name)
+        if model.can_generate():
+            assert result["generation"] == model.generation_config.to_dict()
+            assert result["generation"]["max_length"] == 33
+
+
+def test_a_file_that_cannot_be_read_on_one_rank_fails_all(folder_of, tmp_path):
+    results = on_ranks(2, folder_of("tied"), tmp_path, {"fails": 1})
+    for result in results:
+        assert f"the model '{folder_of('tied')}' cannot be loaded: " in result["refusal"]
+        assert "the disk is gone" in result["refusal"]
+
+
+def test_a_probe_that_fails_on_the_first_rank_fails_all(folder_of, tmp_path):
+    first, second = on_ranks(2, folder_of("tied"), tmp_path, {"fails": 0, "parallel": {"tensor": 2}})
+    assert "computing a probe with the undivided model type 'qwen3' failed" in first["refusal"]
+    assert "the disk is gone" in first["refusal"]
+    assert "failed on another rank" in second["refusal"]
+
+
+def test_missing_weights_are_refused_in_the_same_words(folder_of, tmp_path):
+    from areal_core.errors import RunError
+
+    model = AutoModelForCausalLM.from_pretrained(folder_of("biased"))
+    weights = {name: value for name, value in model.state_dict().items() if "layers.3.mlp.up" not in name}
+    model.save_pretrained(tmp_path / "model", state_dict=weights)
+    with pytest.raises(RunError, match=r"lacks weights that a causal language model needs: model.layers.3") as wanted:
+        whole_model(tmp_path / "model", {})
+    for result in on_ranks(2, tmp_path / "model", tmp_path, {}):
+        assert result["refusal"] == str(wanted.value)
+
+
+def test_files_without_slices_are_read_whole_and_that_is_told(folder_of, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder_of("tied"))
+    model.config.save_pretrained(tmp_path / "model")
+    torch.save(model.state_dict(), tmp_path / "model" / "pytorch_model.bin")
+    for result in on_ranks(2, tmp_path / "model", tmp_path, {"parallel": {"tensor": 2}}):
+        assert result["refusal"] == ""
+        assert len(result["told"]) == 1
+        assert "Each rank reads the whole model" in result["told"][0]
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)

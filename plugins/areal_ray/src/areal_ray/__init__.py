@@ -1,0 +1,3 @@
+"""Runs of areal on a Ray cluster."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,24 @@
+"""What this plugin supplies: a launcher, and the command that submits a run as a job. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Command, Component, hookimpl
+
+
+@hookimpl
+def areal_launchers() -> list[Component]:
+    """Nodes of a Ray cluster."""
+    return [
+        Component(
+            "ray",
+            "nodes of a Ray cluster, or of one that it starts on this machine",
+            target="areal_ray.launcher:RayLauncher",
+            config="areal_ray.config:RaySettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_commands() -> list[Command]:
+    """`areal ray submit`, or `areal submit`."""
+    return [Command("submit", "run `areal run` as a job of a Ray cluster", target="areal_ray.command:main")]
