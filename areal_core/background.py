@@ -65,13 +65,13 @@ def on_failure(handler: Handler) -> Handler:
 
 
 def watch_event_loop(limit_s: float, tell: Callable[[str], None]) -> None:
-    """Notice, from a thread, when something blocks the running event loop, and say which line it is.
+    """Notice, from a thread, when something blocks the running event loop, and say which line it is; until it closes.
 
     Args:
         limit_s: after which it ends as background work that failed, with `RunError`.
         tell: called in that thread with what is to be said.
     """
-    beats, loop_thread = [0], threading.get_ident()
+    beats, loop_thread, loop = [0], threading.get_ident(), asyncio.get_running_loop()
 
     async def beat() -> None:
         while True:
@@ -82,6 +82,8 @@ def watch_event_loop(limit_s: float, tell: Callable[[str], None]) -> None:
         seen, blocked_s, is_told = 0, 0.0, False
         while True:
             time.sleep(TICK_S)
+            if loop.is_closed():
+                return
             if beats[0] != seen:
                 if is_told:
                     tell("the event loop goes on")

@@ -49,3 +49,9 @@ def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack(interrupts: 
     assert "ENDED WELL" not in ended.stdout
     assert "a call blocks everything else since 6 s" in ended.stderr
     assert "users_function" in ended.stderr
+
+
+def test_an_event_loop_that_has_closed_blocks_nothing() -> None:
+    program = BLOCKED.format(seconds=0, limit="float('inf')") + "time.sleep(8)\n"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout == "ENDED WELL\n", ended

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
+SILENT_EXIT_CODE = 3
+"""Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
@@ -70,14 +72,15 @@ class Warden:
         self._lease_s = lease_s
         self._heard = time.monotonic()
 
-    async def run(self) -> None:
-        """Until the supervisor is gone; on return nothing is left."""
+    async def run(self) -> bool:
+        """Until the supervisor is gone; on return nothing is left. Whether it went, and did not just fall silent."""
         orders = start_task(self._take_orders(), "orders of the supervisor")
         try:
             while not orders.done() and time.monotonic() - self._heard < self._lease_s:
                 await asyncio.wait({orders}, timeout=BEAT_S)
                 with contextlib.suppress(ChannelClosed):
                     self._channel.post(NodeBeat(self._keepers.stopped()))
+            return orders.done()
         finally:
             orders.cancel()
             await self._keepers.close()
@@ -142,8 +145,8 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def main(supervisor: str, lease_s: float, *options: str) -> None:
-    """Connect, report, and serve until the supervisor is gone."""
+async def main(supervisor: str, lease_s: float, *options: str) -> int:
+    """Connect, report, and serve until the supervisor is gone; the exit code, 0 or `SILENT_EXIT_CODE`."""
     on_failure(_end_at_once)
     if UNTIL_INPUT_ENDS in options:
         asyncio.get_running_loop().add_reader(0, _end_with_input, asyncio.current_task())
@@ -157,12 +160,14 @@ async def main(supervisor: str, lease_s: float, *options: str) -> None:
         host, address, cores = socket.gethostname(), channel.own_host, len(os.sched_getaffinity(0))
         name, pid = os.environ.get(NODE_VARIABLE) or host, os.getpid()
         interface = interface_of(address)
-        channel.post(NodeReady(name, host, address, interface, cores, memory, count_gpus(), str(scratch), pid))
-        await Warden(channel, scratch, lease_s).run()
+        has = (cores, memory, count_gpus())
+        channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable))
+        was_told = await Warden(channel, scratch, lease_s).run()
     await channel.close()
+    return 0 if was_told else SILENT_EXIT_CODE
 
 
-def _end_with_input(serving: asyncio.Task[None] | None) -> None:
+def _end_with_input(serving: asyncio.Task[int] | None) -> None:
     if serving is not None and not os.read(0, 4096):
         asyncio.get_running_loop().remove_reader(0)
         serving.cancel()
@@ -182,4 +187,4 @@ def _end_at_once(name: str, error: BaseException) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:]))
+        sys.exit(asyncio.run(main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])))

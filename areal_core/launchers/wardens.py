@@ -281,7 +281,10 @@ class Wardens:
         if specification.speaks:
             environment |= {SUPERVISOR_VARIABLE: self.address, NAME_VARIABLE: process.name}
         gpus = self._numbered.local(node.name, needs.gpus)
-        node.post(StartProcess(process.name, tuple(specification.command), environment, str(log), gpus))
+        program, *words = specification.command
+        if program == sys.executable:  # a node may have its own, in a container for instance
+            program = node.ready.python
+        node.post(StartProcess(process.name, (program, *words), environment, str(log), gpus))
         return process
 
     async def close(self) -> None:

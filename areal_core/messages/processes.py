@@ -86,6 +86,7 @@ class NodeReady:
         gpus: how many it has for the run.
         scratch: a folder of its own for sockets and published weights, in memory where possible.
         pid: of the warden.
+        python: with which it runs, and with it all programs of areal's own on this node.
     """
 
     name: str
@@ -97,6 +98,7 @@ class NodeReady:
     gpus: int
     scratch: str
     pid: int
+    python: str
 
 
 @message

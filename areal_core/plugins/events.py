@@ -59,9 +59,9 @@ class Events:
         """A checkpoint is committed at `path`; an exception silences the plugin."""
         self._observe("areal_checkpoint_saved", run_dir=run_dir, step=step, path=path)
 
-    def run_finished(self, run_dir: Path, outcome: str) -> None:
-        """The run is over; an exception is logged and changes nothing."""
-        self._observe("areal_run_finished", run_dir=run_dir, outcome=outcome)
+    def run_finished(self, run_dir: Path, outcome: str, signal: int = 0) -> None:
+        """The run is over, asked by a signal where it is not 0; an exception is logged and changes nothing."""
+        self._observe("areal_run_finished", run_dir=run_dir, outcome=outcome, signal=signal)
 
     def _observe(self, hook: str, **arguments: object) -> None:
         for name, error in self._tell(hook, **arguments):

@@ -347,8 +347,8 @@ def areal_checkpoint_saved(run_dir: Path, step: int, path: Path) -> None:
 
 
 @hookspec
-def areal_run_finished(run_dir: Path, outcome: str) -> None:
-    """The run is over: `outcome` is done, interrupted or failed.
+def areal_run_finished(run_dir: Path, outcome: str, signal: int) -> None:
+    """The run is over: `outcome` is done, interrupted or failed; `signal` asked it to stop, 0 where none did.
 
     When: when every other process of the run has ended.
     Process: the one that launched the run.

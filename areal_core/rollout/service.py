@@ -65,6 +65,8 @@ class RolloutService:
         }
         self.done = asyncio.Event()
         """The trainer has said goodbye, or has died."""
+        self.is_forsaken = False
+        """It has died."""
 
     async def serve_trainer(self, channel: Channel) -> None:
         """Answer the trainer until it says goodbye or dies."""
@@ -80,7 +82,7 @@ class RolloutService:
                 requests.add(task)
                 task.add_done_callback(requests.discard)
         except ChannelClosed:
-            return
+            self.is_forsaken = True
         finally:
             for request in requests:
                 request.cancel()

@@ -8,7 +8,7 @@ With `areal_core.runs.controller.RolloutHalf` it generates and scores as a run d
 """
 
 from areal_core.launchers.wardens import SupervisedProcess
-from areal_core.runs.execution import execute
+from areal_core.runs.execution import execute, write_down
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import Link, LinkedProcesses, run_role
 from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters
@@ -35,4 +35,5 @@ __all__ = [
     "role_process",
     "run_role",
     "sampling_parameters",
+    "write_down",
 ]

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from areal_core.runs.link import Link
 
 STATUS_INTERVAL_S = 0.5
+FORSAKEN_S = 60.0
+"""For the supervisor to end this process when the trainer has died."""
 
 
 def play(run: RunFolder, link: Link) -> int:
@@ -283,6 +285,9 @@ async def _serve_trainer(
         link.enter("generating")
         watch_event_loop(config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
         await service.done.wait()
+        if service.is_forsaken:  # servers that outlive it are not this process's to end
+            link.enter("waiting to be ended, for the trainer is gone")
+            await asyncio.sleep(FORSAKEN_S)
         server.close()
         await controller.close()
     finally:

@@ -96,9 +96,10 @@ def execute(
 def _run_through_losses(resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal) -> int:
     """Bring the run to its end, with nodes that are brought again when some were lost; the exit code."""
     recoveries = Recoveries(resolved.config.launcher.keywords().get("recoveries_per_hour", 0), terminal.say)
+    signals: list[int] = []
     while True:
         try:
-            return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal, recoveries))
+            return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal, recoveries, signals))
         except LostError as error:
             recoveries.note(error)
             epoch = next_epoch(run, terminal.say)
@@ -116,14 +117,28 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
 
 
 async def _own_and_supervise(
-    resolved: Resolved, run: RunFolder, epoch: EpochFolder, terminal: Terminal, recoveries: Recoveries
+    resolved: Resolved,
+    run: RunFolder,
+    epoch: EpochFolder,
+    terminal: Terminal,
+    recoveries: Recoveries,
+    signals: list[int],
 ) -> int:
-    """Make the run this process's own, and bring it to its end; the exit code."""
+    """Make the run this process's own, and bring it to its end; the exit code.
+
+    Args:
+        resolved: its config.
+        run: its folder.
+        epoch: to claim.
+        terminal: for the user.
+        recoveries: counted, and limited.
+        signals: that asked this program to stop; those of a former supervisor, that lost something, count as well.
+    """
     say = terminal.say
     state = RunState(run, say, Split.of(resolved.config))
     credentials = Credentials.create(epoch.number)
     launcher: Launcher = resolved.config.launcher.build()
-    supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say)
+    supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say, signals)
     outcome, is_owner = "failed", False
     try:
         address = await supervisor.listen()
@@ -160,7 +175,7 @@ async def _own_and_supervise(
         if is_owner:
             release(epoch, f"{outcome} {resolved.config.steps}")
             if run.last_epoch == epoch:
-                resolved.plugins.events.run_finished(run.path, outcome)
+                resolved.plugins.events.run_finished(run.path, outcome, next(iter(supervisor.signals), 0))
     if not code:
         return 0
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
@@ -178,17 +193,26 @@ def _begin(resolved: Resolved, run: RunFolder, epoch: EpochFolder, address: str,
     is_new = not run.path.exists()
     claim(epoch, address, credentials)
     try:
-        with writing("the run folder", run.path):
-            replace_durably(run.config, resolved.to_yaml().encode())
-            run.sources.mkdir(exist_ok=True)
-            for path in map(Path, resolved.files):
-                replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
-            replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
+        write_down(resolved, run)
     except DiskError as error:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
             error.hints = (error.hints[0], "nothing has begun: mend it, then start it again")
         raise
+
+
+def write_down(resolved: Resolved, run: RunFolder) -> None:
+    """Write what a run is made of into its folder, from which `areal run --resume` starts it, or goes on with it.
+
+    Raises:
+        DiskError: the disk refuses.
+    """
+    with writing("the run folder", run.path):
+        run.sources.mkdir(parents=True, exist_ok=True)
+        replace_durably(run.config, resolved.to_yaml().encode())
+        for path in map(Path, resolved.files):
+            replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
+        replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
 
 
 async def _begin_again(

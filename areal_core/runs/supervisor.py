@@ -67,6 +67,7 @@ class Supervisor:
         log: the file for the output of a process, by its name.
         hear: called with what a process says that is not for the supervisor itself.
         say: shows a line to the user.
+        signals: that asked this program to stop before; more are added.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Supervisor:
         log: Callable[[str], Path],
         hear: Callable[[SupervisedProcess, Any], None],
         say: Callable[[str], None],
+        signals: list[int] | None = None,
     ) -> None:
         self._launcher = launcher
         self._log = log
@@ -93,7 +95,7 @@ class Supervisor:
         self._failure: BaseException | None = None
         self._is_impatient = False
         self._asked_at = 0.0
-        self.signals: list[int] = []
+        self.signals = [] if signals is None else signals
         """Signals that asked this program to stop, in order."""
 
     def _forget_all(self) -> None:
@@ -120,6 +122,8 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
                 loop.add_signal_handler(number, self._see_signal, number)
+        # A batch system's notice. A script may ignore it for the time before there is anybody to hear it.
+        loop.add_signal_handler(signal.SIGUSR1, self._see_signal, signal.SIGUSR1)
         loop.add_signal_handler(
             signal.SIGTSTP, self._say, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
         )

@@ -12,7 +12,20 @@ from areal_core.plugins import PluginManager
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
-PLUGINS = ("evaluation", "servers", "view", "fsdp", "grpo", "hf", "rewards", "sglang", "trackers", "vllm", "ray")
+PLUGINS = (
+    "evaluation",
+    "servers",
+    "view",
+    "fsdp",
+    "grpo",
+    "hf",
+    "rewards",
+    "sglang",
+    "trackers",
+    "vllm",
+    "ray",
+    "slurm",
+)
 OPTION = re.compile(r"--[a-z][a-z-]+")
 
 

@@ -69,7 +69,12 @@ def test_interrupt_then_resume(workplace: Workplace) -> None:
     assert json.loads(live.out)["groups"]["consumed"] >= 3 * 4
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    for notice in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they come in twos and threes: no second wish
+    for notice in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+    ):  # they come in twos and threes: no second wish
         process.send_signal(notice)
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
@@ -101,6 +106,18 @@ def test_a_run_goes_back_to_its_last_checkpoint_by_itself(workplace: Workplace, 
     assert [line["step"] for line in workplace.metrics()] == list(range(1, 11))
     assert not processes_of(workplace.folder / "run")
     assert workplace.areal("audit", "run").code == 0
+
+
+def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace: Workplace) -> None:
+    process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000", "checkpoint.every=1")
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
+    os.kill(workplace.processes(process, "controller")[-1], signal.SIGKILL)
+    time.sleep(0.5)  # it is on its way back
+    process.send_signal(signal.SIGUSR1)
+    out, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 128 + signal.SIGUSR1, err
+    assert "stopped after a checkpoint" in out
+    assert not processes_of(workplace.folder / "run")
 
 
 @pytest.mark.parametrize("name", [LONG("warden"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0")])

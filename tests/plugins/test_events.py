@@ -46,8 +46,8 @@ class Listener:
         self._hear("checkpoint_saved", step, path)
 
     @hookimpl
-    def areal_run_finished(self, outcome):
-        self._hear("run_finished", outcome)
+    def areal_run_finished(self, outcome, signal):
+        self._hear("run_finished", outcome, signal)
 
 
 def events_for(**listeners: Listener) -> Events:
@@ -64,7 +64,7 @@ def tell_everything(events: Events) -> None:
     events.step_finished(Path("run"), 1, {"reward": 0.5})
     events.weights_published(Path("run"), 1, 7)
     events.checkpoint_saved(Path("run"), 1, Path("checkpoint"))
-    events.run_finished(Path("run"), "finished")
+    events.run_finished(Path("run"), "finished", 10)
 
 
 def test_every_event_reaches_every_plugin_with_the_arguments_it_asks_for():
@@ -77,7 +77,7 @@ def test_every_event_reaches_every_plugin_with_the_arguments_it_asks_for():
         ("step_finished", Path("run"), 1, {"reward": 0.5}),
         ("weights_published", 1, 7),
         ("checkpoint_saved", 1, Path("checkpoint")),
-        ("run_finished", "finished"),
+        ("run_finished", "finished", 10),
     ]
 
 
@@ -96,5 +96,5 @@ def test_an_error_of_an_observer_is_logged_and_silences_only_that_plugin(caplog)
     with caplog.at_level(logging.ERROR):
         tell_everything(events_for(bad=bad, good=good))
     assert [what[0] for what in bad.heard] == ["configure", "run_started", "step_finished"]
-    assert good.heard[-1] == ("run_finished", "finished")
+    assert good.heard[-1] == ("run_finished", "finished", 10)
     assert "plugin 'bad' failed in areal_step_finished and hears no further events" in caplog.text

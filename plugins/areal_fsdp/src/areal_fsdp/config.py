@@ -65,11 +65,12 @@ class FSDPConfig(Settings):
         default_factory=lambda: ParallelSettings.model_validate({}),
         description="how ranks divide the work; by default each has sequences of its own",
     )
-    activation_checkpointing: Annotated[Checkpointing, BeforeValidator(_from_a_switch)] = Field(
-        "none",
+    activation_checkpointing: Annotated[Checkpointing | None, BeforeValidator(_from_a_switch)] = Field(
+        None,
         description="what layers compute again in the backward pass, to keep less. selective: all but matrix products "
         "and attention, and whole layers as far as activation_memory_gib asks for it. full: all layers but their input "
-        "(compiled: and attention's result). false and true mean none and full",
+        "(compiled: and attention's result). null: selective where layers are compiled, for it costs no time there, or "
+        "else none. false and true mean none and full",
     )
     activation_memory_gib: float | None = Field(
         None,
@@ -110,7 +111,7 @@ class FSDPConfig(Settings):
         if self.activation_memory_gib is not None and self.activation_checkpointing != "selective":
             raise ValueError(
                 "activation_memory_gib is a budget for activation_checkpointing: selective, and this is "
-                f"{self.activation_checkpointing}: leave the budget out (null), or set selective"
+                f"{self.activation_checkpointing or 'left open'}: leave the budget out (null), or set selective"
             )
         return self
 

@@ -86,7 +86,7 @@ class ModelFiles:
 
         Args:
             module: the root of sharding, around `model`.
-            model: divided.
+            model: divided, and sharded: plain tensors that are tied would have to be tied again.
             device: where parameters are kept.
 
         Raises:

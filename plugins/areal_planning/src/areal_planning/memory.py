@@ -71,7 +71,7 @@ class MemoryChoices:
     Attributes:
         budget: `max_tokens_per_microbatch`.
         compiles: None for whatever the device is best with.
-        checkpointing: `activation_checkpointing`.
+        checkpointing: `activation_checkpointing`; None for selective where layers are compiled, or else none.
         activations: bytes that layers may keep where checkpointing is selective, None for what is nearly free.
         chunk: `logprob_chunk_tokens`, None for the device's own number.
         offloads: `offload_parameters`, of which a CPU knows nothing.
@@ -81,7 +81,7 @@ class MemoryChoices:
 
     budget: int
     compiles: bool | None
-    checkpointing: Checkpointing
+    checkpointing: Checkpointing | None
     activations: int | None
     chunk: int | None
     offloads: bool
@@ -109,7 +109,8 @@ class MemoryChoices:
                     hints=["leave activation_memory_gib out, or set activation_checkpointing=full"],
                 )
             sizes = kept_by_a_layer(model, element_bytes(dtype), self.budget, is_compiled=is_compiled)
-        return Recomputing.of(self.checkpointing, layers, sizes, self.activations)
+        mode = self.checkpointing or ("selective" if is_compiled else "none")
+        return Recomputing.of(mode, layers, sizes, self.activations)
 
 
 def chunk_tokens(vocabulary: int, gpu_bytes: int | None) -> int:

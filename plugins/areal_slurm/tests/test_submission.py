@@ -1,0 +1,83 @@
+"""What `areal slurm submit` writes and refuses; no SLURM is asked."""
+
+from pathlib import Path
+
+import pytest
+
+from areal_core.errors import RunError, UsageError
+from areal_slurm.submission import main, task_numbers
+
+RUN = """
+steps: 1
+model: {path: tiny}
+dataset: parts.py:Part
+workflow: single_turn
+inference_engine: parts.py:Part
+train_engine: parts.py:Part
+algorithm: parts.py:Part
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """With a config, and no SLURM."""
+    (tmp_path / "parts.py").write_text("class Part: ...\n")
+    (tmp_path / "run.yaml").write_text(RUN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    return tmp_path
+
+
+def directives(text):
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_the_script_starts_the_run_and_goes_on_with_it(capsys, folder):
+    words = ["--nodes=4", "--gres=gpu:8", "--time=4:00:00", "--sbatch=--exclusive", "--warn=300"]
+    assert main(["run.yaml", "run_dir=my run", "launcher.setup=module load cuda", *words, "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert directives(script) == [
+        "--job-name=run", "--nodes=4", "--time=4:00:00", "--gres=gpu:8", "--ntasks-per-node=1", "--no-kill",
+        "--requeue", "--open-mode=append", "--signal=B:USR1@300", f"--output='{folder}/my run/slurm.log'",
+        f"--chdir={folder}", "--exclusive",
+    ]  # fmt: skip
+    assert script.index("trap '' USR1") < script.index("set -e\nmodule load cuda\nset +e\n") < script.index("exec ")
+    assert script.endswith(f"-m areal_core run --resume '{folder}/my run'\n\n")
+    assert not Path("my run").exists()
+
+
+def test_an_array_has_a_folder_for_each_run(capsys, folder):
+    assert main(["run.yaml", "run_dir=all", "--array=0-3%2", "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    assert f"--output={folder}/all/task-%a/slurm.log" in directives(script)
+    assert script.endswith(f"run --resume {folder}/all/task-$SLURM_ARRAY_TASK_ID\n\n")
+
+
+@pytest.mark.parametrize(
+    ("expression", "numbers"), [("0-3", [0, 1, 2, 3]), ("1,5,7%2", [1, 5, 7]), ("0-8:4", [0, 4, 8]), ("0", [0])]
+)
+def test_numbers_of_an_array(expression, numbers):
+    assert task_numbers(expression) == numbers
+
+
+def test_an_array_of_something_else_is_refused():
+    with pytest.raises(UsageError, match="--array=all is no list of numbers"):
+        task_numbers("all")
+
+
+def test_a_refused_submission_leaves_nothing():
+    with pytest.raises(RunError, match="there is no sbatch on this machine"):
+        main(["run.yaml", "run_dir=run"])
+    assert not Path("run").exists()
+
+
+def test_a_folder_that_is_there_is_gone_on_with():
+    Path("run").mkdir()
+    with pytest.raises(UsageError, match="exists already") as caught:
+        main(["run.yaml", "run_dir=run"])
+    assert f"areal slurm submit --resume {Path('run').resolve()}" in str(caught.value)
+
+
+def test_a_launcher_that_was_chosen_stays():
+    with pytest.raises(UsageError, match="the launcher of the run is local, which knows nothing of the job"):
+        main(["run.yaml", "launcher.type=local", "--dry-run"])
