@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(
         sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None,
         reason="virtual nodes are process namespaces: they need Linux, root and unshare",
@@ -291,7 +292,7 @@ def test_a_job_is_submitted_followed_and_stopped_after_a_checkpoint(cluster: Ray
         done = subprocess.run(ray, env=environment, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr
 
-    wait_until(lambda: len(workplace.metrics()) >= 2 or "FAILED" in told("status"), "it trains")
+    wait_until(lambda: len(workplace.metrics()) >= 2 or "failed" in told("status"), "it trains")
     assert workplace.metrics(), told("logs")
     assert "run folder: " in told("logs")
     assert name in told("stop")
@@ -307,7 +308,7 @@ def test_a_job_is_submitted_followed_and_stopped_after_a_checkpoint(cluster: Ray
         cwd=workplace.folder, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert submitted.returncode == 0, submitted.stderr
-    wait_until(lambda: re.search("SUCCEEDED|FAILED", told("status")), "the resumed job has ended")
+    wait_until(lambda: re.search("succeeded|failed", told("status")), "the resumed job has ended")
     assert len(workplace.metrics()) == done + 3, told("logs")
 
 
