@@ -290,12 +290,21 @@ class Owner:
         host, pid: of the supervisor.
         epoch: of the run.
         phases: what each process is doing.
+        nodes: on which each of them runs.
     """
 
     host: str
     pid: int
     epoch: int
     phases: Mapping[str, str]
+    nodes: Mapping[str, str]
+
+
+@message
+class StopRun:
+    """Stop after a checkpoint, as SIGTERM asks; `now`: at once, as a second Ctrl-C does. Answered with `Done`."""
+
+    now: bool
 
 
 @message

@@ -35,6 +35,7 @@ from areal_core.messages.processes import (
     Owner,
     ProcessEnded,
     RunProcess,
+    StopRun,
     WhoOwns,
 )
 from areal_core.runs.silence import Silences
@@ -359,7 +360,12 @@ class Supervisor:
             match message:
                 case WhoOwns():
                     epoch = self._wardens.credentials.epoch
-                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases))
+                    nodes = {name: process.node.name for name, process in self._wardens.processes.items()}
+                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases, nodes))
+                case StopRun(now):
+                    self._is_impatient |= now
+                    self._see_signal(signal.SIGTERM)
+                    channel.reply(number, Done())
                 case Forward(role, request):
                     channel.reply(number, await self._forward(role, request))
                 case _:

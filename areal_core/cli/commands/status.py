@@ -1,0 +1,64 @@
+"""Say how a run is, from anywhere that sees its folder.
+
+Exit code 0 where it runs or is done, 1 where it has failed, was interrupted or lost.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_core.cli.output import say
+from areal_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+SUMMARY = "say how a run is"
+NEXT = {
+    "interrupted": "stopped after a checkpoint",
+    "failed": "ended with an error; its logs: areal logs {run}",
+    "lost": "its owner is gone without a word",
+    "unreachable": "its owner does not answer, and cannot be seen from here",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the words of `areal status`."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
+    parser.add_argument("--json", action="store_true", help="write it as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Look and print."""
+    if not arguments.run_dir.is_dir():
+        raise UsageError(f"there is no run folder {arguments.run_dir}")
+    import json
+
+    from areal_core.runs.folder import RunFolder
+    from areal_core.runs.watching import run_status
+
+    run = RunFolder(arguments.run_dir.resolve())
+    status = run_status(run)
+    if arguments.json:
+        say(json.dumps(status))
+    else:
+        for line in _lines(status, run.path):
+            say(line)
+    return 0 if status["state"] in ("running", "done") else 1
+
+
+def _lines(status: dict[str, Any], run: Path) -> list[str]:
+    state, since = status["state"], status["seconds_since_step"]
+    of = "" if status["steps"] is None else f" of {status['steps']}"
+    ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
+    lines = [f"{state}  step {status['step']}{of}{ago}  (epoch {status['epoch']})"]
+    lines += [f"  {name:22s} {value:.4g}" for name, value in status["metrics"].items()]
+    kept = status["checkpoint"]
+    lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
+    if state == "running":
+        lines.append(f"  {'owner':22s} process {status['pid']} on {status['host']}")
+        lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in sorted(status["processes"].items())]
+    elif state in NEXT:
+        lines.append(f"{NEXT[state].format(run=run)}; go on with: areal run --resume {run}")
+    return lines

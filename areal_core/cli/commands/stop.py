@@ -1,0 +1,44 @@
+"""Ask a run to stop after a checkpoint, from anywhere that sees its folder, and wait until it has.
+
+Exit code 0 when it has stopped or was done, 1 when it has failed meanwhile or did not stop in time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.cli.output import complain, say
+from areal_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+SUMMARY = "stop a run after a checkpoint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the words of `areal stop`."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
+    parser.add_argument("--now", action="store_true", help="at once: only what was committed before is kept")
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=float, default=600.0, help="for so long at most; 0 asks and does not wait"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Ask, wait and print."""
+    if not arguments.run_dir.is_dir():
+        raise UsageError(f"there is no run folder {arguments.run_dir}")
+    if not arguments.wait >= 0:
+        raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
+    from areal_core.runs.folder import RunFolder
+    from areal_core.runs.watching import stop_run
+
+    run = RunFolder(arguments.run_dir.resolve())
+    state = stop_run(run, now=arguments.now, patience_s=arguments.wait, say=complain)
+    if state == "running":
+        say(f"asked to stop; how far it is: areal status {run.path}")
+        return 0
+    say(f"{state}; go on with: areal run --resume {run.path}" if state != "done" else "done before it could be stopped")
+    return 0 if state in ("interrupted", "done") or arguments.now else 1

@@ -1,0 +1,112 @@
+"""A run as somebody sees it who knows its folder alone: how it is, and that it shall stop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from areal_core.config.yaml_text import parse
+from areal_core.errors import ArealError, RunError, UsageError
+from areal_core.messages.credentials import Failed
+from areal_core.messages.processes import Done, Owner, StopRun, WhoOwns
+from areal_core.runs.ownership import ask_owner, owner_has_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from areal_core.runs.folder import EpochFolder, RunFolder
+
+ANSWER_S = 10.0
+POLL_S = 0.5
+PROGRESS_S = 10.0
+SHOWN = ("reward/all_episodes", "train/loss", "staleness/mean", "evaluation/reward")
+"""Metrics of the last step that a status tells, where they are there."""
+
+
+def run_status(run: RunFolder) -> dict[str, Any]:
+    """What `areal status --json` writes.
+
+    Returns:
+        `state` (running, done, interrupted, failed; lost, where its owner is gone without a word; unreachable, where
+        it does not answer and cannot be seen from here), `epoch`, `step`, `steps`, `checkpoint` (its step, or None),
+        `seconds_since_step`, `metrics`; of a running one `host`, `pid`, and `processes`: by name, `node` and `phase`.
+
+    Raises:
+        UsageError: nothing was ever started there.
+    """
+    epoch = _last_epoch(run)
+    lines = run.read_metrics()
+    last = lines[-1] if lines else {}
+    committed = [int(path.name.rpartition("-")[2]) for path in run.checkpoints()]
+    found: dict[str, Any] = {
+        "state": "running",
+        "epoch": epoch.number,
+        "step": int(last.get("step", 0)),
+        "steps": _steps(run),
+        "checkpoint": max(committed, default=None),
+        "seconds_since_step": time.time() - last["time"] if "time" in last else None,
+        "metrics": {name: last[name] for name in SHOWN if name in last},
+    }
+    if epoch.released.exists():
+        return {**found, "state": epoch.released.read_text(errors="replace").partition(" ")[0] or "failed"}
+    owner = ask_owner(epoch, WhoOwns(), ANSWER_S)
+    if not isinstance(owner, Owner):
+        return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
+    processes = {name: {"node": owner.nodes.get(name, ""), "phase": phase} for name, phase in owner.phases.items()}
+    return {**found, "host": owner.host, "pid": owner.pid, "processes": processes}
+
+
+def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:
+    """Ask a run to stop after a checkpoint, and wait until it has; what became of it, as `run_status` says it.
+
+    Args:
+        run: its folder.
+        now: end it at once, keeping the last checkpoint.
+        patience_s: for how long it is waited for; 0 asks and returns `running`.
+        say: told now and then what is waited for.
+
+    Raises:
+        UsageError: it does not run.
+        RunError: it does not answer, or has not stopped in time.
+    """
+    epoch = _last_epoch(run)
+    state = run_status(run)["state"]
+    if state not in ("running", "unreachable"):
+        raise UsageError(f"the run in {run.path} does not run: it is {state}")
+    answer = ask_owner(epoch, StopRun(now), ANSWER_S)
+    if not isinstance(answer, Done):
+        why = answer.text if isinstance(answer, Failed) else "its owner does not answer"
+        raise RunError(f"the run in {run.path} cannot be stopped from here: {why}")
+    began = told = time.monotonic()
+    while time.monotonic() - began < patience_s:
+        if (state := run_status(run)["state"]) != "running":
+            return str(state)
+        if time.monotonic() - told > PROGRESS_S:
+            told = time.monotonic()
+            say(f"waiting since {told - began:.0f} s for the run to stop: {_phases(run_status(run))}")
+        time.sleep(POLL_S)
+    if not patience_s:
+        return "running"
+    raise RunError(
+        f"the run has not stopped within {patience_s:g} s: {_phases(run_status(run))}",
+        hints=[f"it goes on stopping: areal status {run.path}; at once: areal stop {run.path} --now"],
+    )
+
+
+def _phases(status: dict[str, Any]) -> str:
+    processes = status.get("processes", {})
+    return ", ".join(f"{name} {process['phase']}" for name, process in processes.items()) or status["state"]
+
+
+def _last_epoch(run: RunFolder) -> EpochFolder:
+    if run.last_epoch is None:
+        raise UsageError(f"{run.path} is no run that was ever started", hints=["name the folder of a run: runs/..."])
+    return run.last_epoch
+
+
+def _steps(run: RunFolder) -> int | None:
+    """That the config asks for; None where it cannot be read."""
+    try:
+        return int(parse(run.config.read_text(), str(run.config)).values["steps"])
+    except (OSError, ArealError, ValueError, LookupError, TypeError):
+        return None

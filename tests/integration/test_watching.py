@@ -1,0 +1,79 @@
+"""`areal status`, `areal logs` and `areal stop`: a run as somebody sees it who knows its folder alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Workplace
+
+pytestmark = pytest.mark.slow
+HANG_S = 600
+
+
+def status(workplace: Workplace, code: int = 0) -> dict:
+    found = workplace.areal("status", "run", "--json")
+    assert found.code == code, found.err
+    return json.loads(found.out)
+
+
+def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None:
+    process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000", "launcher.nodes=2")
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
+    seen = status(workplace)
+    assert (seen["state"], seen["steps"], seen["epoch"], seen["pid"]) == ("running", 2000, 1, process.pid)
+    assert seen["step"] >= 2
+    assert seen["metrics"].keys() >= {"reward/all_episodes", "staleness/mean"}
+    assert {seen["processes"][name]["node"] for name in ("trainer-0", "controller", "hf")} == {"node-0"}
+    told = workplace.areal("status", "run").out
+    assert "running  step " in told
+    assert " of 2000, " in told
+    assert "trainer-0" in workplace.areal("logs", "run").out
+    unknown = workplace.areal("logs", "run", "trainer-9")
+    assert unknown.code == 2
+    assert "there are: controller, " in unknown.err
+    following = workplace.start("logs", "run", "controller", "-f", "-n", "1")
+    asked = workplace.areal("stop", "run", "--wait", "0")
+    assert asked.code == 0, asked.err
+    assert "areal status" in asked.out
+    _, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 143, err
+    following.send_signal(signal.SIGINT)
+    assert following.wait(HANG_S) == 130
+    seen = status(workplace, code=1)
+    assert seen["state"] == "interrupted"
+    assert seen["checkpoint"] == seen["step"] >= 2
+    again = workplace.areal("stop", "run")
+    assert again.code == 2
+    assert "it is interrupted" in again.err
+
+    process = workplace.start("run", "--resume", "run")
+    workplace.wait_for(lambda: len(workplace.metrics()) > seen["step"], process)
+    stopped = workplace.areal("stop", "run", "--now")
+    assert stopped.code == 0, stopped.err
+    assert "areal run --resume" in stopped.out
+    assert process.wait(HANG_S) == 143
+    assert workplace.areal("audit", "run").code == 0
+
+
+def test_a_run_whose_owner_was_killed_is_lost(workplace: Workplace) -> None:
+    process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 1, process)
+    process.kill()
+    process.communicate(timeout=HANG_S)
+    assert status(workplace, code=1)["state"] == "lost"
+    assert "areal run --resume" in workplace.areal("status", "run").out
+
+
+@pytest.mark.parametrize("command", ["status", "stop", "logs"])
+def test_a_folder_that_is_no_run_is_refused(workplace: Workplace, command: str) -> None:
+    for folder in ("missing", "."):
+        found = workplace.areal(command, folder)
+        assert found.code == 2, found.out
+        assert "Traceback" not in found.err
+    assert subprocess.run(["ls", "runs"], cwd=workplace.folder, capture_output=True, check=False).returncode != 0
