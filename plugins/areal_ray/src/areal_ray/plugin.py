@@ -20,5 +20,5 @@ def areal_launchers() -> list[Component]:
 
 @hookimpl
 def areal_commands() -> list[Command]:
-    """`areal ray submit`, or `areal submit`."""
+    """`areal ray submit`."""
     return [Command("submit", "run `areal run` as a job of a Ray cluster", target="areal_ray.command:main")]
