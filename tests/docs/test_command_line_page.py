@@ -42,6 +42,6 @@ def test_the_page_has_every_command() -> None:
 @pytest.mark.parametrize("command", [name for name in SECTIONS if name.startswith("areal ")])
 def test_a_command_has_the_options_of_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split()[1:], "--help"]) == 0
-    shown = re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    shown = re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--[a-z][a-z-]+)", capsys.readouterr().out, re.MULTILINE)
     first_cells = " ".join(re.findall(r"^\| (.*?) \|", SECTIONS[command], re.MULTILINE))
     assert set(OPTION.findall(first_cells)) == set(shown) - {"--help"}
