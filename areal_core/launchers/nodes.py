@@ -24,10 +24,13 @@ class Nodes:
 
     gpus: dict[str, int] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
 
     def add(self, name: str, gpus: int) -> None:
         """A node has come."""
-        self.first.setdefault(name, max((self.first[one] + self.gpus.get(one, 0) for one in self.first), default=0))
+        if name not in self.first or gpus > self._sizes[name]:
+            self.first[name] = max((self.first[one] + size for one, size in self._sizes.items()), default=0)
+            self._sizes[name] = gpus
         self.gpus[name] = gpus
 
     def choose(self, numbers: Sequence[int] | None, load: Callable[[str], int]) -> str:

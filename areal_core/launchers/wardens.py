@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
@@ -31,7 +32,6 @@ from areal_core.messages.processes import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
 
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
     from areal_core.messages import Credentials, Server
@@ -153,6 +153,7 @@ class Wardens:
         self._on_visitor = on_visitor
         self._server: Server | None = None
         self._numbered = Nodes()
+        self._folder = Path()
         self.address = ""
         self.nodes: dict[str, Node] = {}
         self.has_lost = False
@@ -183,10 +184,10 @@ class Wardens:
         lost: dict[str, str] = {}
         while len(self.nodes) + len(lost) < count:
             now = time.monotonic()
-            for node, reason in launcher.lost().items():
-                if node not in lost:
-                    lost[node] = reason
-                    say(f"the node {node} is left out: {reason}")
+            for name, reason in launcher.lost().items():
+                if name not in lost:
+                    lost[name] = reason
+                    say(f"the node {name} is left out: {reason}")
             if now - began > START_TIMEOUT_S:
                 here = f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s"
                 say(f"{here}: the run does without the others")
@@ -195,11 +196,14 @@ class Wardens:
                 told = now
                 say(f"waiting for nodes: {len(self.nodes)} of {count} have reported")
             await asyncio.sleep(0.02)
-        channels = {node.name: node.channel for node in self.nodes.values()}
-        for name, reason in (await who_cannot_see(folder, channels)).items():
-            lost[name] = reason
-            say(f"the node {name} is left out: {reason}")
-            await self.nodes.pop(name).channel.close()
+        self._folder, checked = folder, set[str]()
+        while unchecked := {name: node.channel for name, node in self.nodes.items() if name not in checked}:
+            checked |= unchecked.keys()
+            for name, reason in (await who_cannot_see(folder, unchecked)).items():
+                lost[name] = reason
+                say(f"the node {name} is left out: {reason}")
+                if node := self.nodes.pop(name, None):
+                    await node.channel.close()
         if not self.nodes:
             reasons = "; ".join(f"{lone}: {reason}" for lone, reason in lost.items()) or "none has reported"
             raise RunError(f"no process can be started on any node: {reasons}")
@@ -234,16 +238,19 @@ class Wardens:
         """End all processes but some, and accept only those of a new epoch from now on.
 
         Raises:
-            LostError: one has not ended in time.
+            LostError: one has not ended in time, or a node was lost: what runs there cannot be known.
         """
         self.credentials = credentials
-        ending = [p for p in self.processes.values() if not p.ended.done() and not keep(p)]
-        for process in ending:
-            process.node.post(EndProcess(process.name, 0.0))
-        if ending:
-            _, left = await asyncio.wait([p.ended for p in ending], timeout=END_TIMEOUT_S)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        # What one of them had asked for may be started after it has ended.
+        while ending := [p for p in self.processes.values() if not p.ended.done() and not keep(p)]:
+            for process in ending:
+                process.node.post(EndProcess(process.name, 0.0))
+            _, left = await asyncio.wait([p.ended for p in ending], timeout=deadline - time.monotonic())
             if left:
                 raise LostError(f"{len(left)} processes have not ended within {END_TIMEOUT_S:g} s")
+        if self.has_lost:
+            raise LostError("a node was lost")
         self.processes = {name: p for name, p in self.processes.items() if not p.ended.done()}
 
     def _load(self, name: str) -> int:
@@ -313,9 +320,11 @@ class Wardens:
         node = Node(channel, await channel.receive())
         while node.name in self.nodes:
             node.name += "'"
-        self.nodes[node.name] = node
         if self._numbered.gpus:  # it comes late
+            if await who_cannot_see(self._folder, {node.name: channel}):
+                return
             self._numbered.add(node.name, node.ready.gpus)
+        self.nodes[node.name] = node
         try:
             while True:
                 message = await channel.receive()

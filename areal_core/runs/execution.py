@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +101,7 @@ def _run_through_losses(resolved: Resolved, run: RunFolder, epoch: EpochFolder, 
         try:
             return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal, recoveries, signals))
         except LostError as error:
-            recoveries.note(error)
+            recoveries.note(error, _last_checkpoint(run))
             epoch = next_epoch(run, terminal.say)
 
 
@@ -136,31 +136,24 @@ async def _own_and_supervise(
     """
     say = terminal.say
     state = RunState(run, say, Split.of(resolved.config))
-    credentials = Credentials.create(epoch.number)
     launcher: Launcher = resolved.config.launcher.build()
+    credentials = Credentials.create(epoch.number)
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say, signals)
+    owned = _Owned(run, epoch, credentials)
     outcome, is_owner = "failed", False
     try:
-        address = await supervisor.listen()
-        _begin(resolved, run, epoch, address, credentials)
+        owned.address = await supervisor.listen()
+        _begin(resolved, run, epoch, owned.address, credentials)
         is_owner = True
         say(f"run folder: {run.path}")
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
             await supervisor.bring_nodes(run.path)
-            while True:
-                try:
-                    code = await _supervise(resolved, run, supervisor, state, view)
-                    break
-                except LostError as error:
-                    if not supervisor.has_all_nodes or run.last_epoch != epoch:
-                        raise
-                    recoveries.note(error)
-                    kept = "" if resolved.config.placement.in_turns else SERVER
-                    epoch, credentials = await _begin_again(run, epoch, address, credentials, supervisor, kept)
+            while (code := await _supervise_or_lose(resolved, owned, supervisor, state, view, recoveries)) is None:
+                state.begin_again()
         outcome = "interrupted" if code else "done"
     except RunError as error:
-        if is_owner and run.last_epoch != epoch:
+        if is_owner and run.last_epoch != owned.epoch:
             raise RunError(
                 f"somebody else has taken over the run in {run.path} while this program was stopped or "
                 "could not be reached; it has ended its own processes"
@@ -173,8 +166,8 @@ async def _own_and_supervise(
     finally:
         await supervisor.close()
         if is_owner:
-            release(epoch, f"{outcome} {resolved.config.steps}")
-            if run.last_epoch == epoch:
+            release(owned.epoch, f"{outcome} {resolved.config.steps}")
+            if run.last_epoch == owned.epoch:
                 resolved.plugins.events.run_finished(run.path, outcome, next(iter(supervisor.signals), 0))
     if not code:
         return 0
@@ -215,16 +208,45 @@ def write_down(resolved: Resolved, run: RunFolder) -> None:
         replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
 
 
-async def _begin_again(
-    run: RunFolder, epoch: EpochFolder, address: str, credentials: Credentials, supervisor: Supervisor, kept: str
-) -> tuple[EpochFolder, Credentials]:
-    """A new epoch on the same nodes, where processes of one role are kept; raises as `Supervisor.begin_epoch`."""
-    latest = run.epoch(epoch.number + 1)
-    renewed = replace(credentials, epoch=latest.number)
-    await supervisor.begin_epoch(renewed, kept)
-    claim(latest, address, renewed)
-    release(epoch, "failed")
-    return latest, renewed
+@dataclass
+class _Owned:
+    """A run that this program owns: in which epoch, with which credentials, and where its supervisor listens."""
+
+    run: RunFolder
+    epoch: EpochFolder
+    credentials: Credentials
+    address: str = ""
+
+
+async def _supervise_or_lose(
+    resolved: Resolved, owned: _Owned, supervisor: Supervisor, state: RunState, view: View, recoveries: Recoveries
+) -> int | None:
+    """As `_supervise`; None when something was lost and the next epoch may begin on the same nodes.
+
+    Raises:
+        LostError: something was lost, and the nodes must be brought anew.
+    """
+    try:
+        return await _supervise(resolved, owned.run, supervisor, state, view)
+    except LostError as error:
+        if supervisor.signals:  # the last commit stands
+            state.say(f"{error.message}; the run was about to stop")
+            return INTERRUPTED_EXIT_CODE
+        kept = "" if resolved.config.placement.in_turns else SERVER
+        latest = owned.run.epoch(owned.epoch.number + 1)
+        renewed = replace(owned.credentials, epoch=latest.number)
+        if owned.run.last_epoch != owned.epoch or not await supervisor.begin_epoch(renewed, kept):
+            raise
+        recoveries.note(error, _last_checkpoint(owned.run))
+        claim(latest, owned.address, renewed)
+        release(owned.epoch, "failed")
+        owned.epoch, owned.credentials = latest, renewed
+        return None
+
+
+def _last_checkpoint(run: RunFolder) -> str:
+    """The name of the newest one; empty where there is none."""
+    return max((path.name for path in run.checkpoints()), default="")
 
 
 async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor, state: RunState, view: View) -> int:
@@ -235,7 +257,12 @@ async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor,
         if supervisor.signals:
             return code or INTERRUPTED_EXIT_CODE
         supervisor.forget(preparer)
-    processes = [supervisor.start(specification) for specification in specifications(resolved, run, supervisor)]
+    try:
+        processes = [supervisor.start(one) for one in specifications(resolved, run, supervisor)]
+    except RunError as error:
+        if supervisor.has_all_nodes:
+            raise
+        raise LostError(f"a node was lost, and without it {error.message}", hints=error.hints) from error
     first_rank = next(process for process in processes if process.specification.role == "trainer")
 
     def update() -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 ANSWER_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
+UNLINKED_EXIT_CODE = 76
+"""Of a process whose connection to its supervisor has ended."""
 
 
 class Link:
@@ -147,7 +149,7 @@ class Link:
                 with contextlib.suppress(TimeoutError):
                     self._take(*self._channel.receive(BEAT_S / 2))
         except ChannelClosed:
-            os._exit(1)  # whoever supervised this process is gone
+            os._exit(UNLINKED_EXIT_CODE)  # whoever supervised this process is gone, or the way there is
 
     def _take(self, message: Any, number: int) -> None:
         if number >= 0:

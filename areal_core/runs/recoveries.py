@@ -26,16 +26,30 @@ class Recoveries:
         self._limit = limit
         self._say = say
         self._times = deque[float](maxlen=limit)
+        self._step: str | None = None
+        self._in_vain = 0
 
-    def note(self, error: LostError) -> None:
-        """Something was lost, and the run goes back; raises the error where that was so too often."""
+    def note(self, error: LostError, committed: str) -> None:
+        """Something was lost, and the run goes back; raises the error where that was so too often.
+
+        Args:
+            error: says what.
+            committed: the last checkpoint; without a new one it does not help to go back ever again, however slowly.
+        """
         now = time.monotonic()
+        self._in_vain = self._in_vain + 1 if committed == self._step else 1
+        self._step = committed
         if not self._limit:
             raise error
         if len(self._times) == self._limit and now - self._times[0] < HOUR_S:
             raise RunError(
                 f"{error.message}\nthe run has gone back to its last checkpoint {self._limit} times within an hour",
                 hints=(*error.hints, "where that is no fault of its own, raise launcher.recoveries_per_hour"),
+            ) from error
+        if self._in_vain > self._limit:
+            raise RunError(
+                f"{error.message}\nthe run has gone back {self._limit} times without coming to a new checkpoint",
+                hints=error.hints,
             ) from error
         self._times.append(now)
         times = sum(now - then < HOUR_S for then in self._times)

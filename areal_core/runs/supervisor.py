@@ -16,7 +16,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import on_failure, start_task, watch_event_loop
-from areal_core.errors import ArealError, LostError, RunError
+from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
 from areal_core.launchers.wardens import SupervisedProcess, Wardens
 from areal_core.messages.credentials import Failed
@@ -38,6 +38,7 @@ from areal_core.messages.processes import (
     StopRun,
     WhoOwns,
 )
+from areal_core.runs.cause import CAUSE_S, find_cause
 from areal_core.runs.silence import Silences
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ GRACE_S = 20.0
 POLL_S = 0.25
 IMPATIENCE_S = 1.0
 """A second Ctrl-C within it may be the echo of the first."""
-CAUSE_S = 5.0
-"""Within which the processes that end with the first one have said why."""
 FORWARD_TIMEOUT_S = 60.0
 
 
@@ -106,10 +105,14 @@ class Supervisor:
         self._dying: list[tuple[SupervisedProcess, Dying]] = []
         self._silences = Silences(self._log, self._say)
 
-    async def begin_epoch(self, credentials: Credentials, kept_role: str) -> None:
-        """End all processes but those of one role, which are adopted later; raises as `Wardens.begin_epoch`."""
-        await self._wardens.begin_epoch(credentials, lambda process: process.specification.role == kept_role)
+    async def begin_epoch(self, credentials: Credentials, kept_role: str) -> bool:
+        """End all processes but those of one role, which are adopted later; False where that is not known for sure."""
+        try:
+            await self._wardens.begin_epoch(credentials, lambda process: process.specification.role == kept_role)
+        except LostError:
+            return False
         self._forget_all()
+        return True
 
     @property
     def has_all_nodes(self) -> bool:
@@ -134,7 +137,13 @@ class Supervisor:
 
     async def bring_nodes(self, folder: Path) -> None:
         """Have the launcher bring its nodes, which must see the run's folder; see `Wardens.bring`."""
-        await self._wardens.bring(self._launcher, self._say, folder)
+        bringing = asyncio.ensure_future(self._wardens.bring(self._launcher, self._say, folder))
+        while not bringing.done():
+            await asyncio.wait({bringing}, timeout=POLL_S)
+            if self.signals:
+                bringing.cancel()
+                raise RunError("stopped while nodes were brought", exit_code=128 + self.signals[0])
+        await bringing
 
     def spread(self, count: int, gpus: Sequence[int] | None) -> list[Node]:
         """The node of each of `count` ranks; see `Nodes.spread`."""
@@ -180,7 +189,7 @@ class Supervisor:
             ended = {process: process.ended.result().code for process in self._essential() if process.ended.done()}
             stopped = (0, INTERRUPTED_EXIT_CODE, *((-signal.SIGTERM, -signal.SIGKILL) if is_passed_on else ()))
             if any(code not in stopped for code in ended.values()):
-                raise await self._cause()
+                raise await find_cause(self._dying, self._essential, self._log)
             if main in ended:
                 await self._check_finished(main, ended[main])
                 return ended[main] and INTERRUPTED_EXIT_CODE
@@ -225,39 +234,6 @@ class Supervisor:
     def _essential(self) -> list[SupervisedProcess]:
         """Processes whose end is the end of all."""
         return [p for p in self._wardens.processes.values() if p.specification.end is EndMeans.ENDS_RUN]
-
-    async def _cause(self) -> ArealError:
-        """Why it is over. Of those who fail together, whoever names a cause of its own counts, then who was killed."""
-        deadline = time.monotonic() + CAUSE_S
-        while True:
-            own = [(process, dying) for process, dying in self._dying if not dying.is_consequence]
-            codes = {p: p.ended.result().code for p in self._essential() if p.ended.done()}
-            failed = [p for p, code in codes.items() if code not in (0, 75) or (code == 0 and not p.has_finished)]
-            told = {process for process, _ in self._dying}
-            is_over = time.monotonic() > deadline or all(process.ended.done() for process in self._essential())
-            # What others meet in a library, when one is killed, looks like a cause of its own.
-            if own and (is_over or not own[0][1].traceback):
-                return self._told_by(*own[0])
-            if silent := [process for process in failed if process not in told]:
-                process = silent[0]
-                end = process.ended.result()
-                kind = LostError if end.code < 0 else RunError
-                return kind(
-                    f"{process.name} on {process.node.name} {end.describe()}",
-                    hints=[f"its log: {self._log(process.name)}"],
-                )
-            if is_over:
-                return self._told_by(*self._dying[0])
-            await asyncio.sleep(0.05)
-
-    def _told_by(self, process: SupervisedProcess, dying: Dying) -> ArealError:
-        if not dying.traceback:
-            kind = LostError if dying.is_loss else RunError
-            return kind(dying.text, hints=dying.hints, exit_code=dying.exit_code)
-        where = f"{process.name} on {process.node.name}"
-        return RunError(
-            f"{where} failed: {dying.text}\n{dying.traceback}", hints=[f"its log: {self._log(process.name)}"]
-        )
 
     async def _check_finished(self, process: SupervisedProcess, code: int) -> None:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""

@@ -54,6 +54,7 @@ class RunState:
         split: of its GPUs, None where it has none for each half.
 
     Attributes:
+        say: shows a line to the user.
         lines: of metrics, one for each of the last steps.
         statuses: by role what it last said.
         phases: by process what it is doing.
@@ -61,19 +62,25 @@ class RunState:
 
     def __init__(self, run: RunFolder, say: Callable[[str], None] = say, split: Split | None = None) -> None:
         self._run = run
-        self._say = say
+        self.say = say
         self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.phases: dict[str, str] = {}
         self._verdicts = Verdicts(split)
 
+    def begin_again(self) -> None:
+        """The run has gone back: its metrics are read again, as far as they count."""
+        self.lines.clear()
+        self._new.clear()
+        self.statuses.clear()
+
     def add(self, line: dict[str, Any]) -> None:
         """A step is over."""
         self.lines.append(line)
         self._new.append(line)
         for verdict in self._verdicts.of(self.lines):
-            self._say(verdict)
+            self.say(verdict)
 
     def hear(self, role: str, status: dict[str, Any]) -> None:
         """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""

@@ -69,7 +69,8 @@ class Admission:
         await self.updater.bring_in(member, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
-        patience = REVIVAL_S if member.process and member.version < 0 else self.settings.start_timeout_s
+        is_revived = member.process and member.version < 0 and member.has_served  # an adopted one may be loading
+        patience = REVIVAL_S if is_revived else self.settings.start_timeout_s
         deadline = time.monotonic() + patience
         while True:
             if member.process is not None and not member.process.is_running:
@@ -135,8 +136,7 @@ class Tending(Admission):
         ranks = self.settings.tensor_parallel * self.settings.data_parallel  # of one server
         for number in range(self.settings.servers):
             own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
-            process = LaunchedServer(processes, f"server-{number}", own, self.settings.key)
-            self._add(process.name, "", process)
+            self._add(f"server-{number}", "", LaunchedServer(processes, f"server-{number}", own, self.settings.key))
         for address in self.settings.addresses:
             self._add(address.split("//")[1], address)
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
