@@ -98,7 +98,7 @@ def server_environment() -> dict[str, str]:
 def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
     from areal_core.launchers import keeper
-    from areal_servers.launching import free_port
+    from areal_core.launchers.node import free_port
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port)
