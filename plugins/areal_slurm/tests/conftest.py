@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GPUS_PER_NODE = 2
 CORES_PER_NODE = 4
 START_S = 120.0
-PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "unshare", "setpriv")
 
 SLURM_CONF = """\
 ClusterName=test
@@ -219,7 +219,7 @@ class Cluster:
     def _start(self, name: str, words: Sequence[str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                words,
+                ["setpriv", "--pdeathsig", "KILL", *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

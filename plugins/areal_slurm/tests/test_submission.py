@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.errors import RunError, UsageError
+from areal_core.errors import ConfigError, RunError, UsageError
 from areal_slurm.submission import main, task_numbers
 
 RUN = """
@@ -65,8 +65,16 @@ def test_an_array_of_something_else_is_refused():
         task_numbers("all")
 
 
+@pytest.mark.slow
 def test_a_refused_submission_leaves_nothing():
     with pytest.raises(RunError, match="there is no sbatch on this machine"):
+        main(["--plugins", "grpo", "run_dir=run"])
+    assert not Path("run").exists()
+
+
+@pytest.mark.slow
+def test_what_cannot_start_is_told_before_it_waits_in_a_queue():
+    with pytest.raises(ConfigError, match=r"there is no folder .*/tiny"):
         main(["run.yaml", "run_dir=run"])
     assert not Path("run").exists()
 

@@ -21,7 +21,7 @@ from areal_core.cli.output import say
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.config import load_run, resolve
 from areal_core.errors import RunError, UsageError
-from areal_core.runs import RunFolder, write_down
+from areal_core.runs import RunFolder, execute, write_down
 from areal_slurm.commands import slurm
 from areal_slurm.config import SlurmSettings
 from areal_slurm.requeue import VARIABLE
@@ -110,6 +110,8 @@ def submit(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         say(submission.script)
         return 0
+    for folder, resolved in list(submission.runs.items())[:1]:  # an array's differ in their seeds alone
+        execute(resolved, run_dir=folder, resume=None, dry_run=True, allow_changed_plugins=False)
     script = submission.folder / SCRIPT_NAME
     try:
         for folder, resolved in submission.runs.items():
