@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import EndMeans, GenerationRequest, ProcessEnd, SamplingParameters, WeightUpdate
+from areal_core.interfaces import EndMeans, GenerationRequest, Place, ProcessEnd, SamplingParameters, WeightUpdate
 from areal_servers.errors import ServerLostError
 
 pytestmark = pytest.mark.slow
@@ -47,6 +47,14 @@ class FakeProcesses:
         self.specifications = []
         self.started = []
         self.by_address = {}
+        self.ports = 0
+
+    async def adopt(self, name):
+        return None
+
+    async def find_place(self, needs):
+        self.ports += 1
+        return Place("", self.address, self.ports)
 
     async def start(self, specification):
         self.specifications.append(specification)
