@@ -120,7 +120,9 @@ class RolloutSection(Section):
     stall_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
     blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
-    """seconds for which a workflow may block the event loop of all others before the run ends"""
+    """seconds for which a workflow may block all others of its process before that is replaced"""
+    workers: int = Field(default=1, ge=0)
+    """processes that run workflows, data and group stages; 0 runs them in the rollout controller"""
     reward_processes: int = Field(default=1, ge=1)
     """processes that compute rewards"""
     reward_timeout_s: Seconds = Field(default=15.0, gt=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,25 +22,15 @@ class PromptGroup:
     Attributes:
         number: its place in the data, and its `group_id`.
         occurrence: (row, epoch of the data).
-        episodes: by sample index; None while one runs or where it failed. Empty once they are packed.
-        missing: episodes that have not ended yet.
-        failure: why an episode failed; empty where none did.
-        batch: sequences of all groups that were packed together; None for a group without data.
+        batch: the sequences of its episodes, among those of other groups once they are written together; None for a
+            group without data.
         rows: which of them are this group's.
     """
 
     number: int
     occurrence: tuple[int, int]
-    episodes: list[Episode | None] = field(default_factory=list)
-    missing: int = 0
-    failure: str = ""
     batch: PackedBatch | None = None
     rows: range = range(0)
-
-    @property
-    def finished_episodes(self) -> list[Episode]:
-        """Those that ended well."""
-        return [episode for episode in self.episodes if episode is not None]
 
     def staleness(self, published: Mapping[int, int], trained: int) -> int:
         """Batches between the weights of its oldest sampled token and the batch that would consume it now.
@@ -55,49 +45,50 @@ class PromptGroup:
         return 0 if oldest < 0 else max(0, trained - published[oldest])
 
 
-def pack_groups(groups: Sequence[PromptGroup]) -> PackedBatch | None:
-    """Pack the episodes of groups into one batch, with what the runtime knows of each: reward, ids, oldest version.
+def pack_episodes(
+    number: int, occurrence: tuple[int, int], group_size: int, episodes: Mapping[int, Episode]
+) -> PackedBatch:
+    """Pack the episodes of one group, with what the runtime knows of each: reward, ids, oldest version.
 
-    Each group keeps the batch and its rows in it instead of its episodes.
+    Args:
+        number, occurrence: of the group.
+        group_size: episodes that it was to have.
+        episodes: those that ended well, at least one, by sample index.
+    """
+    placed = [
+        (index, part, episode) for index, episode in episodes.items() for part in range(len(episode.trajectories))
+    ]
+    names = sorted({name for episode in episodes.values() for name in episode.rewards})
+    integers = {
+        "prompt_id": [occurrence] * len(placed),
+        "group_id": [number] * len(placed),
+        "episode_id": [number * group_size + index for index, _, _ in placed],
+        "sample_index": [index for index, _, _ in placed],
+        "part_index": [part for _, part, _ in placed],
+    }
+    rewards = {"reward": [episode.reward for _, _, episode in placed]}
+    rewards |= {f"reward.{name}": [episode.rewards.get(name, 0.0) for _, _, episode in placed] for name in names}
+    columns = {key: torch.tensor(value, dtype=torch.int64) for key, value in integers.items()}
+    columns |= {key: torch.tensor(value, dtype=torch.float32) for key, value in rewards.items()}
+    batch = PackedBatch.from_trajectories([episode.trajectories[part] for _, part, episode in placed])
+    return batch.with_sequences(**columns, oldest_version=oldest_versions(batch))
+
+
+def put_together(groups: Sequence[PromptGroup]) -> PackedBatch | None:
+    """One batch of the sequences of these groups, to be written once; each group then has its rows in it.
 
     Returns:
         The batch; None where no group has data.
     """
-    placed = [
-        (group, index, part)
-        for group in groups
-        for index, episode in enumerate(group.episodes)
-        if episode is not None
-        for part in range(len(episode.trajectories))
-    ]
-    batch = _pack(placed) if placed else None
+    having = [group for group in groups if group.batch is not None]
+    if not having:
+        return None
+    batch = PackedBatch.concatenate(_with_same_rewards([group.batch for group in having if group.batch is not None]))
     start = 0
-    for group in groups:
-        count = sum(len(episode.trajectories) for episode in group.finished_episodes)
-        group.batch, group.rows = (batch if count else None), range(start, start + count)
-        group.episodes = []
-        start += count
+    for group in having:
+        group.batch, group.rows = batch, range(start, start + len(group.rows))
+        start += len(group.rows)
     return batch
-
-
-def _pack(placed: Sequence[tuple[PromptGroup, int, int]]) -> PackedBatch:
-    """Args: placed, of each trajectory its group, the episode's sample index and its place in the episode."""
-    episodes = [group.episodes[index] for group, index, _ in placed]
-    names = sorted({name for episode in episodes if episode for name in episode.rewards})
-    integers = {
-        "prompt_id": [group.occurrence for group, _, _ in placed],
-        "group_id": [group.number for group, _, _ in placed],
-        "episode_id": [group.number * len(group.episodes) + index for group, index, _ in placed],
-        "sample_index": [index for _, index, _ in placed],
-        "part_index": [part for _, _, part in placed],
-    }
-    rewards = {"reward": [episode.reward for episode in episodes if episode]}
-    rewards |= {f"reward.{name}": [e.rewards.get(name, 0.0) for e in episodes if e] for name in names}
-    columns = {key: torch.tensor(value, dtype=torch.int64) for key, value in integers.items()}
-    columns |= {key: torch.tensor(value, dtype=torch.float32) for key, value in rewards.items()}
-    parts = [episode.trajectories[part] for episode, (_, _, part) in zip(episodes, placed, strict=True) if episode]
-    batch = PackedBatch.from_trajectories(parts)
-    return batch.with_sequences(**columns, oldest_version=oldest_versions(batch))
 
 
 def oldest_versions(batch: PackedBatch) -> torch.Tensor:

@@ -83,12 +83,12 @@ class Channel(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing += pieces
 
-    async def request(self, message: Any, timeout_s: float, waiting_for: str) -> Any:
+    async def request(self, message: Any, timeout_s: float | None, waiting_for: str) -> Any:
         """Send a message and wait for its reply.
 
         Args:
             message: to send.
-            timeout_s: for the reply.
+            timeout_s: for the reply; None where what is asked for has a deadline of its own.
             waiting_for: what the reply brings, in words, for the error.
 
         Raises:

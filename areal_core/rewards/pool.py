@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification, describe_exit
+from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import RewardScore
-from areal_core.messages import Channel, ChannelClosed, serve
+from areal_core.messages import Channel, ChannelClosed
 from areal_core.messages.scores import Score, Scored, WorkerReady
+from areal_core.messages.workers import WorkerServer
 from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.interfaces.launcher import Processes, RunningProcess
-    from areal_core.messages import Server
 
 REQUESTS_AHEAD = 32
 BLOCKED_S = 5.0
@@ -91,18 +91,15 @@ class RewardPool:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._run_dir = run_dir
-        self._address = f"unix:{folder / 'rewards.sock'}"
-        self._processes = processes
+        address = f"unix:{folder / 'rewards.sock'}"
+        self._server = WorkerServer(address, processes, role="reward", ready=WorkerReady, timeout_s=start_timeout_s)
         self._count = count
         self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
         self._tell = tell
         self._numbers = itertools.count()
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
-        self._arriving: dict[str, asyncio.Future[tuple[Channel, int]]] = {}
         self._metrics: Counter[str] = Counter()
-        self._server: Server | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._closing = asyncio.Event()
 
@@ -112,7 +109,7 @@ class RewardPool:
         Raises:
             RunError: a worker ended before it was ready; with its own words.
         """
-        self._server = await serve(self._address, self._welcome)
+        await self._server.listen()
         await asyncio.gather(*(self._start_worker(f"reward-{number}") for number in range(self._count)))
         self._tasks.append(start_task(self._watch_deadlines(), "deadlines of rewards"))
 
@@ -135,36 +132,12 @@ class RewardPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(worker.process.end() for worker in self._workers))
-        if self._server is not None:
-            self._server.close()
-
-    async def _welcome(self, channel: Channel) -> None:
-        """A worker has come, and says that it has loaded the rewards."""
-        ready = await channel.receive()
-        arriving = self._arriving.get(channel.peer)
-        if isinstance(ready, WorkerReady) and arriving is not None and not arriving.done():
-            arriving.set_result((channel, ready.at_once))
-            await self._closing.wait()  # the channel closes when this returns
+        self._server.close()
 
     async def _start_worker(self, name: str) -> None:
-        arriving = self._arriving[name] = asyncio.get_running_loop().create_future()
-        command = [sys.executable, "-m", "areal_core.rewards.worker", str(self._run_dir), self._address, name]
-        needs = Needs(cores=1)
-        process = await self._processes.start(
-            ProcessSpecification(name, "reward", command, needs=needs, end=EndMeans.REPLACED)
-        )
-        exited = asyncio.ensure_future(process.wait())
-        try:
-            waited: set[asyncio.Future[Any]] = {arriving, exited}
-            await asyncio.wait(waited, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not arriving.done():
-                how = exited.result().describe() if exited.done() else f"took longer than {self._start_timeout_s:g} s"
-                raise RunError(f"a reward process is not ready: it {how}")
-        except BaseException:
-            await process.end()  # it is in nobody's list; one that is only slow would come in the place of the next one
-            raise
-        exited.cancel()
-        worker = _Worker(process, *arriving.result())
+        command = [sys.executable, "-m", "areal_core.rewards.worker", str(self._run_dir), self._server.address, name]
+        process, channel, ready = await self._server.start(name, command)
+        worker = _Worker(process, channel, ready.at_once)
         self._workers.append(worker)
         self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))
         self._dispatch()

@@ -7,7 +7,7 @@ import heapq
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from areal_core.data.prompt_group import PromptGroup, pack_groups
+from areal_core.data.prompt_group import PromptGroup, put_together
 from areal_core.disk import PATIENCE_S, RETRY_INTERVAL_S, DiskError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class GroupBuffer:
             DiskError: nothing is lost; the next flush writes it.
         """
         ended, self._ended = self._ended, []
-        for group in self._ledger.flush(ended, pack_groups(ended)):
+        for group in self._ledger.flush(ended, put_together(ended)):
             heapq.heappush(self._ready, (0, group.number, group))
 
     async def take(self, size: int, step: int) -> list[PromptGroup]:

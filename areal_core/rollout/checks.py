@@ -10,7 +10,9 @@ from areal_core.data.trajectory import Episode, FinishReason, Trajectory
 from areal_core.rewards.scoring import finite_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Container
+
+    from areal_core.data.batch import PackedBatch
 
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[torch.dtype, torch.Size]]
@@ -26,8 +28,6 @@ class EpisodeChecks:
     def __init__(self, vocabulary: int | None = None) -> None:
         self.vocabulary = vocabulary
         self._layout: Layout | None = None
-        self.is_known_version: Callable[[int], bool] = lambda version: version >= 0
-        """Whether a weight version has been published."""
 
     def check(self, episode: object) -> Episode:
         """The same episode, its rewards as floats.
@@ -60,9 +60,6 @@ class EpisodeChecks:
                 f"{where}: input_ids hold the token {low if low < 0 else high}, which is none of the vocabulary's "
                 f"{self.vocabulary or ''}"
             )
-        versions = torch.unique(tokens["versions"][tokens["loss_mask"]]).tolist()
-        if unknown := [version for version in versions if not self.is_known_version(version)]:
-            raise ValueError(f"{where}: versions hold {unknown}, which were never published")
         reason = trajectory.sequence.get("finish_reason")
         if reason is None or reason.shape != () or int(reason) not in REASONS:
             raise ValueError(f"{where}: finish_reason is {reason!r}; it must be one of FinishReason")
@@ -79,6 +76,30 @@ class EpisodeChecks:
                 f"{where}: {', '.join(odd)} differ in name, dtype or shape from the run's first trajectory; "
                 "all trajectories of a run have the same"
             )
+
+
+class GroupChecks:
+    """Holds what workers bring against what was published, and against each other."""
+
+    def __init__(self) -> None:
+        self._layout: dict[str, tuple[torch.dtype, torch.Size]] | None = None
+
+    def fault(self, batch: PackedBatch, published: Container[int]) -> str:
+        """Why a group cannot be trained on; empty where it can.
+
+        Args:
+            batch: its sequences.
+            published: weight versions.
+        """
+        versions = torch.unique(batch["versions"][batch["loss_mask"]]).tolist()
+        if unknown := [version for version in versions if version not in published]:
+            return f"versions hold {unknown}, which were never published"
+        levels = (batch.tokens.values, batch.turns.values if batch.turns is not None else {}, batch.sequences)
+        layout = {key: (value.dtype, value.shape[1:]) for level in levels for key, value in level.items()}
+        layout = {key: kind for key, kind in layout.items() if not key.startswith("reward.")}
+        self._layout = self._layout or layout
+        odd = sorted({key for key, _ in layout.items() ^ self._layout.items()})
+        return f"{', '.join(odd)} differ in name, dtype or shape from the run's first trajectory" if odd else ""
 
 
 def _writable(name: object) -> str:

@@ -1,9 +1,8 @@
 """The rollout controller: admits prompt groups under the staleness bound and hands finished ones out as batches.
 
-The way of a group: `_admit` gives it a number and starts its episodes; each episode that ends calls `_episode_ended`;
-the last one shapes the group and calls `_group_ended`, which fails, filters or finishes it; the buffer makes finished
-groups durable;
-`next_batch` hands out the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
+The way of a group: `_admit` gives it a number and starts it; the workers run its episodes, and the algorithm's stages
+on them; `_group_ended` fails, filters or finishes it; the buffer makes finished groups durable; `next_batch` hands out
+the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
 that another prompt takes its place. What is kept in memory changes only after the ledger has it; while its disk refuses
 to be written, everything waits, for a bounded time.
 """
@@ -12,33 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.data.prompt_group import PromptGroup, join_groups
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
-from areal_core.interfaces.dataset import name_row
+from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
-from areal_core.rollout.episodes import EpisodeError
-from areal_core.rollout.shaping import shape
+from areal_core.rollout.checks import GroupChecks
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from areal_core.config.sections import RolloutSection
     from areal_core.data.batch import PackedBatch
     from areal_core.data.sampler import PromptSampler
-    from areal_core.interfaces.algorithm import GroupStage
-    from areal_core.interfaces.dataset import Dataset
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
     from areal_core.ledger.store import Ledger
-    from areal_core.rollout.episodes import EpisodeRunner
+    from areal_core.messages.workflows import GroupFacts
+    from areal_core.rollout.groups import GroupRunner
     from areal_core.rollout.samples import SampleLog
 
 FLUSH_INTERVAL_S = 0.25
@@ -53,13 +50,12 @@ class RolloutController:
 
     Args:
         section: settings.
-        runner: runs episodes.
+        runner: runs prompt groups.
         engine: whose weights `publish` changes.
-        dataset: rows to prompt with.
         sampler: which row comes when.
         sampling: settings of every generation in training.
         ledger: records what becomes of each group.
-        group_stages: of the algorithm; they filter and shape groups that have ended.
+        vocabulary: how many token ids the model has; None where that is not known.
         samples: keeps a few episodes for the report.
 
     Attributes:
@@ -69,23 +65,22 @@ class RolloutController:
     def __init__(
         self,
         section: RolloutSection,
-        runner: EpisodeRunner,
+        runner: GroupRunner,
         engine: InferenceEngine,
-        dataset: Dataset,
         sampler: PromptSampler,
         sampling: SamplingParameters,
         ledger: Ledger,
-        group_stages: Sequence[GroupStage] = (),
+        vocabulary: int | None = None,
         samples: SampleLog | None = None,
     ) -> None:
         self.section = section
         self._runner = runner
         self._engine = engine
-        self._dataset = dataset
         self._sampler = sampler
         self.sampling = sampling
         self._ledger = ledger
-        self._group_stages = group_stages
+        self.vocabulary = vocabulary
+        self._checks = GroupChecks()
         self._samples = samples
         self.counts = AdmissionCounts()
         self._published = {0: 0}
@@ -97,7 +92,7 @@ class RolloutController:
         self._reissue: list[int] = []
         self._open: set[int] = set()  # issued, and its fate not known yet
         self._buffer = GroupBuffer(ledger)
-        self._episodes: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._progressed = time.monotonic()  # when a group was finished last
         self._changed = asyncio.Event()
         self._fatal: RunError | None = None
@@ -106,7 +101,6 @@ class RolloutController:
         self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
         self._admission: asyncio.Task[None] | None = None
-        runner.checks.is_known_version = self._published.__contains__
 
     # The life of the controller.
 
@@ -122,11 +116,6 @@ class RolloutController:
             consumed=self._ledger.committed_step * self.section.batch_size,
             trained=self._ledger.committed_step,
         )
-
-    @property
-    def vocabulary(self) -> int | None:
-        """How many token ids the model has, where that is known."""
-        return self._runner.checks.vocabulary
 
     @property
     def committed_step(self) -> int:
@@ -151,7 +140,7 @@ class RolloutController:
     async def close(self) -> None:
         """Cancel what runs and close the ledger, which then accounts for every group that was issued."""
         self._is_closing = True
-        tasks = [*self._episodes, *(task for task in (self._keeper, self._admission) if task is not None)]
+        tasks = [*self._running, *(task for task in (self._keeper, self._admission) if task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -252,17 +241,9 @@ class RolloutController:
             self._ledger.issued(number, *occurrence)
             self._open.add(number)
             self.counts.running += 1
-            group = PromptGroup(number, occurrence, [None] * size, size)
-            try:
-                row = self._dataset[occurrence[0]]
-            except BaseException as error:  # noqa: BLE001 - a data set may raise anything
-                told = "".join(traceback.format_exception(error))
-                start_task(self._fail_group(group, told), f"end of group {number}")
-                continue
-            for index in range(size):
-                task = start_task(self._run_episode(group, row, index), f"episode {index} of group {number}")
-                self._episodes.add(task)
-                task.add_done_callback(self._episodes.discard)
+            task = start_task(self._run(PromptGroup(number, occurrence)), f"group {number}")
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
 
     def _may_admit(self) -> bool:
         if self._is_closing or self._fatal is not None or capacity(self.section, self.counts) <= 0:
@@ -271,58 +252,38 @@ class RolloutController:
         lag = self._awaited - self.counts.trained
         return self.section.stale != "drop" or lag <= self.section.max_staleness
 
-    async def _fail_group(self, group: PromptGroup, told: str) -> None:
-        """A group whose row cannot be read fails as one whose episode failed."""
-        group.failure = f"{name_row(self._dataset, group.occurrence[0])} cannot be read: {told}"
-        self._ledger.failed(group.number, 0, 0, group.failure)
-        self._group_ended(group, is_kept=True)
-
-    async def _run_episode(self, group: PromptGroup, row: object, index: int) -> None:
+    async def _run(self, group: PromptGroup) -> None:
+        samples = tuple(range(self.section.group_size))
+        task = RunGroup(group.number, *group.occurrence, samples, self.sampling, False, self.section.episode_timeout_s)
         try:
-            group.episodes[index] = episode = await self._runner.run(
-                row,  # type: ignore[arg-type]
-                group.occurrence,
-                group=group.number,
-                sample_index=index,
-                sampling=self.sampling,
-                timeout_s=self.section.episode_timeout_s,
-            )
-            self._tally.rewards.append(episode.reward)
-        except EpisodeError as error:
-            group.failure = str(error)
-        except RunError as error:
-            self._fail(error)
-            return
-        group.missing -= 1
-        if group.missing:
-            return
-        try:
-            is_kept = await shape(group, self._group_stages, self._runner.checks, self.section)
+            group.batch, facts = await self._runner.run(task)
         except RunError as error:
             self._fail(error)
             return  # its fate is open: a resume issues it again
-        self._group_ended(group, is_kept=is_kept)
+        if group.batch is not None and (fault := self._checks.fault(group.batch, self._published)):
+            group.batch, facts = None, replace(facts, rewards=(), failed=len(samples), failure=fault)
+            self._ledger.failed(group.number, 0, 0, fault)
+        group.rows = range(0 if group.batch is None else len(group.batch))
+        self._group_ended(group, facts)
 
-    def _group_ended(self, group: PromptGroup, *, is_kept: bool) -> None:
+    def _group_ended(self, group: PromptGroup, facts: GroupFacts) -> None:
         self.counts.running -= 1
         self._open.discard(group.number)
-        episodes = group.finished_episodes
-        self._tally.failed_episodes += len(group.episodes) - len(episodes)
-        if group.failure:
-            self._count_failure(group)
+        self._tally.rewards += facts.rewards
+        self._tally.failed_episodes += facts.failed
+        if facts.failure:
+            self._count_failure(facts.failure)
         else:
             self._consecutive_failures = 0
             if self._samples is not None:
                 with suppress(DiskError):  # the ledger, which is written next, waits and says so
-                    self._samples.saw(group, self.version)
+                    self._samples.saw(group.number, facts, self.version)
         incomplete = self.section.incomplete_groups
-        if group.failure and (incomplete == "replace" or (incomplete == "use" and not episodes)):
+        if facts.failure and (incomplete == "replace" or (incomplete == "use" and not facts.rewards)):
             self._leave(group.number, "failed")
-        elif not is_kept:
+        elif not facts.is_kept:
             self._leave(group.number, "filtered")
         else:
-            if group.failure and incomplete == "drop":
-                group.episodes = []
             self.counts.ready += 1
             self._buffer.add(group)
             self._progressed = time.monotonic()
@@ -330,13 +291,12 @@ class RolloutController:
             self._changed.set()
         self._admit()
 
-    def _count_failure(self, group: PromptGroup) -> None:
+    def _count_failure(self, failure: str) -> None:
         self._consecutive_failures += 1
         if self._consecutive_failures >= self.section.max_consecutive_failures:
             self._fail(
                 RunError(
-                    f"{self._consecutive_failures} prompt groups failed one after another; "
-                    f"the last one:\n{group.failure}",
+                    f"{self._consecutive_failures} prompt groups failed one after another; the last one:\n{failure}",
                     hints=[
                         "a judge or server that is back: resume; a workflow or reward that was mended: resume with "
                         "--allow-changed-plugins; or raise rollout.max_consecutive_failures"
@@ -369,10 +329,11 @@ class RolloutController:
             raise self._fatal
         remaining = max(began, self._progressed) + self.section.stall_timeout_s - time.monotonic()
         if remaining <= 0:
+            episodes = len(self._running) * self.section.group_size
             raise RunError(
                 f"no group was finished within rollout.stall_timeout_s: {self.section.stall_timeout_s:g}; "
                 f"{self.describe()}; "
-                f"{self._runner.waiting} of {len(self._episodes)} episodes wait for a place in the engine",
+                f"{self._runner.waiting} of {episodes} episodes wait for a place in the engine",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
         self._changed.clear()

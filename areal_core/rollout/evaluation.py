@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-import traceback
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from areal_core.data.trajectory import Episode
 from areal_core.errors import RunError
-from areal_core.interfaces.dataset import name_row
-from areal_core.rollout.episodes import EpisodeError
+from areal_core.messages.workflows import RunGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from areal_core.config.sections import EvaluationSection, RolloutSection
-    from areal_core.data.trajectory import Episode
-    from areal_core.interfaces.dataset import Dataset
     from areal_core.interfaces.inference import SamplingParameters
-    from areal_core.rollout.episodes import EpisodeRunner
+    from areal_core.rollout.groups import GroupRunner
 
 
 class Played(NamedTuple):
@@ -45,20 +42,19 @@ class Evaluator:
     The trainer publishes nothing while an evaluation runs, so all of its tokens are of one weight version.
 
     Args:
-        runner: runs episodes.
-        dataset: held-out rows.
+        runner: runs prompt groups.
+        rows: how many held-out rows there are.
         section: how many rows and answers.
         sampling: of the evaluation; its own temperature, for example.
     """
 
     def __init__(
-        self, runner: EpisodeRunner, dataset: Dataset, section: EvaluationSection, sampling: SamplingParameters
+        self, runner: GroupRunner, rows: int, section: EvaluationSection, sampling: SamplingParameters
     ) -> None:
         self._runner = runner
-        self._dataset = dataset
         self._sampling = sampling
         self._samples = section.samples_per_prompt
-        self._rows = min(len(dataset), section.limit or len(dataset))
+        self._rows = min(rows, section.limit or rows)
         self.progress = ""
         """How far the evaluation is that runs now, in words; empty where none does."""
         self.on_failure: Callable[[str], None] = lambda _: None
@@ -112,24 +108,12 @@ class Evaluator:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _played(self, row: int, sample: int, timeout_s: float) -> Played:
-        try:
-            prompt = self._dataset[row]
-        except BaseException as error:  # noqa: BLE001 - a data set may raise anything
-            told = "".join(traceback.format_exception(error))
-            return Played(row, sample, None, f"held-out {name_row(self._dataset, row)} cannot be read: {told}")
-        try:
-            episode = await self._runner.run(
-                prompt,
-                (row, -1),  # an epoch of its own: evaluation and training never share random numbers
-                group=-1 - row,
-                sample_index=sample,
-                sampling=self._sampling,
-                is_evaluation=True,
-                timeout_s=timeout_s,
-            )
-        except EpisodeError as error:
-            return Played(row, sample, None, str(error))
-        return Played(row, sample, episode)
+        # An epoch of its own: evaluation and training never share random numbers.
+        batch, facts = await self._runner.run(RunGroup(-1 - row, row, -1, (sample,), self._sampling, True, timeout_s))
+        if batch is None:
+            return Played(row, sample, None, facts.failure)
+        (shown,) = facts.shown
+        return Played(row, sample, Episode(batch.to_trajectories(), shown.reward, dict(shown.rewards), shown.text))
 
     async def run(self, rollout: RolloutSection) -> dict[str, float]:
         """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.

@@ -10,9 +10,8 @@ from areal_core.disk import append_line, replace_durably, writing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.data.prompt_group import PromptGroup
+    from areal_core.messages.workflows import GroupFacts
 
-SHOWN_EPISODES = 4
 MOST_BYTES = 32 << 20
 """Of a file that grows beyond it every second line is left out: a long run is shown whole, its past thinner."""
 
@@ -24,20 +23,16 @@ class SampleLog:
         self._path = path
         self._version = -1
 
-    def saw(self, group: PromptGroup, version: int) -> None:
-        """A group has finished while `version` was generating.
+    def saw(self, number: int, facts: GroupFacts, version: int) -> None:
+        """The group of this number has finished while `version` was generating.
 
         Raises:
             DiskError: the disk refuses; the next group is taken instead.
         """
         if version == self._version:
             return
-        episodes = [
-            {"text": episode.text, "reward": episode.reward, "rewards": episode.rewards}
-            for episode in group.episodes[:SHOWN_EPISODES]
-            if episode is not None
-        ]
-        line = json.dumps({"version": version, "group": group.number, "episodes": episodes})
+        episodes = [{"text": e.text, "reward": e.reward, "rewards": dict(e.rewards)} for e in facts.shown]
+        line = json.dumps({"version": version, "group": number, "episodes": episodes})
         append_line("samples", self._path, line)
         self._version = version
         if self._path.stat().st_size > MOST_BYTES:

@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +23,17 @@ from areal_core.ledger.store import Ledger
 from areal_core.messages import ChannelCorrupt, Credentials, FrameDecoder, encode_frame, serve
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Forward, Forwarded, Notice, ProcessEnded, Status
+from areal_core.messages.workflows import Welcome
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.controller import RolloutController
-from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.evaluation import Evaluator
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
+from areal_core.rollout.workers import WorkflowWorkers
+from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.link import LinkedProcesses
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
+from areal_core.runs.workflow_worker import load_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import EvaluationSection
     from areal_core.interfaces import InferenceEngine, Processes
+    from areal_core.rollout.groups import GroupRunner
     from areal_core.runs.folder import RunFolder
     from areal_core.runs.link import Link
 
@@ -54,35 +58,6 @@ def play(run: RunFolder, link: Link) -> int:
     return 0
 
 
-def run_event_loop(work: Any) -> None:
-    """Run a coroutine in the fastest event loop that is installed."""
-    _choose_loop()
-    asyncio.run(work)
-
-
-def run_through_exits(work: Any) -> None:
-    """The same for a process that nobody interrupts: what a task of a user's code raises does not end the loop."""
-    _choose_loop()
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        task = asyncio.ensure_future(work, loop=loop)
-        while not task.done():
-            try:
-                return loop.run_until_complete(task)
-            except (SystemExit, KeyboardInterrupt):
-                # asyncio lets these out of any task, such as one that a workflow has started; whoever waits for that
-                # task meets them too.
-                if task.done():
-                    raise
-
-
-def _choose_loop() -> None:
-    with suppress(ImportError):
-        import uvloop
-
-        uvloop.install()
-
-
 @dataclass(frozen=True)
 class RolloutHalf:
     """What a run and an evaluation generate with: engine, rewards, and the runner of episodes; made by `begin`."""
@@ -91,14 +66,18 @@ class RolloutHalf:
     tokenizer: Any
     engine: InferenceEngine
     scorer: RewardPool
-    runner: EpisodeRunner
+    workers: WorkflowWorkers | None
+    groups: GroupRunner
+    rows: int
+    held_out_rows: int
     starting: asyncio.Future[Any]
     ends: frozenset[int]
     """Tokens that end an answer."""
+    vocabulary: int | None
 
     @classmethod
     async def begin(
-        cls, resolved: Resolved, run: RunFolder, processes: Processes, tell: Callable[[str], None]
+        cls, resolved: Resolved, run: RunFolder, processes: Processes, tell: Callable[[str], None], *, trains: bool
     ) -> RolloutHalf:
         """All parts, their processes starting: each imports for seconds, as this one does, so they do it side by side.
 
@@ -107,6 +86,7 @@ class RolloutHalf:
             run: its folder.
             processes: starts the processes that engine and rewards need.
             tell: takes a line for whoever watches the run.
+            trains: whether there will be more than evaluations.
 
         Raises:
             RunError: the engine cannot do what the config asks of it, or the model has no tokenizer.
@@ -124,28 +104,41 @@ class RolloutHalf:
             start_timeout_s=config.training.phase_timeout_s,
             tell=tell,
         )
+        uses = {"trains": trains, "evaluates": config.evaluation is not None}
+        workers = None
+        if rollout.workers:
+            workers = WorkflowWorkers(
+                run.path,
+                scratch,
+                processes,
+                engine,
+                scorer,
+                count=rollout.workers,
+                start_timeout_s=config.training.phase_timeout_s,
+                welcome=Welcome(**uses, tells_places=engine.capabilities.tells_places),
+                tell=tell,
+            )
         starting = asyncio.gather(engine.start(model), scorer.start())
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
             ends = await asyncio.to_thread(end_tokens, model, tokenizer)
-            runner = EpisodeRunner(
-                config.workflow.build(),
-                engine,
-                scorer,
-                tokenizer,
-                seed=config.seed,
-                vocabulary=vocabulary_size(model, tokenizer),
-                max_retries=rollout.max_retries,
-            )
+            groups: GroupRunner
+            if workers is not None:
+                await workers.start()
+                groups, rows, held_out_rows = workers, workers.rows, workers.held_out_rows
+            else:
+                parts = resolved, run, engine, scorer
+                groups, rows, held_out_rows = await asyncio.to_thread(load_groups, *parts, **uses)
         except BaseException:
-            await _close(starting, engine, scorer)
+            await _close(starting, engine, scorer, workers)
             raise
-        return cls(config, tokenizer, engine, scorer, runner, starting, ends)
+        vocabulary = vocabulary_size(model, tokenizer)
+        return cls(config, tokenizer, engine, scorer, workers, groups, rows, held_out_rows, starting, ends, vocabulary)
 
     def evaluator(self, section: EvaluationSection) -> Evaluator:
         """Plays the episodes of an evaluation."""
         sampling = sampling_parameters(self.config, self.ends, section.temperature)
-        return Evaluator(self.runner, section.dataset.build(), section, sampling)
+        return Evaluator(self.groups, self.held_out_rows, section, sampling)
 
     async def ready(self) -> None:
         """Wait until it generates and scores."""
@@ -153,12 +146,16 @@ class RolloutHalf:
 
     async def close(self) -> None:
         """End both; safe to call twice."""
-        await _close(self.starting, self.engine, self.scorer)
+        await _close(self.starting, self.engine, self.scorer, self.workers)
 
 
-async def _close(starting: asyncio.Future[Any], engine: InferenceEngine, scorer: RewardPool) -> None:
+async def _close(
+    starting: asyncio.Future[Any], engine: InferenceEngine, scorer: RewardPool, workers: WorkflowWorkers | None
+) -> None:
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
+    if workers is not None:
+        await workers.close()
     await engine.close()
     await scorer.close()
 
@@ -219,27 +216,25 @@ async def _serve(run: RunFolder, link: Link) -> None:
     def tell(text: str) -> None:
         link.post(Notice(text))
 
-    half = await RolloutHalf.begin(resolved, run, processes, tell)
+    half = await RolloutHalf.begin(resolved, run, processes, tell, trains=True)
     controller: RolloutController | None = None
     try:
-        half.runner.on_failure = _telling_the_first(ledger.failed, tell)
-        dataset = await asyncio.to_thread(config.dataset.build)  # it may take minutes, and engines are starting
-        sampler = PromptSampler(len(dataset), config.seed, shuffle=config.shuffle)
+        half.groups.on_failure = _telling_the_first(ledger.failed, tell)
+        sampler = PromptSampler(half.rows, config.seed, shuffle=config.shuffle)
         controller = RolloutController(
             config.rollout,
-            half.runner,
+            half.groups,
             half.engine,
-            dataset,
             sampler,
             sampling_parameters(config, half.ends),
             ledger,
-            config.algorithm.build().group_stages,
+            half.vocabulary,
             SampleLog(run.samples),
         )
         controller.restore(discard=config.deterministic)
         evaluator = None
         if config.evaluation is not None:
-            evaluator = await asyncio.to_thread(half.evaluator, config.evaluation)
+            evaluator = half.evaluator(config.evaluation)
             evaluator.on_failure = tell
         audit_now = functools.partial(_audit, controller, ledger, run, sampler)
         service = RolloutService(controller, half.engine, evaluator, audit_now)

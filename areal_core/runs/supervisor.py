@@ -250,7 +250,7 @@ class Supervisor:
         match message:
             case Finished():
                 process.has_finished = True
-            case Dying():
+            case Dying() if process in self._essential():
                 self._dying.append((process, message))
             case Announce(name, value):
                 self._announced[name] = value
@@ -268,7 +268,7 @@ class Supervisor:
                     asked.node.post(EndProcess(name, grace_s))
             case Adopt() | FindPlace():
                 start_task(self._find(process, message, number), f"a place for {process.name}")
-            case Notice(text):
+            case Notice(text) | Dying(text):
                 self._say(f"{process.name}: {text}")
             case _:
                 self._hear(process, message)

@@ -1,7 +1,7 @@
 """Packing a prompt group tells of each trajectory whose it is and which part of its episode."""
 
 from areal_core.data import Episode, FinishReason, Trajectory
-from areal_core.data.prompt_group import PromptGroup, pack_groups
+from areal_core.data.prompt_group import PromptGroup, pack_episodes, put_together
 from areal_core.data.trajectory import Generation
 
 
@@ -11,11 +11,14 @@ def episode(lengths):
 
 
 def test_parts_are_numbered_in_the_order_of_their_episode():
-    groups = [
-        PromptGroup(4, (0, 0), [episode([3, 1, 2]), None, episode([2])]),
-        PromptGroup(7, (1, 0), [episode([1, 4])]),
+    batches = [
+        pack_episodes(4, (0, 0), 3, {0: episode([3, 1, 2]), 2: episode([2])}),
+        pack_episodes(7, (1, 0), 1, {0: episode([1, 4])}),
     ]
-    batch = pack_groups(groups)
+    groups = [PromptGroup(b, (0, 0), batch, range(len(batch))) for b, batch in enumerate(batches)]
+    batch = put_together([groups[0], PromptGroup(9, (0, 0)), groups[1]])
+    assert [group.rows for group in groups] == [range(4), range(4, 6)]
+    assert all(group.batch is batch for group in groups)
     assert batch["part_index"].tolist() == [0, 1, 2, 0, 0, 1]
     assert batch["sample_index"].tolist() == [0, 0, 0, 2, 0, 0]
     assert batch["episode_id"].tolist() == [12, 12, 12, 14, 7, 7]

@@ -14,13 +14,14 @@ from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.groups import LocalGroups
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import RolloutWorkflow
+    from areal_core.interfaces import GroupStage, RolloutWorkflow
 
 
 def _ledger_folders(run_dir: Path) -> tuple[Path, list[Path]]:
@@ -41,6 +42,7 @@ def _build(
     *,
     engine: FakeEngine | None = None,
     keep: Callable[[Any], bool] | None = None,
+    stages: Sequence[GroupStage] = (),
     batch_size: int = 4,
     max_staleness: int = 1,
     depth: int = 2,
@@ -61,16 +63,11 @@ def _build(
     section = RolloutSection(
         batch_size=batch_size, max_staleness=max_staleness, pipeline_depth=depth, group_size=group_size, **policy
     )
-    controller = RolloutController(
-        section,
-        runner,
-        engine,
-        CountingDataset(7),
-        PromptSampler(7, seed=3),
-        SamplingParameters(max_new_tokens=8),
-        ledger,
-        [] if keep is None else [lambda episodes: episodes if keep([e.reward for e in episodes]) else None],
-    )
+    if keep is not None:
+        stages = [lambda episodes: episodes if keep([e.reward for e in episodes]) else None]
+    groups = LocalGroups(runner, CountingDataset(7), None, stages, section)
+    sampling = SamplingParameters(max_new_tokens=8)
+    controller = RolloutController(section, groups, engine, PromptSampler(7, seed=3), sampling, ledger)
     return controller, ledger
 
 

@@ -234,7 +234,7 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
             await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
             if step == 0:
                 await controller.commit(1, tmp_path / "step-1")
-        for task in list(controller._episodes):  # as if killed: nothing is closed or flushed
+        for task in list(controller._running):  # as if killed: nothing is closed or flushed
             task.cancel()
         return batches
 

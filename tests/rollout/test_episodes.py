@@ -13,7 +13,7 @@ from areal_core.data import Episode, Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
-from areal_core.runs.controller import run_through_exits
+from areal_core.runs.event_loops import run_through_exits
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_a_row_that_cannot_be_read_fails_its_group_and_says_so(
 
     async def run(**policy: Any) -> RolloutController:
         controller, ledger = build(tmp_path, **policy)
-        controller._dataset = RaggedDataset(7)
+        controller._runner._dataset = RaggedDataset(7)
         controller.start()
         try:
             for step in range(3):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from areal_core.messages.workflows import EpisodeShown, GroupFacts
 from areal_core.rollout import samples
 from areal_core.rollout.samples import SampleLog
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def group(number: int) -> Any:
-    return SimpleNamespace(number=number, episodes=[SimpleNamespace(text="x" * 100, reward=1.0, rewards={}), None])
+FACTS = GroupFacts((1.0,), (EpisodeShown("x" * 100, 1.0, {}),), 1, "", is_kept=True)
 
 
 def test_a_long_run_is_shown_whole_and_its_past_thinner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,8 +23,8 @@ def test_a_long_run_is_shown_whole_and_its_past_thinner(tmp_path: Path, monkeypa
     path = tmp_path / "samples.jsonl"
     log = SampleLog(path)
     for version in range(1000):
-        log.saw(group(2 * version), version)
-        log.saw(group(2 * version + 1), version)
+        log.saw(2 * version, FACTS, version)
+        log.saw(2 * version + 1, FACTS, version)
         assert path.stat().st_size <= 10_000
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     versions = [line["version"] for line in lines]

@@ -39,8 +39,7 @@ def test_stages_shape_the_rewards_that_are_trained_on(tmp_path: Path, build: Bui
         plain.start()
         wanted, _ = await plain.next_batch(0)
         await plain.close()
-        controller, _ = build(tmp_path / "shaped")
-        controller._group_stages = [doubled, raised]
+        controller, _ = build(tmp_path / "shaped", stages=[doubled, raised])
         controller.start()
         batch, metrics = await controller.next_batch(0)
         await controller.close()
@@ -65,8 +64,7 @@ def test_what_a_stage_returns_wrongly_ends_the_run_by_its_name(
     tmp_path: Path, build: Build, stage: Any, words: str
 ) -> None:
     async def run() -> None:
-        controller, _ = build(tmp_path, episode_timeout_s=2)
-        controller._group_stages = [stage]
+        controller, _ = build(tmp_path, stages=[stage], episode_timeout_s=2)
         controller.start()
         with pytest.raises(RunError, match=rf"group stages failed on prompt group \d+(?s:.*){words}"):
             await controller.next_batch(0)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_core.data import Episode, FinishReason, Trajectory, shift_to_predictions
-from areal_core.data.prompt_group import PromptGroup, pack_groups
+from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory, shift_to_predictions
+from areal_core.data.prompt_group import pack_episodes
 from areal_grpo.generalised_advantages import gae, reinforce_pp
 
 GOLDEN = {"rtol": 0, "atol": 1e-10}
@@ -42,13 +42,12 @@ def pack(groups, keys=("token_rewards", "turn_rewards"), shuffle=0):
     """The batch that the runtime makes of them, shifted, in float64, its rows in another order."""
     made = []
     for number, episodes in enumerate(groups):
-        group = PromptGroup(5 + 2 * number, (number, 0))
-        for episode in episodes:
-            trajectories = [_trajectory(part, keys) for part in episode["parts"]]
-            group.episodes.append(Episode(trajectories, episode["reward"]))
-        group.episodes += [None] * (3 - len(group.episodes))
-        made.append(group)
-    batch = pack_groups(made)
+        written = {
+            index: Episode([_trajectory(part, keys) for part in episode["parts"]], episode["reward"])
+            for index, episode in enumerate(episodes)
+        }
+        made.append(pack_episodes(5 + 2 * number, (number, 0), 3, written))
+    batch = PackedBatch.concatenate(made)
     # The reward goes through float32 there; the loops shall have the same.
     batch = shift_to_predictions(batch).with_sequences(reward=batch["reward"].double())
     order = list(range(len(batch)))

@@ -13,7 +13,8 @@ from areal_core.config import load_run
 from areal_core.data import FinishReason
 from areal_core.messages.processes import Notice, ProcessEnded
 from areal_core.runs import INTERRUPTED_EXIT_CODE, LinkedProcesses, RunFolder, run_role
-from areal_core.runs.controller import RolloutHalf, run_event_loop
+from areal_core.runs.controller import RolloutHalf
+from areal_core.runs.event_loops import run_event_loop
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def _play(run: RunFolder, link: Link) -> None:
     assert section is not None
     processes = LinkedProcesses(link)
     link.on_message(lambda said, _: processes.hear(said) if isinstance(said, ProcessEnded) else None)
-    half = await RolloutHalf.begin(resolved, run, processes, lambda text: link.post(Notice(text)))
+    half = await RolloutHalf.begin(resolved, run, processes, lambda text: link.post(Notice(text)), trains=False)
     evaluator = half.evaluator(section)
     try:
         with link.phase("starting the inference engine"):

@@ -1,0 +1,189 @@
+"""Between the rollout controller and its workflow workers. Fields are the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from areal_core.interfaces.inference import SamplingParameters
+from areal_core.messages.codec import message
+
+
+@message
+class Welcome:
+    """The controller has let a worker in.
+
+    Attributes:
+        trains: whether it will be asked for groups of training, so that it needs the data set for that.
+        evaluates: the same for evaluations.
+        tells_places: see `InferenceCapabilities`.
+    """
+
+    trains: bool
+    evaluates: bool
+    tells_places: bool
+
+
+@message
+class WorkflowsReady:
+    """The worker has loaded the workflow and the data.
+
+    Attributes:
+        rows: of the data set; 0 where it was not asked for.
+        held_out_rows: of the evaluation's.
+    """
+
+    rows: int
+    held_out_rows: int
+
+
+@message
+class RunGroup:
+    """Run episodes of one prompt. Answered with `GroupEnded`, or `Failed` where the run cannot go on.
+
+    Attributes:
+        number: of the group; negative in evaluations.
+        row, epoch: of the data.
+        samples: sample indices, one for each episode.
+        sampling: the settings that every generation starts from.
+        is_evaluation: episodes of an evaluation; they are not filtered.
+        timeout_s: for all attempts at one episode together; see `EpisodeClock`.
+    """
+
+    number: int
+    row: int
+    epoch: int
+    samples: tuple[int, ...]
+    sampling: SamplingParameters
+    is_evaluation: bool
+    timeout_s: float
+
+
+@message
+class EpisodeShown:
+    """An episode for the log of samples."""
+
+    text: str
+    reward: float
+    rewards: Mapping[str, float]
+
+
+@message
+class GroupFacts:
+    """What became of a group, beside its trajectories.
+
+    Attributes:
+        rewards: of the episodes that ended well, as they were before the group was shaped.
+        shown: a few of them.
+        failed: episodes that failed.
+        failure: why; empty where none did.
+        is_kept: whether the algorithm's group stages keep it.
+    """
+
+    rewards: tuple[float, ...]
+    shown: tuple[EpisodeShown, ...]
+    failed: int
+    failure: str
+    is_kept: bool
+
+
+@message
+class GroupEnded:
+    """The episodes of a group have ended.
+
+    Attributes:
+        packed: their trajectories as `PackedBatch.to_bytes` writes them; empty where there are none.
+        facts: about them.
+    """
+
+    packed: bytes
+    facts: GroupFacts
+
+
+@message
+class CancelGroup:
+    """Nobody waits for the group any more."""
+
+    number: int
+    samples: tuple[int, ...]
+
+
+@message
+class AttemptFailed:
+    """An attempt at an episode has failed."""
+
+    group: int
+    sample: int
+    attempt: int
+    error: str
+
+
+@message
+class Generate:
+    """Continue one sequence. Answered with `Generated`, `Unserved`, or `Failed` where the engine has died.
+
+    Attributes:
+        place: a number of the worker's for what is told of this request; see `Placed`.
+        input_ids, sampling, seed, affinity, conversation: see `GenerationRequest`.
+    """
+
+    place: int
+    input_ids: tuple[int, ...]
+    sampling: SamplingParameters
+    seed: int
+    affinity: str
+    conversation: str
+
+
+@message
+class Generated:
+    """What was generated; see `Generation`."""
+
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: int
+
+
+@message
+class Unserved:
+    """The engine cannot serve the request; why."""
+
+    text: str
+
+
+@message
+class CancelGeneration:
+    """Nobody waits for the request any more."""
+
+    place: int
+
+
+@message
+class Placed:
+    """Whether a request has its place in the engine."""
+
+    place: int
+    has_place: bool
+
+
+@message
+class ScoreCompletion:
+    """Score a completion with the run's rewards. Answered with `CompletionScored` or `Unscored`."""
+
+    arguments: Mapping[str, Any]
+
+
+@message
+class CompletionScored:
+    """The weighted sum of the rewards and its components."""
+
+    value: float
+    components: Mapping[str, float]
+
+
+@message
+class Unscored:
+    """A reward failed; why."""
+
+    text: str

@@ -1,0 +1,157 @@
+"""Running the episodes of one prompt: its row, its episodes, what the algorithm's group stages make of them.
+
+All code of users that a rollout needs is called from here. `LocalGroups` does it in this very event loop, which is that
+of a workflow worker; the rollout controller has the same interface to its workers (`WorkflowWorkers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol
+
+from areal_core.data.prompt_group import pack_episodes
+from areal_core.interfaces.dataset import name_row
+from areal_core.messages.workflows import EpisodeShown, GroupFacts
+from areal_core.rollout.episodes import EpisodeError
+from areal_core.rollout.shaping import shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from areal_core.config.sections import RolloutSection
+    from areal_core.data.batch import PackedBatch
+    from areal_core.data.trajectory import Episode
+    from areal_core.interfaces.algorithm import GroupStage
+    from areal_core.interfaces.dataset import Dataset
+    from areal_core.messages.workflows import RunGroup
+    from areal_core.rollout.episodes import EpisodeRunner
+
+SHOWN_EPISODES = 4
+"""Of a group, in the log of samples."""
+
+
+class GroupRunner(Protocol):
+    """Runs prompt groups.
+
+    Attributes:
+        on_failure: told of every failed attempt at an episode: group, sample index, attempt and traceback.
+    """
+
+    on_failure: Callable[[int, int, int, str], None]
+
+    @property
+    def waiting(self) -> int:
+        """Episodes that wait for a place in the engine."""
+
+    async def run(self, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
+        """Run its episodes to their ends.
+
+        Returns:
+            The trajectories of those that ended well, None where there are none, and what else is to be known.
+
+        Raises:
+            RunError: the run cannot go on: the engine has died, or the algorithm's group stages fail.
+        """
+
+    def take_metrics(self) -> dict[str, float]:
+        """What was counted since this was asked last."""
+
+
+class LocalGroups:
+    """Runs prompt groups in this event loop; a `GroupRunner`.
+
+    Args:
+        runner: runs episodes.
+        dataset: rows to prompt with; None where nothing is trained.
+        held_out: rows of evaluations; None where there are none.
+        stages: of the algorithm; they filter and shape groups that have ended.
+        section: what becomes of groups in which an episode failed, and how long a stage may take.
+    """
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        dataset: Dataset | None,
+        held_out: Dataset | None,
+        stages: Sequence[GroupStage],
+        section: RolloutSection,
+    ) -> None:
+        self._runner = runner
+        self._dataset = dataset
+        self._held_out = held_out
+        self._stages = stages
+        self._section = section
+
+    @property
+    def on_failure(self) -> Callable[[int, int, int, str], None]:
+        """See `GroupRunner`."""
+        return self._runner.on_failure
+
+    @on_failure.setter
+    def on_failure(self, told: Callable[[int, int, int, str], None]) -> None:
+        self._runner.on_failure = told
+
+    @property
+    def waiting(self) -> int:
+        """See `GroupRunner.waiting`."""
+        return self._runner.waiting
+
+    def take_metrics(self) -> dict[str, float]:
+        """See `GroupRunner.take_metrics`."""
+        return self._runner.take_metrics()
+
+    async def run(self, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
+        """See `GroupRunner.run`."""
+        dataset = self._held_out if task.is_evaluation else self._dataset
+        assert dataset is not None
+        try:
+            row = dataset[task.row]
+        except BaseException as error:  # noqa: BLE001 - a data set may raise anything
+            told = "".join(traceback.format_exception(error))
+            failure = f"{'held-out ' * task.is_evaluation}{name_row(dataset, task.row)} cannot be read: {told}"
+            self.on_failure(task.number, 0, 0, failure)
+            return None, GroupFacts((), (), len(task.samples), failure, is_kept=True)
+        failures: list[str] = []
+
+        async def run_episode(sample: int) -> Episode | None:
+            try:
+                return await self._runner.run(
+                    row,
+                    (task.row, task.epoch),
+                    group=task.number,
+                    sample_index=sample,
+                    sampling=task.sampling,
+                    is_evaluation=task.is_evaluation,
+                    timeout_s=task.timeout_s,
+                )
+            except EpisodeError as error:
+                failures.append(str(error))
+                return None
+
+        ended = await _gather([run_episode(sample) for sample in task.samples])
+        episodes = {s: episode for s, episode in zip(task.samples, ended, strict=True) if episode is not None}
+        rewards = tuple(episode.reward for episode in episodes.values())
+        shown = tuple(EpisodeShown(e.text, e.reward, e.rewards) for e in [*episodes.values()][:SHOWN_EPISODES])
+        kept: Sequence[Episode] | None = [*episodes.values()]
+        if failures and self._section.incomplete_groups != "use":
+            kept = []
+        elif kept and not task.is_evaluation:
+            kept = await shape(task.number, kept, self._stages, self._runner.checks, self._section)
+        batch = None
+        if kept:
+            shaped = dict(zip(episodes, kept, strict=True))
+            batch = pack_episodes(task.number, (task.row, task.epoch), len(task.samples), shaped)
+        failure = failures[-1] if failures else ""
+        return batch, GroupFacts(rewards, shown, len(failures), failure, is_kept=kept is not None)
+
+
+async def _gather(works: Sequence[Coroutine[Any, Any, Episode | None]]) -> list[Episode | None]:
+    """The results of all; none goes on where one raises or nobody waits any more."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

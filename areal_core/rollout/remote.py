@@ -1,0 +1,154 @@
+"""What a workflow worker has in place of the inference engine and the rewards: they are the controller's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import start_task
+from areal_core.data.trajectory import FinishReason, Generation
+from areal_core.errors import RunError
+from areal_core.interfaces.inference import InferenceCapabilities
+from areal_core.interfaces.workflow import RewardScore
+from areal_core.messages import ChannelClosed
+from areal_core.messages.credentials import Failed
+from areal_core.messages.workflows import (
+    AttemptFailed,
+    CancelGeneration,
+    CancelGroup,
+    Generate,
+    Generated,
+    GroupEnded,
+    Placed,
+    RunGroup,
+    ScoreCompletion,
+    Unscored,
+    Unserved,
+)
+from areal_core.rewards.scoring import RewardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from areal_core.interfaces.inference import GenerationRequest
+    from areal_core.messages import Channel
+    from areal_core.rollout.groups import GroupRunner
+
+
+class RemoteEngine:
+    """Generates in the controller's engine; of an `InferenceEngine` it has what episodes use.
+
+    Args:
+        channel: to the controller.
+        tells_places: see `InferenceCapabilities`.
+    """
+
+    def __init__(self, channel: Channel, *, tells_places: bool) -> None:
+        self.capabilities = InferenceCapabilities(frozenset(), tells_places=tells_places)
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._places: dict[int, Callable[[bool], None]] = {}
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceEngine.generate`."""
+        place = next(self._numbers)
+        self._places[place] = request.on_place
+        ids, sampling = tuple(request.input_ids), request.sampling
+        asked = Generate(place, ids, sampling, request.seed, request.affinity, request.conversation)
+        try:
+            found = await self._channel.request(asked, None, "a generation")
+        except asyncio.CancelledError:
+            with suppress(ChannelClosed):
+                self._channel.post(CancelGeneration(place))
+            raise
+        finally:
+            del self._places[place]
+        if isinstance(found, Unserved):
+            raise ValueError(found.text)
+        assert isinstance(found, Generated)
+        columns = [*found.output_ids], [*found.logprobs], [*found.versions]
+        return Generation(*columns, FinishReason(found.finish_reason))
+
+    def told(self, placed: Placed) -> None:
+        """The engine has said whether a request has its place."""
+        if (on_place := self._places.get(placed.place)) is not None:
+            on_place(placed.has_place)
+
+
+class RemoteScorer:
+    """Scores with the controller's rewards; a `Scorer`.
+
+    Args:
+        channel: to the controller.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
+        """See `Scorer.score`."""
+        try:
+            found = await self._channel.request(ScoreCompletion(arguments), None, "a reward")
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"the data row cannot be sent to a reward process: {error}") from error
+        if isinstance(found, Unscored):
+            raise RewardError(found.text)
+        return RewardScore(found.value, dict(found.components))
+
+    def take_metrics(self) -> dict[str, float]:
+        """None: the controller counts."""
+        return {}
+
+
+class WorkerService:
+    """Runs the groups that the controller sends.
+
+    Args:
+        channel: to the controller.
+        groups: runs them.
+        engine: hears of places.
+    """
+
+    def __init__(self, channel: Channel, groups: GroupRunner, engine: RemoteEngine) -> None:
+        self._channel = channel
+        self._groups = groups
+        self._engine = engine
+        self._running: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
+        groups.on_failure = self._attempt_failed
+
+    @property
+    def running(self) -> int:
+        """Groups under way."""
+        return len(self._running)
+
+    async def serve(self) -> None:
+        """Until the controller is gone."""
+        with suppress(ChannelClosed):
+            while True:
+                message, number = await self._channel.receive_request()
+                match message:
+                    case RunGroup():
+                        key = message.number, message.samples
+                        task = self._running[key] = start_task(self._run(message, number), f"group {message.number}")
+                        task.add_done_callback(lambda _, key=key: self._running.pop(key, None))
+                    case CancelGroup(group, samples) if (group, samples) in self._running:
+                        self._running[group, samples].cancel()
+                    case Placed():
+                        self._engine.told(message)
+
+    async def _run(self, task: RunGroup, number: int) -> None:
+        reply: object
+        try:
+            batch, facts = await self._groups.run(task)
+            reply = GroupEnded(b"" if batch is None else batch.to_bytes(), facts)
+        except ChannelClosed:
+            return
+        except RunError as error:
+            reply = Failed(error.message, error.hints)
+        self._channel.reply(number, reply)
+
+    def _attempt_failed(self, group: int, sample: int, attempt: int, error: str) -> None:
+        with suppress(ChannelClosed):
+            self._channel.post(AttemptFailed(group, sample, attempt, error))

@@ -1,0 +1,290 @@
+"""Workflow workers as the rollout controller sees them: processes in which the code of users runs.
+
+A group goes to the worker with the fewest. What its episodes need comes back here: generation, which the engine of this
+process serves, and rewards. So the controller alone knows engines, weights and the ledger, and a worker that blocks,
+leaks, crashes or is killed costs the episodes that it had: its groups go to another one. A group that has lost several
+workers is the likely cause, and fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import start_task
+from areal_core.data.batch import PackedBatch
+from areal_core.errors import RunError
+from areal_core.interfaces.inference import GenerationRequest
+from areal_core.messages import Channel, ChannelClosed
+from areal_core.messages.credentials import Failed
+from areal_core.messages.workers import WorkerServer
+from areal_core.messages.workflows import (
+    AttemptFailed,
+    CancelGeneration,
+    CancelGroup,
+    CompletionScored,
+    Generate,
+    Generated,
+    GroupFacts,
+    Placed,
+    RunGroup,
+    ScoreCompletion,
+    Unscored,
+    Unserved,
+    Welcome,
+    WorkflowsReady,
+)
+from areal_core.rewards.scoring import RewardError
+from areal_core.rollout.clocks import IdleTime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from areal_core.interfaces.inference import InferenceEngine
+    from areal_core.interfaces.launcher import Processes, RunningProcess
+    from areal_core.rewards.scoring import Scorer
+
+MOST_LOSSES = 3
+"""Workers that may be lost while they have a group, before it counts as their killer and fails."""
+START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
+"""Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    process: RunningProcess
+    channel: Channel
+    groups: int = 0
+    requests: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """Generations under way for it, by its own numbers."""
+
+
+class WorkflowWorkers:
+    """Runs prompt groups in worker processes; a `GroupRunner`.
+
+    Args:
+        run_dir: the run whose workflow and data the workers load.
+        folder: short path for the socket.
+        processes: starts the workers.
+        engine: generates for them.
+        scorer: the run's rewards.
+        count: how many workers.
+        start_timeout_s: for a worker to load workflow and data.
+        welcome: what each is told first.
+        tell: takes a line for whoever watches the run.
+
+    Attributes:
+        rows: of the data set; 0 where nothing is trained.
+        held_out_rows: of the evaluation's.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        folder: Path,
+        processes: Processes,
+        engine: InferenceEngine,
+        scorer: Scorer,
+        *,
+        count: int,
+        start_timeout_s: float,
+        welcome: Welcome,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.rows = self.held_out_rows = 0
+        self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
+        self._run_dir = run_dir
+        self._engine = engine
+        self._scorer = scorer
+        self._count = count
+        self._tell = tell
+        address, timeout = f"unix:{folder / 'workflows.sock'}", start_timeout_s
+        self._server = WorkerServer(
+            address, processes, role="workflow", ready=WorkflowsReady, timeout_s=timeout, greeting=welcome
+        )
+        self._workers: list[_Worker] = []
+        self._changed = asyncio.Event()
+        self._failure: RunError | None = None
+        self._numbers = itertools.count()
+        self._without_place = 0
+        self._running = 0
+        self._idle = IdleTime()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+
+    async def start(self) -> None:
+        """Start all workers and wait until they have loaded workflow and data.
+
+        Raises:
+            RunError: a worker ended before it was ready; with its own words.
+        """
+        await self._server.listen()
+        await asyncio.gather(*(self._start_worker(f"workflow-{number}") for number in range(self._count)))
+
+    @property
+    def waiting(self) -> int:
+        """See `GroupRunner.waiting`."""
+        return self._without_place
+
+    def take_metrics(self) -> dict[str, float]:
+        """See `GroupRunner.take_metrics`."""
+        counted = {f"rewards/{name}": value for name, value in self._scorer.take_metrics().items()}
+        return {"time/generation_idle_s": self._idle.take(), **counted}
+
+    async def run(self, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
+        """See `GroupRunner.run`."""
+        self._running += 1
+        self._idle.end()
+        try:
+            for _ in range(MOST_LOSSES):
+                worker = await self._find_worker()
+                try:
+                    return await self._run_in(worker, task)
+                except ChannelClosed:
+                    lost = worker.process.name
+            failure = f"{MOST_LOSSES} workflow workers were lost with this prompt, {lost} the last: see its log"
+            self.on_failure(task.number, task.samples[0], MOST_LOSSES, failure)
+            return None, GroupFacts((), (), len(task.samples), failure, is_kept=True)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.begin()
+
+    async def close(self) -> None:
+        """End all workers; safe to call twice."""
+        self._is_closing = True
+        for task in (*self._tasks, *(task for worker in self._workers for task in worker.requests.values())):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.process.end() for worker in self._workers))
+        self._server.close()
+
+    # Workers.
+
+    async def _find_worker(self) -> _Worker:
+        """The one with the fewest groups."""
+        while not self._workers:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        return min(self._workers, key=lambda worker: worker.groups)
+
+    async def _run_in(self, worker: _Worker, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
+        worker.groups += 1
+        try:
+            ended = await worker.channel.request(task, None, f"the end of group {task.number}")
+        except asyncio.CancelledError:
+            self._post(worker, CancelGroup(task.number, task.samples))
+            raise
+        finally:
+            worker.groups -= 1
+        return PackedBatch.from_bytes(ended.packed) if ended.packed else None, ended.facts
+
+    async def _start_worker(self, name: str) -> None:
+        command = [sys.executable, "-m", "areal_core.runs", "workflow_worker", str(self._run_dir), self._server.address]
+        process, channel, ready = await self._server.start(name, command)
+        self.rows, self.held_out_rows = ready.rows, ready.held_out_rows
+        worker = _Worker(process, channel)
+        self._workers.append(worker)
+        self._changed.set()
+        self._start(self._serve(worker), f"requests of {name}")
+
+    async def _replace(self, worker: _Worker) -> None:
+        self._workers.remove(worker)
+        for request in [*worker.requests.values()]:
+            request.cancel()
+        name, end = worker.process.name, await worker.process.end()
+        self._tell(f"{name} is replaced, for it {end.describe()}; the episodes that it had are begun again")
+        deadline, is_told = asyncio.get_running_loop().time() + START_PATIENCE_S, False
+        while not self._is_closing:
+            try:
+                return await self._start_worker(name)
+            except (RunError, OSError) as error:
+                if not self._workers and asyncio.get_running_loop().time() > deadline:
+                    self._failure = RunError(f"no workflow worker is left: {error}")
+                    self._changed.set()
+                    return
+                if not is_told:
+                    self._tell(f"{name} cannot be replaced and is tried again: {error}")
+                is_told = True
+            await asyncio.sleep(START_PAUSE_S)
+
+    # What episodes ask for.
+
+    async def _serve(self, worker: _Worker) -> None:
+        try:
+            while True:
+                message, number = await worker.channel.receive_request()
+                match message:
+                    case Generate():
+                        task = start_task(self._generate(worker, message, number), "a generation for a worker")
+                        worker.requests[message.place] = task
+                        task.add_done_callback(lambda _, place=message.place: worker.requests.pop(place, None))
+                    case CancelGeneration(place) if place in worker.requests:
+                        worker.requests[place].cancel()
+                    case ScoreCompletion():
+                        self._start(self._score(worker, message, number), "a reward for a worker")
+                    case AttemptFailed():
+                        self.on_failure(message.group, message.sample, message.attempt, message.error)
+        except ChannelClosed:
+            pass
+        await self._replace(worker)
+
+    async def _generate(self, worker: _Worker, asked: Generate, number: int) -> None:
+        has_place = True
+
+        def place(value: bool) -> None:
+            nonlocal has_place
+            if value is not has_place:
+                has_place = value
+                self._without_place += -1 if value else 1
+                self._post(worker, Placed(asked.place, value))
+
+        is_told = self._engine.capabilities.tells_places
+        if is_told:
+            place(False)
+        request = GenerationRequest(
+            request_id=str(next(self._numbers)),
+            input_ids=list(asked.input_ids),
+            sampling=asked.sampling,
+            seed=asked.seed,
+            affinity=asked.affinity,
+            conversation=f"{worker.process.name}/{id(worker)}/{asked.conversation}",
+            **({"on_place": place} if is_told else {}),
+        )
+        reply: object
+        try:
+            made = await self._engine.generate(request)
+            columns = tuple(made.output_ids), tuple(made.logprobs), tuple(made.versions)
+            reply = Generated(*columns, int(made.finish_reason))
+        except ValueError as error:
+            reply = Unserved(str(error))
+        except RunError as error:
+            reply = Failed(error.message, error.hints)
+        finally:
+            place(True)
+        worker.channel.reply(number, reply)
+
+    async def _score(self, worker: _Worker, asked: ScoreCompletion, number: int) -> None:
+        try:
+            score = await self._scorer.score(asked.arguments)
+            worker.channel.reply(number, CompletionScored(score.value, dict(score.components)))
+        except RewardError as error:
+            worker.channel.reply(number, Unscored(str(error)))
+        except RunError as error:
+            worker.channel.reply(number, Failed(error.message, error.hints))
+
+    def _post(self, worker: _Worker, message: object) -> None:
+        with contextlib.suppress(ChannelClosed):
+            worker.channel.post(message)
+
+    def _start(self, work: Any, name: str) -> None:
+        task = start_task(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,99 @@
+"""The role of a workflow worker: loads what users write for rollouts, and runs the prompt groups that it is sent.
+
+That is the workflow, the data, and the algorithm's group stages. What blocks this process ends it, and the rollout
+controller starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from areal_core.background import watch_event_loop
+from areal_core.config import load_run
+from areal_core.messages import connect
+from areal_core.messages.processes import Notice
+from areal_core.messages.workflows import WorkflowsReady
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.groups import LocalGroups
+from areal_core.rollout.remote import RemoteEngine, RemoteScorer, WorkerService
+from areal_core.runs.event_loops import run_through_exits
+from areal_core.runs.models import load_tokenizer, model_reference, vocabulary_size
+
+if TYPE_CHECKING:
+    from areal_core.config import Resolved
+    from areal_core.interfaces import InferenceEngine
+    from areal_core.rewards.scoring import Scorer
+    from areal_core.runs.folder import RunFolder
+    from areal_core.runs.link import Link
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+def play(run: RunFolder, link: Link, address: str) -> int:
+    """Serve until the controller is gone."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # it ends with the controller, after the last commit
+    run_through_exits(_serve(run, link, address))
+    return 0
+
+
+async def _serve(run: RunFolder, link: Link, address: str) -> None:
+    resolved = load_run(run.path)
+    limit_s = resolved.config.training.phase_timeout_s
+    channel = await connect(address, CONNECT_TIMEOUT_S, link.name)
+    with link.phase("loading workflow and data", limit_s):
+        welcome = await channel.receive()
+        engine = RemoteEngine(channel, tells_places=welcome.tells_places)
+        parts = resolved, run, engine, RemoteScorer(channel)
+        # In a thread, for data may take minutes, and this process must beat meanwhile.
+        loaded = await asyncio.to_thread(load_groups, *parts, trains=welcome.trains, evaluates=welcome.evaluates)
+    service = WorkerService(channel, loaded.groups, engine)
+    channel.post(WorkflowsReady(loaded.rows, loaded.held_out_rows))
+    gc.collect()
+    gc.freeze()  # see the controller
+    link.enter("running episodes")
+    watch_event_loop(resolved.config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
+    await service.serve()
+
+
+class LoadedGroups(NamedTuple):
+    """What runs prompt groups, and how many rows there are, 0 where they were not asked for."""
+
+    groups: LocalGroups
+    rows: int
+    held_out_rows: int
+
+
+def load_groups(
+    resolved: Resolved, run: RunFolder, engine: InferenceEngine, scorer: Scorer, *, trains: bool, evaluates: bool
+) -> LoadedGroups:
+    """Load all code of users that runs in this process.
+
+    Args:
+        resolved: the config.
+        run: its folder.
+        engine: generates.
+        scorer: the run's rewards.
+        trains: whether the data set is needed.
+        evaluates: whether the evaluation's is.
+    """
+    config, model = resolved.config, model_reference(resolved, run)
+    assert config.workflow is not None
+    tokenizer = load_tokenizer(model)
+    runner = EpisodeRunner(
+        config.workflow.build(),
+        engine,
+        scorer,
+        tokenizer,
+        seed=config.seed,
+        vocabulary=vocabulary_size(model, tokenizer),
+        max_retries=config.rollout.max_retries,
+    )
+    dataset = config.dataset.build() if trains else None
+    held_out = config.evaluation.dataset.build() if evaluates and config.evaluation is not None else None
+    stages = config.algorithm.build().group_stages if trains else ()
+    groups = LocalGroups(runner, dataset, held_out, stages, config.rollout)
+    return LoadedGroups(groups, *(0 if rows is None else len(rows) for rows in (dataset, held_out)))
