@@ -9,7 +9,7 @@ import traceback
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.data.sampler import sample_seed
 from areal_core.data.trajectory import sampling_fault
@@ -24,13 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.data.trajectory import Episode, FinishReason, Generation
-    from areal_core.interfaces.inference import InferenceEngine, SamplingParameters
+    from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters
     from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
     from areal_core.rewards.scoring import Scorer
 
 
 class EpisodeError(Exception):
     """An episode failed for good; the message is the traceback of its last attempt."""
+
+
+class GenerationEngine(Protocol):
+    """Of an `InferenceEngine` what episodes use."""
+
+    capabilities: InferenceCapabilities
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceEngine.generate`."""
 
 
 class EpisodeRunner:
@@ -50,7 +59,7 @@ class EpisodeRunner:
     def __init__(
         self,
         workflow: RolloutWorkflow,
-        engine: InferenceEngine,
+        engine: GenerationEngine,
         scorer: Scorer,
         tokenizer: Any,
         *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
@@ -132,7 +133,7 @@ class WorkerService:
                     case RunGroup():
                         key = message.number, message.samples
                         task = self._running[key] = start_task(self._run(message, number), f"group {message.number}")
-                        task.add_done_callback(lambda _, key=key: self._running.pop(key, None))
+                        task.add_done_callback(partial(self._forget, key))
                     case CancelGroup(group, samples) if (group, samples) in self._running:
                         self._running[group, samples].cancel()
                     case Placed():
@@ -148,6 +149,9 @@ class WorkerService:
         except RunError as error:
             reply = Failed(error.message, error.hints)
         self._channel.reply(number, reply)
+
+    def _forget(self, key: tuple[int, tuple[int, ...]], _: object) -> None:
+        self._running.pop(key, None)
 
     def _attempt_failed(self, group: int, sample: int, attempt: int, error: str) -> None:
         with suppress(ChannelClosed):

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
@@ -225,7 +226,7 @@ class WorkflowWorkers:
                     case Generate():
                         task = start_task(self._generate(worker, message, number), "a generation for a worker")
                         worker.requests[message.place] = task
-                        task.add_done_callback(lambda _, place=message.place: worker.requests.pop(place, None))
+                        task.add_done_callback(partial(_forget, worker.requests, message.place))
                     case CancelGeneration(place) if place in worker.requests:
                         worker.requests[place].cancel()
                     case ScoreCompletion():
@@ -288,3 +289,7 @@ class WorkflowWorkers:
         task = start_task(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _forget(among: dict[Any, Any], key: Any, _: object) -> None:
+    among.pop(key, None)

@@ -104,7 +104,7 @@ class RolloutHalf:
             start_timeout_s=config.training.phase_timeout_s,
             tell=tell,
         )
-        uses = {"trains": trains, "evaluates": config.evaluation is not None}
+        welcome = Welcome(trains, config.evaluation is not None, engine.capabilities.tells_places)
         workers = None
         if rollout.workers:
             workers = WorkflowWorkers(
@@ -115,7 +115,7 @@ class RolloutHalf:
                 scorer,
                 count=rollout.workers,
                 start_timeout_s=config.training.phase_timeout_s,
-                welcome=Welcome(**uses, tells_places=engine.capabilities.tells_places),
+                welcome=welcome,
                 tell=tell,
             )
         starting = asyncio.gather(engine.start(model), scorer.start())
@@ -127,8 +127,9 @@ class RolloutHalf:
                 await workers.start()
                 groups, rows, held_out_rows = workers, workers.rows, workers.held_out_rows
             else:
-                parts = resolved, run, engine, scorer
-                groups, rows, held_out_rows = await asyncio.to_thread(load_groups, *parts, **uses)
+                groups, rows, held_out_rows = await asyncio.to_thread(
+                    load_groups, resolved, run, engine, scorer, welcome
+                )
         except BaseException:
             await _close(starting, engine, scorer, workers)
             raise

@@ -24,8 +24,9 @@ from areal_core.runs.models import load_tokenizer, model_reference, vocabulary_s
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved
-    from areal_core.interfaces import InferenceEngine
+    from areal_core.messages.workflows import Welcome
     from areal_core.rewards.scoring import Scorer
+    from areal_core.rollout.episodes import GenerationEngine
     from areal_core.runs.folder import RunFolder
     from areal_core.runs.link import Link
 
@@ -47,9 +48,8 @@ async def _serve(run: RunFolder, link: Link, address: str) -> None:
     with link.phase("loading workflow and data", limit_s):
         welcome = await channel.receive()
         engine = RemoteEngine(channel, tells_places=welcome.tells_places)
-        parts = resolved, run, engine, RemoteScorer(channel)
-        # In a thread, for data may take minutes, and this process must beat meanwhile.
-        loaded = await asyncio.to_thread(load_groups, *parts, trains=welcome.trains, evaluates=welcome.evaluates)
+        scorer = RemoteScorer(channel)
+        loaded = await asyncio.to_thread(load_groups, resolved, run, engine, scorer, welcome)
     service = WorkerService(channel, loaded.groups, engine)
     channel.post(WorkflowsReady(loaded.rows, loaded.held_out_rows))
     gc.collect()
@@ -68,7 +68,7 @@ class LoadedGroups(NamedTuple):
 
 
 def load_groups(
-    resolved: Resolved, run: RunFolder, engine: InferenceEngine, scorer: Scorer, *, trains: bool, evaluates: bool
+    resolved: Resolved, run: RunFolder, engine: GenerationEngine, scorer: Scorer, welcome: Welcome
 ) -> LoadedGroups:
     """Load all code of users that runs in this process.
 
@@ -77,8 +77,7 @@ def load_groups(
         run: its folder.
         engine: generates.
         scorer: the run's rewards.
-        trains: whether the data set is needed.
-        evaluates: whether the evaluation's is.
+        welcome: says which data sets are needed.
     """
     config, model = resolved.config, model_reference(resolved, run)
     assert config.workflow is not None
@@ -92,8 +91,8 @@ def load_groups(
         vocabulary=vocabulary_size(model, tokenizer),
         max_retries=config.rollout.max_retries,
     )
-    dataset = config.dataset.build() if trains else None
-    held_out = config.evaluation.dataset.build() if evaluates and config.evaluation is not None else None
-    stages = config.algorithm.build().group_stages if trains else ()
+    dataset = config.dataset.build() if welcome.trains else None
+    held_out = config.evaluation.dataset.build() if welcome.evaluates and config.evaluation is not None else None
+    stages = config.algorithm.build().group_stages if welcome.trains else ()
     groups = LocalGroups(runner, dataset, held_out, stages, config.rollout)
     return LoadedGroups(groups, *(0 if rows is None else len(rows) for rows in (dataset, held_out)))
