@@ -126,7 +126,7 @@ class Keepers:
 
     async def find_place(self, needs: Needs) -> Place:
         """See `Processes.find_place`: this machine."""
-        return Place("", "127.0.0.1", free_port())
+        return Place("", "127.0.0.1", free_port(), needs.gpus)
 
     async def adopt(self, name: str) -> None:
         """See `Processes.adopt`: whoever starts processes this way ends them."""

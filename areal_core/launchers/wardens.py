@@ -221,11 +221,18 @@ class Wardens:
             return None if gpus is None else tuple(gpus)
         return tuple(gpu for gpu in gpus if self._numbered.node_of(gpu) == node.name)
 
-    async def find_place(self, gpus: Sequence[int] | None) -> Found:
-        """Where a process can listen; see `Processes.find_place`."""
-        node = self.nodes[self._numbered.choose(gpus, self._load)]
+    async def find_place(self, gpus: tuple[int, ...] | None, spare: int | None = None) -> Found:
+        """Where a process can listen; see `Processes.find_place`, and `Needs`."""
+        if spare is None:
+            name = self._numbered.choose(gpus, self._load)
+        else:
+            live = [process for process in self.processes.values() if not process.ended.done()]
+            held = {gpu for process in live for gpu in process.specification.needs.gpus or ()}
+            served = {process.node.name for process in live if process.specification.port}
+            name, gpus = self._numbered.find_room(spare, gpus, held, served)
+        node = self.nodes[name]
         port = await node.channel.request(FindPort(), PORT_TIMEOUT_S, f"a free port of {node.name}")
-        return Found(node.name, node.ready.address, port.number)
+        return Found(node.name, node.ready.address, port.number, gpus)
 
     def adopt(self, owner: str, name: str) -> Found:
         """Where a process runs that was started for one called `owner`; see `Processes.adopt`."""

@@ -252,10 +252,11 @@ class FindPlace:
     """A node for a process that listens: answered with `Found`, or `Failed`.
 
     Attributes:
-        gpus: that it needs; see `RunProcess`.
+        gpus, spare: see `Needs`.
     """
 
     gpus: tuple[int, ...] | None
+    spare: int | None
 
 
 @message
@@ -272,6 +273,7 @@ class Found:
     node: str
     address: str
     port: int
+    gpus: tuple[int, ...] | None = None
 
 
 # From somebody outside, who knows the run's folder.

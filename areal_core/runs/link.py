@@ -217,8 +217,8 @@ class LinkedProcesses:
 
     async def find_place(self, needs: Needs) -> Place:
         """See `Processes.find_place`."""
-        found = await self._request(FindPlace(needs.gpus), "a place for a process")
-        return Place(found.node, found.address, found.port)
+        found = await self._request(FindPlace(needs.gpus, needs.spare), "a place for a process")
+        return Place(found.node, found.address, found.port, found.gpus)
 
     async def adopt(self, name: str) -> tuple[LinkedProcess, Place] | None:
         """See `Processes.adopt`."""

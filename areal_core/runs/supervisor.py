@@ -279,7 +279,7 @@ class Supervisor:
             if isinstance(asked, Adopt):
                 found = self._wardens.adopt(asker.name, asked.name)
             else:
-                found = await self._wardens.find_place(asked.gpus)
+                found = await self._wardens.find_place(asked.gpus, asked.spare)
             _reply(asker, number, found)
         except RunError as error:
             _reply(asker, number, Failed(error.message, error.hints))

@@ -76,7 +76,7 @@ class ServerFleet:
         self.release_memory = self._updater.release_memory
 
     async def start(self, model: ModelReference) -> None:
-        """See `InferenceEngine.start`: returns when `min_servers` are ready."""
+        """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
         folder = Path(model.path)
         try:
             description: dict[str, Any] = json.loads((folder / "config.json").read_text())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError, UsageError
+from areal_core.interfaces.launcher import Needs
 from areal_core.launchers.keepers import Keepers
 from areal_core.runs import RunFolder, model_reference
 from areal_servers.connection import ServerConnection
@@ -68,7 +69,8 @@ def serve(
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
-    server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus, fleet.settings.key)
+    needs = Needs(gpus=None if gpus is None else tuple(gpus))
+    server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, needs, fleet.settings.key)
     port = port or asyncio.run(server.find_place()).port
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from areal_core.config import Seconds, Secret, Settings
 
@@ -17,17 +17,34 @@ if TYPE_CHECKING:
 OptionValue = bool | int | float | str | list[int | str]
 
 
+class ServerBounds(Settings):
+    """How many servers there are where they come and go with their nodes."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    minimum: int = Field(1, ge=1)
+    """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
+    `start_timeout_s`"""
+    maximum: int = Field(ge=0)
+    """servers that the run starts, wherever and whenever a node has room for one"""
+
+    def __bool__(self) -> bool:
+        return self.maximum > 0
+
+    def __str__(self) -> str:
+        return f"{self.minimum} to {self.maximum}"
+
+
 class FleetSettings(Settings):
     """Settings of a fleet of inference servers."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    servers: int = Field(1, ge=0)
-    """servers that the run starts on this machine"""
+    servers: Annotated[int, Field(ge=0)] | ServerBounds = 1
+    """servers that the run starts, of which one must be ready before it begins; or bounds, between which they come and
+    go with their nodes"""
     addresses: list[str] = Field(default_factory=list)
     """servers that run already, each `http://host:port`; all hold the same model"""
-    min_servers: int = Field(1, ge=1)
-    """servers that must be ready before the run begins; others may follow"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs that share the weights of one server"""
     data_parallel: int = Field(1, ge=1)
@@ -69,6 +86,16 @@ class FleetSettings(Settings):
     restart_window_s: Seconds = Field(300.0, gt=0)
     """seconds after which a start of a server no longer counts"""
 
+    @field_validator("servers", mode="before")
+    @classmethod
+    def _number_or_bounds(cls, servers: Any, info: ValidationInfo) -> int | ServerBounds:
+        """Judge them here: of a union every part would be told."""
+        if isinstance(servers, dict):
+            return ServerBounds.model_validate(servers, context=info.context)
+        if isinstance(servers, ServerBounds) or (type(servers) is int and servers >= 0):
+            return servers
+        raise ValueError("must be a number from 0, or bounds: {minimum: 2, maximum: 16}")
+
     @field_validator("addresses")
     @classmethod
     def _plain(cls, addresses: list[str]) -> list[str]:
@@ -88,14 +115,26 @@ class FleetSettings(Settings):
     def _enough(self) -> FleetSettings:
         if not self.servers and not self.addresses:
             raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
-        if self.min_servers > self.servers + len(self.addresses):
-            raise ValueError(f"min_servers is {self.min_servers}, and the config names fewer servers")
+        if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
+            raise ValueError(f"servers.minimum is {self.bounds.minimum}, and the config names fewer servers")
         return self
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether servers come and go with their nodes."""
+        return isinstance(self.servers, ServerBounds)
+
+    @property
+    def bounds(self) -> ServerBounds:
+        """How many servers must be ready, and how many the run starts."""
+        return ServerBounds(maximum=self.servers) if isinstance(self.servers, int) else self.servers
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""
         if config.sampling.stop and not self.detokenize:
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
+        if config.placement.in_turns and self.is_elastic:
+            yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
 
