@@ -105,6 +105,12 @@ class RunConfig(Section):
         return self.inference_engine is not None and bool(self.inference_engine.keywords().get("servers"))
 
     @property
+    def has_elastic_servers(self) -> bool:
+        """Whether servers that the run starts come and go: later ones may stand on nodes that are not there yet."""
+        servers = None if self.inference_engine is None else self.inference_engine.keywords().get("servers")
+        return servers is not None and not isinstance(servers, int)
+
+    @property
     def longest_sequence(self) -> int:
         """Tokens that a sequence may have for all that the config says; 0 where nothing generates."""
         if self.workflow is None:

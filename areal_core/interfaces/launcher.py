@@ -128,7 +128,13 @@ class RunningProcess(Protocol):
 
 
 class Processes(Protocol):
-    """Starts processes of a run: what an engine, a pool or any other part is given that needs some."""
+    """Starts processes of a run: what an engine, a pool or any other part is given that needs some.
+
+    Attributes:
+        host: address by which other nodes of the run reach this one; loopback where there are none.
+    """
+
+    host: str
 
     async def find_place(self, needs: Needs) -> Place:
         """A node that has what a process needs, the one with the fewest processes where several do, and a port there.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
 from areal_core.errors import LostError, RunError
-from areal_core.interfaces.launcher import LOST, ProcessEnd
+from areal_core.interfaces.launcher import LOST, EndMeans, ProcessEnd
 from areal_core.launchers.nodes import Nodes
 from areal_core.launchers.shared_folder import who_cannot_see
 from areal_core.messages import Channel, ChannelClosed, serve
@@ -43,6 +43,8 @@ START_TIMEOUT_S = 120.0
 PROGRESS_S = 10.0
 PORT_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 30.0
+LET_GO_S = 10.0
+"""For processes to end by themselves whose node is about to be taken away."""
 LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
 SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
@@ -94,6 +96,11 @@ class SupervisedProcess:
         self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
 
     @property
+    def is_essential(self) -> bool:
+        """Whether its end is the end of all."""
+        return self.specification.end is EndMeans.ENDS_RUN
+
+    @property
     def silent_s(self) -> float:
         """Seconds since a process was heard that speaks, or was stopped that does not; 0 for those that have ended."""
         if self.ended.done():
@@ -133,7 +140,8 @@ class Wardens:
 
     Attributes:
         nodes: those that are there, by name.
-        has_lost: whether one was that is not there any more.
+        has_gone: whether one was that is not there any more.
+        has_lost: whether one was lost on which an essential process ran.
         processes: by name.
     """
 
@@ -156,7 +164,8 @@ class Wardens:
         self._folder = Path()
         self.address = ""
         self.nodes: dict[str, Node] = {}
-        self.has_lost = False
+        self.has_gone = self.has_lost = False
+        self._say: Callable[[str], None] = lambda _: None
         self.processes: dict[str, SupervisedProcess] = {}
 
     async def listen(self, host: str) -> None:
@@ -172,13 +181,14 @@ class Wardens:
 
         Args:
             launcher: brings them.
-            say: told of nodes that are left out, and now and then of those that are waited for.
+            say: told of nodes that are left out, come late or go, and now and then of those that are waited for.
             folder: of the run, which all nodes must see; a folder of its own is made there and removed.
 
         Raises:
             RunError: none came.
         """
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
+        self._say = say
         count = await asyncio.to_thread(launcher.bring, command, self.credentials.as_environment())
         began = told = time.monotonic()
         lost: dict[str, str] = {}
@@ -301,11 +311,28 @@ class Wardens:
         node.post(StartProcess(process.name, (program, *words), environment, str(log), gpus))
         return process
 
+    async def let_go(self, node: Node) -> None:
+        """Do without a node that is about to be taken away: what runs there is ended, and its warden with it."""
+        self._forget(node)
+        running = self._running_on(node)
+        self._say(f"the run goes on without {node.name}; ended there: {', '.join(running) or 'nothing'}")
+        for name in running:
+            node.post(EndProcess(name, LET_GO_S))
+        if running:
+            await asyncio.wait([self.processes[name].ended for name in running], timeout=END_TIMEOUT_S)
+        await node.channel.close()
+
+    def _forget(self, node: Node) -> None:
+        del self.nodes[node.name]
+        self._numbered.gpus.pop(node.name, None)
+        self.has_gone = True
+
     async def close(self) -> None:
         """Let go of all nodes: their wardens end everything."""
         if self._server is not None:
             self._server.close()
-        for node in list(self.nodes.values()):
+        nodes, self.nodes = self.nodes, {}
+        for node in nodes.values():
             await node.channel.close()
 
     async def _serve(self, channel: Channel) -> None:
@@ -328,9 +355,11 @@ class Wardens:
         while node.name in self.nodes:
             node.name += "'"
         if self._numbered.gpus:  # it comes late
-            if await who_cannot_see(self._folder, {node.name: channel}):
+            if problem := (await who_cannot_see(self._folder, {node.name: channel})).get(node.name):
+                self._say(f"the node {node.name}, which came late, is left out: {problem}")
                 return
             self._numbered.add(node.name, node.ready.gpus)
+            self._say(f"the node {node.name} has come, with {node.ready.gpus} GPUs")
         self.nodes[node.name] = node
         try:
             while True:
@@ -343,11 +372,18 @@ class Wardens:
                 elif isinstance(message, NodeNotice):
                     self._on_notice(node, message.number)
         finally:
-            self.has_lost = self.nodes.pop(node.name, None) is not None or self.has_lost
-            self._numbered.gpus.pop(node.name, None)
+            ended = self._running_on(node)
+            if self.nodes.get(node.name) is node:
+                self._forget(node)
+                self.has_lost |= any(self.processes[name].is_essential for name in ended)
+                self._say(f"the node {node.name} is lost, and with it: {', '.join(ended) or 'nothing'}")
             # Whatever runs there has ended, or will within the lease.
-            for process in [p for p in self.processes.values() if p.node is node]:
-                self._set_end(process, ProcessEnd(LOST, ""))
+            for name in ended:
+                self._set_end(self.processes[name], ProcessEnd(LOST, ""))
+
+    def _running_on(self, node: Node) -> list[str]:
+        """Names of the processes of a node that have not ended."""
+        return [name for name, one in self.processes.items() if one.node is node and not one.ended.done()]
 
     def _note_stopped(self, node: Node, stopped: tuple[str, ...]) -> None:
         for process in self.processes.values():

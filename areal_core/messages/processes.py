@@ -293,6 +293,7 @@ class Owner:
         epoch: of the run.
         phases: what each process is doing.
         nodes: on which each of them runs.
+        gpus: how many each node has, by its name; also of nodes on which nothing runs.
     """
 
     host: str
@@ -300,6 +301,7 @@ class Owner:
     epoch: int
     phases: Mapping[str, str]
     nodes: Mapping[str, str]
+    gpus: Mapping[str, int]
 
 
 @message

@@ -260,9 +260,9 @@ async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor,
     try:
         processes = [supervisor.start(one) for one in specifications(resolved, run, supervisor)]
     except RunError as error:
-        if supervisor.has_all_nodes:
+        if not supervisor.give_up_nodes():
             raise
-        raise LostError(f"a node was lost, and without it {error.message}", hints=error.hints) from error
+        raise LostError(f"a node has gone, and without it {error.message}", hints=error.hints) from error
     first_rank = next(process for process in processes if process.specification.role == "trainer")
 
     def update() -> None:

@@ -194,7 +194,7 @@ class LinkedProcesses:
     """
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self._link, self.host = link, link.host
         self._running: dict[str, LinkedProcess] = {}
 
     async def start(self, specification: ProcessSpecification) -> LinkedProcess:

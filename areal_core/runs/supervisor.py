@@ -114,10 +114,10 @@ class Supervisor:
         self._forget_all()
         return True
 
-    @property
-    def has_all_nodes(self) -> bool:
-        """Whether none was lost of those that the launcher has brought."""
-        return not self._wardens.has_lost
+    def give_up_nodes(self) -> bool:
+        """Whether some nodes have gone; then the next epoch brings all anew, for the others are not enough."""
+        self._wardens.has_lost |= self._wardens.has_gone
+        return self._wardens.has_gone
 
     async def listen(self) -> str:
         """Be there for wardens and visitors; the address."""
@@ -233,7 +233,7 @@ class Supervisor:
 
     def _essential(self) -> list[SupervisedProcess]:
         """Processes whose end is the end of all."""
-        return [p for p in self._wardens.processes.values() if p.specification.end is EndMeans.ENDS_RUN]
+        return [process for process in self._wardens.processes.values() if process.is_essential]
 
     async def _check_finished(self, process: SupervisedProcess, code: int) -> None:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""
@@ -326,8 +326,13 @@ class Supervisor:
         self._changed.set()
 
     def _was_noticed(self, node: Node, number: int) -> None:
+        """The run stops in order where it cannot do without the node, and is about to stop anyway, or has not begun."""
         self._say(f"the node {node.name} is about to be taken away ({signal.Signals(number).name})")
-        self._see_signal(number)
+        essential = self._essential()
+        if self.signals or not essential or any(p.node is node and not p.ended.done() for p in essential):
+            self._see_signal(number)
+        elif node.name in self._wardens.nodes:  # some give notice twice
+            start_task(self._wardens.let_go(node), f"letting go of {node.name}")
 
     async def _receive_visitor(self, channel: Channel) -> None:
         """Somebody who knows the run's token asks something."""
@@ -337,7 +342,8 @@ class Supervisor:
                 case WhoOwns():
                     epoch = self._wardens.credentials.epoch
                     nodes = {name: process.node.name for name, process in self._wardens.processes.items()}
-                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases, nodes))
+                    there = {name: node.ready.gpus for name, node in self._wardens.nodes.items()}
+                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases, nodes, there))
                 case StopRun(now):
                     self._is_impatient |= now
                     self._see_signal(signal.SIGTERM)

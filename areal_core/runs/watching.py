@@ -29,7 +29,8 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     Returns:
         `state` (running, done, interrupted, failed; lost, where its owner is gone without a word; unreachable, where
         it does not answer and cannot be seen from here), `epoch`, `step`, `steps`, `checkpoint` (its step, or None),
-        `seconds_since_step`, `metrics`; of a running one `host`, `pid`, and `processes`: by name, `node` and `phase`.
+        `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `processes`: by name, `node` and `phase`, and
+        `nodes`: by name, `gpus`.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -53,7 +54,8 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     if not isinstance(owner, Owner):
         return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
     processes = {name: {"node": owner.nodes.get(name, ""), "phase": phase} for name, phase in owner.phases.items()}
-    return {**found, "host": owner.host, "pid": owner.pid, "processes": processes}
+    nodes = {name: {"gpus": gpus} for name, gpus in owner.gpus.items()}
+    return {**found, "host": owner.host, "pid": owner.pid, "processes": processes, "nodes": nodes}
 
 
 def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:
