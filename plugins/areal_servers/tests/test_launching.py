@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import Needs, ProcessEnd
 from areal_core.launchers.keepers import Keepers
 from areal_servers.interface import ServerCommand
 from areal_servers.launching import LaunchedServer
@@ -28,7 +28,7 @@ async def ended(server):
 def test_a_process_runs_with_its_log_until_it_is_ended(tmp_path):
     async def check():
         keepers = Keepers(tmp_path)
-        server = LaunchedServer(keepers, "server-0", gpus=[2, 3])
+        server = LaunchedServer(keepers, "server-0", Needs(gpus=(2, 3)))
         assert not server.is_running
         program = (
             "import os, sys, time; print(*sys.argv[1:], os.environ['GREETING'], os.environ['CUDA_VISIBLE_DEVICES'],"

@@ -62,7 +62,8 @@ class ServerFleet:
         self._gpus = gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
         self._router = Router(self.roster, settings.max_concurrent_requests, Conversations(settings.update_mode))
-        groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s)
+        note = self._log_dir / "broadcast_group"
+        groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s, note)
         self._updater = Updater(self.roster, groups, settings.update_timeout_s)
         self._tending: Tending | None = None
         self._vocabulary = _UNLIMITED

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 NOTHING = Needs()
 GRACE_S = 5.0
 """Seconds that a server has to end by itself."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class LaunchedServer:

@@ -20,8 +20,8 @@ from areal_core.runs import RunFolder, model_reference
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.joining import INTERVAL_S, Joining
-from areal_servers.launching import LOOPBACK, LaunchedServer
-from areal_servers.settings import FleetSettings
+from areal_servers.launching import LaunchedServer
+from areal_servers.settings import LOOPBACK, FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,17 +57,17 @@ def serve(
             f"{resolved.name} has {told}: there is no server to start",
             hints=["choose one with inference_engine.type=sglang or vllm"],
         )
-    if host not in LOOPBACK and chosen.settings.api_key is None:
+    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
+    fleet: ServerFleet = chosen.build(log_dir=run.logs)
+    if host not in LOOPBACK and not fleet.settings.key:
         raise UsageError(
             f"a server on {host} can be reached by others, and has no key",
             hints=["set inference_engine.api_key=env:NAME, here and in the run"],
         )
-    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
     if resolved.config.model.source is not None and not run.model_note.is_file():
         hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --run"
         raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
-    fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
     needs = Needs(gpus=None if gpus is None else tuple(gpus))
     server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, needs, fleet.settings.key)

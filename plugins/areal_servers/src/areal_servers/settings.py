@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import secrets
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from areal_core.config import Seconds, Secret, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import Processes
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OptionValue = bool | int | float | str | list[int | str]
 
 
@@ -83,6 +88,7 @@ class FleetSettings(Settings):
     """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
     restarts: int = Field(3, ge=0)
     """times that a server of the run is started again within `restart_window_s`"""
+    _made_key: str = PrivateAttr("")
     restart_window_s: Seconds = Field(300.0, gt=0)
     """seconds after which a start of a server no longer counts"""
 
@@ -141,7 +147,24 @@ class FleetSettings(Settings):
     @property
     def key(self) -> str:
         """What the servers ask for; empty for nothing."""
-        return "" if self.api_key is None else self.api_key.get()
+        return self._made_key if self.api_key is None else self.api_key.get()
+
+    def with_key(self, run_dir: Path, processes: Processes | None) -> Self:
+        """The same, with the run's own key where none is named and others can reach its servers.
+
+        Args:
+            run_dir: holds the key, for the user alone; servers outlive whoever made it.
+            processes: of a run, in which one is made where it is needed; None to use what is there.
+        """
+        file = run_dir / "servers.key"
+        is_open = processes is not None and processes.host not in LOOPBACK and bool(self.servers)
+        if is_open and self.api_key is None and not file.is_file():
+            with NamedTemporaryFile("w", dir=run_dir, delete=False) as made:  # of the user alone
+                made.write(secrets.token_urlsafe(32))
+            os.replace(made.name, file)  # noqa: PTH105 - a name, not a path
+        found = self.model_copy()
+        found._made_key = file.read_text() if file.is_file() else ""
+        return found
 
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:

@@ -17,8 +17,9 @@ from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
-from areal_servers.launching import LOOPBACK, LaunchedServer
+from areal_servers.launching import LaunchedServer
 from areal_servers.roster import Member, State
+from areal_servers.settings import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,8 +209,7 @@ class Tending(Admission):
             was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
-                    async with self._placing:
-                        await self._launch(member, member.process)
+                    await self._launch_or_wait(member, member.process)
                 await self.bring_up(member)
                 pause, was_up = 0.0, True
                 await self._watch(member)
@@ -231,6 +231,13 @@ class Tending(Admission):
                     # Its clients may have met a closed port before its end was told.
                     self.roster.note(member, member.process.last_words(), aloud=True)
 
+    async def _launch_or_wait(self, member: Member, process: LaunchedServer) -> None:
+        try:
+            async with self._placing:
+                await self._launch(member, process)
+        except RunError as error:
+            raise (NoRoomError(error.message) if self.settings.is_elastic else error) from None
+
     async def _launch(self, member: Member, process: LaunchedServer) -> None:
         if not member.starts and (address := await process.adopt()):
             member.connection.address = address
@@ -239,10 +246,7 @@ class Tending(Admission):
         member.starts = [start for start in member.starts if now - start < window]
         if len(member.starts) > self.settings.restarts:
             raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
-        try:
-            _, host, port, _ = await process.find_place()
-        except RunError as error:
-            raise (NoRoomError(error.message) if self.settings.is_elastic else error) from None
+        _, host, port, _ = await process.find_place()
         member.starts.append(now)
         if host not in LOOPBACK and not self.settings.key:
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")

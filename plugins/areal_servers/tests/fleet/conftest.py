@@ -79,6 +79,7 @@ class FakeAdapter:
 
     def __init__(self, servers):
         self.servers = servers
+        self.left = []
 
     def capabilities(self):
         return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), broadcast=True)
@@ -148,7 +149,7 @@ class FakeAdapter:
             raise UpdateRefusedError("cannot join")
 
     async def leave_group(self, connection, group):
-        pass
+        self.left.append(group.name)
 
     async def release_memory(self, connection):
         server = self.of(connection)

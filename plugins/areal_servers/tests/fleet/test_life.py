@@ -224,9 +224,7 @@ def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
 
 def test_a_name_or_an_address_that_is_taken_is_refused_in_words(running):
     async def check():
-        async with running(
-            {"a": running.server(), "b": running.server()}, addresses=["http://a"], servers=0
-        ) as fleet:
+        async with running({"a": running.server(), "b": running.server()}, addresses=["http://a"], servers=0) as fleet:
             await fleet.answer(ServerJoins("b", "http://b"))
             for name, address in (("b", "http://c"), ("c", "http://b"), ("c", "http://a"), ("a", "http://c")):
                 with pytest.raises(RunError, match=r"the run has a server . at http://. already"):
