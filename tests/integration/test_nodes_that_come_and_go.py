@@ -93,7 +93,7 @@ def test_nodes_that_hold_no_rank_come_and_go_and_the_run_goes_on(
 
 @pytest.mark.long
 def test_a_node_is_lost_in_the_middle_of_a_recovery(workplace: Workplace) -> None:
-    """A rank is killed, and while the run goes back, the node of the other rank goes too: all nodes are brought anew."""
+    """A rank is killed, and while the run goes back, the node of the other goes too: all nodes are brought anew."""
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=8", *NODES)
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
     os.kill(workplace.processes(process, "trainer-1")[-1], signal.SIGKILL)
