@@ -1,4 +1,4 @@
-"""The settings that all launchers share; those of a launcher are derived from them."""
+"""What the core reads of the settings of launchers, which are derived from these, and of inference servers."""
 
 from __future__ import annotations
 
@@ -20,3 +20,21 @@ class LauncherSettings(Settings):
     """times that a run goes back to its last checkpoint by itself when a process or a node is lost"""
     network_interface: str | None = None
     """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""
+
+
+class ServerBounds(Settings):
+    """How many servers there are where they come and go with their nodes."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    minimum: int = Field(1, ge=1)
+    """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
+    `start_timeout_s`"""
+    maximum: int = Field(ge=0)
+    """servers that the run starts, wherever and whenever a node has room for one"""
+
+    def __bool__(self) -> bool:
+        return self.maximum > 0
+
+    def __str__(self) -> str:
+        return f"{self.minimum} to {self.maximum}"

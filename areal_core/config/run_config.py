@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from areal_core.config import sections
+from areal_core.config.launching import ServerBounds
 from areal_core.config.needs import roles_of
 from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
@@ -107,8 +108,8 @@ class RunConfig(Section):
     @property
     def has_elastic_servers(self) -> bool:
         """Whether servers that the run starts come and go: later ones may stand on nodes that are not there yet."""
-        servers = None if self.inference_engine is None else self.inference_engine.keywords().get("servers")
-        return servers is not None and not isinstance(servers, int)
+        chosen = self.inference_engine
+        return chosen is not None and isinstance(chosen.keywords().get("servers"), ServerBounds)
 
     @property
     def longest_sequence(self) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from areal_core.errors import RunError
 from areal_core.launchers.keepers import Keepers
 from areal_servers.answer import Conversations
-from areal_servers.checks import check_request
 from areal_servers.messages import ServerJoins, ServerLeaves, ServerStanding
 from areal_servers.roster import Roster, State
 from areal_servers.routing import Router
@@ -97,7 +96,10 @@ class ServerFleet:
         """See `InferenceEngine.generate`."""
         used = [member for member in self.roster.members.values() if member.state not in (State.REFUSED, State.GONE)]
         context = min((member.identity.context for member in used if member.identity), default=_UNLIMITED)
-        check_request(request, self._vocabulary, context, self.capabilities.sampling)
+        request.check(self._vocabulary, context, "the servers take")
+        if asked := request.sampling.unsupported(self.capabilities.sampling):
+            raise ValueError(f"the servers do not support the sampling settings {', '.join(asked)}")
+        request.sampling.check()
         return await self._router.answer(request)
 
     async def answer(self, message: object) -> ServerStanding:

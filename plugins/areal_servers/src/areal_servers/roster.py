@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from areal_core.errors import RunError
     from areal_core.interfaces import UpdateMode, WeightUpdate
+    from areal_core.launchers.launched import LaunchedProcess
     from areal_servers.answer import Answer
     from areal_servers.connection import ServerConnection
     from areal_servers.interface import ServerAdapter, ServerIdentity, WeightGroup
-    from areal_servers.launching import LaunchedServer
 
 ABORT_INTERVAL_S = 0.02
 IDLE_POLL_S = 0.002
@@ -79,7 +79,7 @@ class Member:
     connection: ServerConnection
     mode: UpdateMode
     mark: str = ""
-    process: LaunchedServer | None = None
+    process: LaunchedProcess | None = None
     state: State = State.STARTING
     identity: ServerIdentity | None = None
     version: int = -1

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces.launcher import Needs
 from areal_core.launchers.keepers import Keepers
+from areal_core.launchers.launched import LaunchedProcess
 from areal_core.runs import RunFolder, model_reference
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.joining import INTERVAL_S, Joining
-from areal_servers.launching import LaunchedServer
 from areal_servers.settings import LOOPBACK, FleetSettings
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def serve(
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     model = model_reference(resolved, run)
     needs = Needs(gpus=None if gpus is None else tuple(gpus))
-    server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, needs, fleet.settings.key)
+    server = LaunchedProcess(Keepers(run.logs, adopts_orphans=True), name, needs, fleet.settings.key)
     port = port or asyncio.run(server.find_place()).port
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
@@ -80,7 +80,7 @@ def serve(
 
 
 async def _serve(
-    fleet: ServerFleet, command: ServerCommand, server: LaunchedServer, address: str, joining: Joining | None
+    fleet: ServerFleet, command: ServerCommand, server: LaunchedProcess, address: str, joining: Joining | None
 ) -> None:
     """Until somebody interrupts."""
     interrupted = asyncio.Event()
@@ -88,7 +88,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     if joining is not None:
         await joining.renew()  # a name that is taken is told before anything is started
-    await server.start(command)
+    await server.start("server", command.arguments, command.environment)
     connection = ServerConnection(address, fleet.settings.key)
     is_ready, deadline = joining is not None, time.monotonic() + fleet.settings.start_timeout_s
     try:

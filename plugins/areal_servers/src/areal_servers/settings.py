@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from areal_core.config import Seconds, Secret, Settings
+from areal_core.config import Seconds, Secret, ServerBounds, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OptionValue = bool | int | float | str | list[int | str]
-
-
-class ServerBounds(Settings):
-    """How many servers there are where they come and go with their nodes."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    minimum: int = Field(1, ge=1)
-    """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
-    `start_timeout_s`"""
-    maximum: int = Field(ge=0)
-    """servers that the run starts, wherever and whenever a node has room for one"""
-
-    def __bool__(self) -> bool:
-        return self.maximum > 0
-
-    def __str__(self) -> str:
-        return f"{self.minimum} to {self.maximum}"
 
 
 class FleetSettings(Settings):
@@ -133,7 +115,7 @@ class FleetSettings(Settings):
     @property
     def bounds(self) -> ServerBounds:
         """How many servers must be ready, and how many the run starts."""
-        return ServerBounds(maximum=self.servers) if isinstance(self.servers, int) else self.servers
+        return ServerBounds(minimum=1, maximum=self.servers) if isinstance(self.servers, int) else self.servers
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import Needs, SamplingParameters
+from areal_core.launchers.launched import LaunchedProcess
 from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
-from areal_servers.launching import LaunchedServer
 from areal_servers.roster import Member, State
 from areal_servers.settings import LOOPBACK
 
@@ -38,10 +38,6 @@ PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0), State.WAITING
 """Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
-
-
-class NoRoomError(Exception):
-    """No node has room for a server now."""
 
 
 @dataclass
@@ -131,6 +127,7 @@ class Tending(Admission):
 
     adapter: ServerAdapter
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _has_begun: bool = False
     _placing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Until a server is started, another would find the same room."""
 
@@ -145,17 +142,19 @@ class Tending(Admission):
             RunError: too few became ready; says why.
         """
         ranks = self.settings.tensor_parallel * self.settings.data_parallel  # of one server
+        own, is_elastic = None if gpus is None else tuple(gpus), self.settings.is_elastic
         for number in range(self.settings.bounds.maximum):
-            own = None if gpus is None else tuple(gpus)
-            if self.settings.is_elastic:
-                needs = Needs(gpus=own, spare=ranks)
-            else:
-                needs = Needs(gpus=own and own[number * ranks : (number + 1) * ranks])
-            self._add(f"server-{number}", "", LaunchedServer(processes, f"server-{number}", needs, self.settings.key))
+            fixed = own and own[number * ranks : (number + 1) * ranks]
+            needs = Needs(gpus=own, spare=ranks) if is_elastic else Needs(gpus=fixed)
+            self._add(f"server-{number}", "", LaunchedProcess(processes, f"server-{number}", needs, self.settings.key))
         for address in self.settings.addresses:
             self._add(address.split("//")[1], address)
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
-        await self._wait_for_servers()
+        while len(self.roster.ready) < self.settings.bounds.minimum:
+            if self.roster.failure is not None:
+                raise self.roster.failure
+            await asyncio.sleep(POLL_S)
+        self._has_begun = True
 
     def join(self, name: str, address: str) -> None:
         """A server that somebody else has started shall be used; nothing happens where it is already.
@@ -196,7 +195,7 @@ class Tending(Admission):
         await asyncio.gather(*(member.connection.close() for member in members))
         await asyncio.gather(*(member.process.end() for member in members if member.process))
 
-    def _add(self, name: str, address: str, process: LaunchedServer | None = None) -> None:
+    def _add(self, name: str, address: str, process: LaunchedProcess | None = None) -> None:
         connection = ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
         member = Member(name, self.adapter, connection, self.settings.update_mode, self.roster.mark, process)
         self.roster.members[name] = member
@@ -209,14 +208,15 @@ class Tending(Admission):
             was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
-                    await self._launch_or_wait(member, member.process)
+                    async with self._placing:
+                        await self._launch(member, member.process)
                 await self.bring_up(member)
                 pause, was_up = 0.0, True
                 await self._watch(member)
-            except NoRoomError as error:
-                self.roster.lose(member, str(error), State.WAITING)
             except (ServerRefusedError, RunError) as error:
-                self.roster.lose(member, str(error), State.REFUSED)
+                is_homeless = isinstance(error, RunError) and member.process and not member.process.is_running
+                waits = is_homeless and self.settings.is_elastic
+                self.roster.lose(member, str(error), State.WAITING if waits else State.REFUSED)
             except (*FAULTS, OSError) as error:
                 self.roster.lose(member, str(error))
             if member.process is not None and not was_up:
@@ -231,14 +231,7 @@ class Tending(Admission):
                     # Its clients may have met a closed port before its end was told.
                     self.roster.note(member, member.process.last_words(), aloud=True)
 
-    async def _launch_or_wait(self, member: Member, process: LaunchedServer) -> None:
-        try:
-            async with self._placing:
-                await self._launch(member, process)
-        except RunError as error:
-            raise (NoRoomError(error.message) if self.settings.is_elastic else error) from None
-
-    async def _launch(self, member: Member, process: LaunchedServer) -> None:
+    async def _launch(self, member: Member, process: LaunchedProcess) -> None:
         if not member.starts and (address := await process.adopt()):
             member.connection.address = address
             return
@@ -252,7 +245,8 @@ class Tending(Admission):
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.version, member.has_memory = 0, True
         member.connection.address = f"http://{host}:{port}"
-        await process.start(self.adapter.command(self.model, host, port))
+        command = self.adapter.command(self.model, host, port)
+        await process.start("server", command.arguments, command.environment)
 
     async def _watch(self, member: Member) -> None:
         misses = 0
@@ -296,19 +290,9 @@ class Tending(Admission):
             if len(self.roster.ready) >= wanted or self.updater.is_changing or are_waiting:
                 enough_at, is_told = time.monotonic(), False
             lacking_s, ready = time.monotonic() - enough_at, len(self.roster.ready)
-            if lacking_s > limit or not self.roster.possible:
-                self.roster.fail(self._lack(f"{ready} of {wanted} servers were ready for {lacking_s:.0f} s"))
-            elif lacking_s > TOLD_S and not is_told:
+            if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
+                told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
+                self.roster.fail(RunError(told, hints=[LACK]))
+            elif self._has_begun and lacking_s > TOLD_S and not is_told:
                 is_told = True
                 sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")
-
-    async def _wait_for_servers(self) -> None:
-        wanted = self.settings.bounds.minimum
-        deadline = time.monotonic() + self.settings.start_timeout_s
-        while (ready := len(self.roster.ready)) < wanted:
-            if self.roster.possible < wanted or time.monotonic() > deadline:
-                raise self._lack(f"{ready} of {wanted} servers are ready")
-            await asyncio.sleep(POLL_S)
-
-    def _lack(self, told: str) -> RunError:
-        return RunError(f"{told}; {self.roster.explain()}", hints=[LACK])
