@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -229,3 +233,50 @@ def test_servers_outlive_a_trainer_that_is_killed(sglang_program, tmp_path):
 
 def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+OUTWARD = """\
+import socket
+
+from areal_core.launchers.local import LocalLauncher
+from areal_core.launchers.settings import LocalSettings
+
+
+class Outward(LocalLauncher):
+    Config = LocalSettings
+    host = socket.gethostbyname(socket.gethostname())
+"""
+
+
+@pytest.mark.skipif(
+    socket.gethostbyname(socket.gethostname()).startswith("127."), reason="this machine has no address but loopback"
+)
+def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_program, tmp_path):
+    """No word about keys in the config, and nodes that are reached by an address of the network."""
+    run_dir, launcher = tmp_path / "run", tmp_path / "outward.py"
+    launcher.write_text(OUTWARD)
+    words = [f"launcher={{type: '{launcher}:Outward'}}", "steps=100000", "evaluation=null", f"run_dir={run_dir}"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
+    run = subprocess.Popen(
+        [*START, "run", f"{CONFIGS}/sglang.yaml", *words], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 2, run, "two steps")
+        key, file = (run_dir / "servers.key").read_text(), run_dir / "servers.key"
+        assert file.stat().st_mode & 0o777 == 0o600
+        log = (run_dir / "logs" / "server-0.log").read_text(errors="replace")
+        port = re.search(r"running on http://\S+?:(\d+)", log, re.IGNORECASE)
+        assert port, log[-2000:]
+        host = socket.gethostbyname(socket.gethostname())
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://{host}:{port[1]}/server_info", timeout=60)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(HANG_S) == 130
+    finally:
+        if run.poll() is None:
+            run.kill()
+            run.wait()
+    files = [path for path in run_dir.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert {path.name for path in files} <= {"servers.key", "server-0.log"}, "SGLang writes its settings into its log"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+    assert areal("audit", run_dir).returncode == 0
