@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.launchers.identity import processes_with
+from areal_core.messages import Credentials
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = "tests/servers_on_cpu"
@@ -279,4 +280,46 @@ def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_prog
     files = [path for path in run_dir.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
     assert {path.name for path in files} <= {"servers.key", "server-0.log"}, "SGLang writes its settings into its log"
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+    assert areal("audit", run_dir).returncode == 0
+
+
+@pytest.mark.long
+def test_a_server_comes_with_a_node_and_goes_with_it(sglang_program, tmp_path):
+    """The node comes late and is told to go; the run loses nothing, not even an epoch."""
+    run_dir = tmp_path / "run"
+    words = ["inference_engine.servers={minimum: 1, maximum: 2}", "steps=100000", "evaluation=null"]
+    words += ["inference_engine.health_timeout_s=120", f"run_dir={run_dir}"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
+    command = [*START, "run", f"{CONFIGS}/sglang.yaml", *words]
+    run = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    node = None
+    try:
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 2, run, "two steps")
+        assert transitions(run_dir, "server-1")[-1][0] == "waiting for room"
+        epoch = run_dir / "epochs" / "000001"
+        told = Credentials((epoch / "token").read_text(), 1).as_environment() | {"AREAL_NODE": "late"}
+        address = json.loads((epoch / "owner.json").read_text())["address"]
+        warden = [sys.executable, "-m", "areal_core.launchers.warden", address, "60"]
+        node = subprocess.Popen(warden, env=ENVIRONMENT | told)
+        wait_for(lambda: transitions(run_dir, "server-1")[-1][0] == "ready", run, "the server on the new node")
+        steps = len(read_lines(run_dir / "metrics.jsonl"))
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) > steps + 3, run, "steps with both")
+        assert json.loads(areal("status", run_dir, "--json").stdout)["processes"]["server-1"]["node"] == "late"
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(HANG_S) == 0
+        wait_for(lambda: transitions(run_dir, "server-1")[-1][0] == "waiting for room", run, "it waits for room again")
+        steps = len(read_lines(run_dir / "metrics.jsonl"))
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) > steps + 3, run, "steps without it")
+        run.send_signal(signal.SIGINT)
+        assert run.wait(HANG_S) == 130
+    finally:
+        for process in (run, node):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+    lines = read_lines(run_dir / "metrics.jsonl")
+    assert max(line["servers/ready"] for line in lines) == 2
+    assert lines[-1]["servers/ready"] == 1
+    assert sum(line.get("episodes/failed", 0) for line in lines) == 0
+    assert len(list((run_dir / "epochs").iterdir())) == 1
     assert areal("audit", run_dir).returncode == 0
