@@ -132,7 +132,9 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|")
     for part in parts:
         print(row(*part))
-    problems = run.audit()["problems"]
+    last = run.audit()
+    print(row("the whole run, with the steps between", run.steps(), last))
+    problems = last["problems"]
     print(
         f"\nfrom the node's coming to its server's first request {came:.0f} s, from its notice to its end {went:.1f} s"
     )
