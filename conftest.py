@@ -5,6 +5,7 @@ Nothing here is imported by tests; they see it as fixtures.
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import subprocess
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from areal_core.background import on_failure
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
     from areal_core.interfaces import InferenceEngine, ModelReference
     from areal_servers.interface import ServerAdapter
@@ -36,6 +39,26 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Background work that fails fails its test; without this it would interrupt the whole process of tests."""
+    failed: list[tuple[str, BaseException]] = []
+
+    def interrupt(name: str, error: BaseException) -> None:
+        failed.append((name, error))
+        _thread.interrupt_main()  # an event loop lets no other exception out of its callbacks
+
+    former = on_failure(interrupt)
+    try:
+        return (yield)
+    except KeyboardInterrupt:
+        if not failed:
+            raise
+        raise AssertionError(f"background work failed: {failed[0][0]}") from failed[0][1]
+    finally:
+        on_failure(former)
 
 
 def _environment(name: str) -> str:

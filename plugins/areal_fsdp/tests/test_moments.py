@@ -47,9 +47,11 @@ def test_in_float32_it_is_torchs_adamw(monkeypatch, piece, max_norm):
         for mine, other in zip(ours, theirs, strict=True):
             mine.grad = torch.randn_like(mine)
             other.grad = mine.grad.clone()
+        if number < 3:  # as a part of a model that nothing has used yet
+            ours[2].grad = theirs[2].grad = None
         if number == 2:
             ours[0].grad = torch.full_like(ours[0], torch.nan)
-        norm = gradient_norm([p.grad for p in ours], Ranks())
+        norm = gradient_norm([p.grad for p in ours if p.grad is not None], Ranks())
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(theirs, max_norm)
         step(own, norm, max_norm, None)
@@ -57,7 +59,7 @@ def test_in_float32_it_is_torchs_adamw(monkeypatch, piece, max_norm):
             plain.step()
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other)
-        assert float(own.state[mine]["step"]) == 4
+        assert float(own.state[mine]["step"]) == (2 if mine is ours[2] else 4)
 
 
 def test_rounding_is_right_on_average_and_exact_where_nothing_is_to_round():

@@ -26,7 +26,7 @@ def scalars_of(
 
     Args:
         group: of the optimizer's.
-        step: [] float32, updates so far with this one.
+        step: [] float32, updates so far with this one; or [N], of N parameters (see `each_of`).
         scale: [] float32, what gradients are multiplied by.
         applies: [] bool, whether anything is changed.
     """
@@ -35,6 +35,12 @@ def scalars_of(
     size, root = (group["lr"] / corrections[0]).float(), corrections[1].sqrt().float()
     decay = torch.full_like(size, 1 - group["lr"] * group["weight_decay"])
     return scale, applies, size, decay, root, beta1, beta2, group["eps"], step
+
+
+def each_of(scalars: tuple[Any, ...], count: int) -> list[tuple[Any, ...]]:
+    """The scalars of each of so many parameters, which may have been updated a different number of times."""
+    own = (value.unbind() if isinstance(value, torch.Tensor) and value.dim() else (value,) * count for value in scalars)
+    return list(zip(*own, strict=True))
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_parallel.adamw import numbers_of, scalars_of
+from areal_parallel.adamw import each_of, numbers_of, scalars_of
 from areal_parallel.tensor import own_part
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class PiecewiseAdamW(torch.optim.AdamW):
             steps = [self.state[p]["step"] for p in learns]
             if steps:
                 torch._foreach_add_(steps, applies.float())
-                scalars = scalars_of(group, steps[0], scale, applies)
-                work += [(piece, scalars) for p in learns for piece in self._pieces(p)]
+                every = each_of(scalars_of(group, torch.stack(steps), scale, applies), len(steps))
+                work += [(piece, own) for p, own in zip(learns, every, strict=True) for piece in self._pieces(p)]
         if not work:
             return
         (parameter, mean, *_), _ = work[0]
