@@ -325,7 +325,7 @@ def test_a_server_comes_with_a_node_and_goes_with_it(sglang_program, tmp_path):
                 process.wait()
     lines = read_lines(run_dir / "metrics.jsonl")
     assert max(line["servers/ready"] for line in lines) == 2
-    assert lines[-1]["servers/ready"] == 1
+    assert max(line["servers/ready"] for line in lines[-3:]) == 1, "none counts while weights change"
     assert sum(line.get("episodes/failed", 0) for line in lines) == 0
     assert len(list((run_dir / "epochs").iterdir())) == 1
     assert areal("audit", run_dir).returncode == 0
