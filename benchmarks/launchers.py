@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster_faults import AREAL, load
+from clusters import AREAL, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
