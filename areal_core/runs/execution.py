@@ -284,6 +284,8 @@ def specifications(resolved: Resolved, run: RunFolder, supervisor: Supervisor) -
     """
     config, ranks = resolved.config, resolved.config.trainer_processes
     gpus, launcher = config.placement.training, config.launcher.keywords()
+    if gpus and (each := launcher.get("gpus_per_node")):
+        supervisor.require_gpus(each)
     nodes = supervisor.spread(ranks, gpus)
     processes = []
     if config.inference_engine is not None:

@@ -153,6 +153,20 @@ class Supervisor:
         """Those of some GPUs that a node has; None where none are named."""
         return self._wardens.gpus_on(node, gpus)
 
+    def require_gpus(self, count: int) -> None:
+        """Refuse nodes with another number of GPUs than they were counted with; one that does not say is believed.
+
+        Raises:
+            RunError: there is one.
+        """
+        others = {name: node.ready.gpus for name, node in self._wardens.nodes.items() if node.ready.gpus}
+        if len(self._wardens.nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
+            told = ", ".join(f"{name} has {has}" for name, has in sorted(wrong.items()))
+            raise RunError(
+                f"GPUs were counted with launcher.gpus_per_node={count}, and {told}",
+                hints=["correct it, or, where nodes differ, set it to null and name GPUs by number in placement"],
+            )
+
     @property
     def node_count(self) -> int:
         """How many nodes there are."""

@@ -88,12 +88,12 @@ class FleetSettings(Settings):
     def _enough(self) -> FleetSettings:
         if not self.servers and not self.addresses:
             raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
-        if self.min_servers > self.servers + len(self.addresses):
-            raise ValueError(f"min_servers is {self.min_servers}, and the config names fewer servers")
         return self
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""
+        if self.min_servers > self.servers + len(self.addresses):
+            yield f"min_servers is {self.min_servers}, and the config names fewer servers"
         if config.sampling.stop and not self.detokenize:
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.deterministic:
