@@ -67,7 +67,13 @@ class TryFolder:
 
 @message
 class Beat:
-    """The supervisor lives; so does the lease of its wardens."""
+    """The supervisor lives; so does the lease of its wardens.
+
+    Attributes:
+        every_s: seconds between the warden's own beats.
+    """
+
+    every_s: float = 1.0
 
 
 # From a warden to the supervisor.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -56,6 +57,8 @@ POLL_S = 0.25
 IMPATIENCE_S = 1.0
 """A second Ctrl-C within it may be the echo of the first."""
 FORWARD_TIMEOUT_S = 60.0
+CONNECTIONS = 1 << 16
+"""Files that may be open, where the system lets it: each node and each process of areal's own is a connection."""
 
 
 class Supervisor:
@@ -122,6 +125,10 @@ class Supervisor:
     async def listen(self) -> str:
         """Be there for wardens and visitors; the address."""
         on_failure(self._set_failure)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = CONNECTIONS if hard == resource.RLIM_INFINITY else min(CONNECTIONS, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored

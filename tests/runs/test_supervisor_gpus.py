@@ -1,6 +1,7 @@
 """GPUs are counted before nodes are there; nodes that have others are refused."""
 
 import asyncio
+import resource
 
 import pytest
 
@@ -29,3 +30,21 @@ def test_nodes_with_another_number_of_gpus_than_counted_are_named(tmp_path, monk
             await supervisor.close()
 
     asyncio.run(work())
+
+
+def test_connections_are_not_bounded_by_a_low_default(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def work():
+        supervisor = Supervisor(
+            LocalLauncher(LocalSettings()), Credentials.create(1), lambda name: tmp_path / name, print, print
+        )
+        await supervisor.listen()
+        await supervisor.close()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        asyncio.run(work())
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(1 << 16, before[1]) > 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
