@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from areal_core.messages.codec import message
@@ -297,6 +298,8 @@ class Owner:
         epoch: of the run.
         phases: what each process is doing.
         nodes: on which each of them runs.
+        silent: seconds since each of them was heard; of those that do not speak, since it was stopped.
+        silent_nodes: seconds since each node was heard.
     """
 
     host: str
@@ -304,6 +307,8 @@ class Owner:
     epoch: int
     phases: Mapping[str, str]
     nodes: Mapping[str, str]
+    silent: Mapping[str, float] = field(default_factory=dict)
+    silent_nodes: Mapping[str, float] = field(default_factory=dict)
 
 
 @message

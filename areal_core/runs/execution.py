@@ -266,7 +266,8 @@ async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor,
     first_rank = next(process for process in processes if process.specification.role == "trainer")
 
     def update() -> None:
-        state.phases = supervisor.phases
+        if state.is_old:
+            state.see(supervisor.owner)
         view.update()
 
     code = await supervisor.watch(first_rank, update)

@@ -246,11 +246,19 @@ class Supervisor:
         await asyncio.to_thread(self._launcher.close)
 
     @property
-    def phases(self) -> dict[str, str]:
-        """What each process is doing, as it last said."""
-        return {
-            name: process.phase.phase for name, process in self._wardens.processes.items() if not process.ended.done()
-        }
+    def owner(self) -> Owner:
+        """How the run is: what each process is doing, where, and when it was heard."""
+        alive = [process for process in self._wardens.processes.values() if not process.ended.done()]
+        now = time.monotonic()
+        return Owner(
+            socket.gethostname(),
+            os.getpid(),
+            self._wardens.credentials.epoch,
+            {process.name: process.phase.phase for process in alive},
+            {process.name: process.node.name for process in alive},
+            {process.name: process.silent_s for process in alive},
+            {name: now - node.heard for name, node in self._wardens.nodes.items()},
+        )
 
     def _essential(self) -> list[SupervisedProcess]:
         """Processes whose end is the end of all."""
@@ -356,9 +364,7 @@ class Supervisor:
             message, number = await channel.receive_request()
             match message:
                 case WhoOwns():
-                    epoch = self._wardens.credentials.epoch
-                    nodes = {name: process.node.name for name, process in self._wardens.processes.items()}
-                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases, nodes))
+                    channel.reply(number, self.owner)
                 case StopRun(now):
                     self._is_impatient |= now
                     self._see_signal(signal.SIGTERM)
