@@ -16,14 +16,13 @@ import pytest
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import LOST, EndMeans, Needs, ProcessEnd, ProcessSpecification
 from areal_core.launchers import keeper as keeper_module
-from areal_core.launchers import shared_folder, wardens
+from areal_core.launchers import shared_folder
 from areal_core.launchers.identity import has_ended, identify
 from areal_core.launchers.keepers import Keepers
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
-from areal_core.launchers.wardens import Wardens, beat_interval
+from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials
-from areal_core.runs.silence import TOLD_S
 
 pytestmark = pytest.mark.slow
 
@@ -332,30 +331,6 @@ def test_several_nodes_of_one_machine_each_with_processes_and_gpus_of_its_own(tm
             assert found.port
             with pytest.raises(RunError, match="there is no node for the process lost: the node node-7 is not there"):
                 running.start("lost", show, node="node-7")
-
-    run(work())
-
-
-def test_many_beat_less_often_and_never_so_seldom_that_they_seem_silent() -> None:
-    intervals = [beat_interval(count) for count in (0, 10, 200, 400, 1000, 100_000)]
-    assert intervals == [1.0, 1.0, 1.0, 2.0, 5.0, 5.0]
-    assert 2 * max(intervals) <= TOLD_S
-
-
-def test_a_warden_and_a_process_beat_as_often_as_they_are_told(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(wardens, "BEATS_PER_S", 0.25)  # one is many: a beat in 4 s
-
-    async def work() -> None:
-        async with Run(tmp_path) as running:
-            (node,) = running.wardens.nodes.values()
-            await asyncio.sleep(1.5)  # until it is told
-            heard = set()
-            for _ in range(60):
-                heard.add(node.heard)
-                await asyncio.sleep(0.1)
-            assert len(heard) <= 4, "every second there would be six"
-            first = running.start("first", "import os; print(os.environ['AREAL_BEAT_S'])", speaks=True)
-            assert (await first.wait()).last_words == "4.0"
 
     run(work())
 
