@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from areal_core.config import sections
 from areal_core.config.launching import ServerBounds
 from areal_core.config.needs import roles_of
+from areal_core.config.numbering import numbered
 from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
@@ -86,13 +87,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _as_placed(self) -> RunConfig:
-        """Where GPUs are named, what is right on GPUs holds for what is not written."""
+        """GPUs that are named in words get their numbers; where GPUs are named, what is right on GPUs holds for what
+        is not written."""
+        placed = self if self.placement.layout is None else numbered(self)
         changes: dict[str, Section] = {}
-        if self.placement.training and "dtype" not in self.model.model_fields_set:
-            changes["model"] = self.model.model_copy(update={"dtype": "bfloat16"})
-        if self.placement.apart and self.has_servers and "transport" not in self.publication.model_fields_set:
-            changes["publication"] = self.publication.model_copy(update={"transport": "broadcast"})
-        return self.model_copy(update=changes) if changes else self
+        if placed.placement.training and "dtype" not in placed.model.model_fields_set:
+            changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
+        if placed.placement.apart and placed.has_servers and "transport" not in placed.publication.model_fields_set:
+            changes["publication"] = placed.publication.model_copy(update={"transport": "broadcast"})
+        return placed.model_copy(update=changes) if changes else placed
 
     @property
     def trainer_processes(self) -> int:

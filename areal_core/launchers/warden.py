@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -71,13 +72,18 @@ class Warden:
         self._keepers = Keepers(scratch, {SCRATCH_VARIABLE: str(scratch)}, adopts_orphans=True)
         self._lease_s = lease_s
         self._heard = time.monotonic()
+        self._beat_s = BEAT_S
 
     async def run(self) -> bool:
         """Until the supervisor is gone; on return nothing is left. Whether it went, and did not just fall silent."""
         orders = start_task(self._take_orders(), "orders of the supervisor")
+        told = -math.inf
         try:
             while not orders.done() and time.monotonic() - self._heard < self._lease_s:
                 await asyncio.wait({orders}, timeout=BEAT_S)
+                if time.monotonic() - told < self._beat_s - BEAT_S / 2:
+                    continue
+                told = time.monotonic()
                 with contextlib.suppress(ChannelClosed):
                     self._channel.post(NodeBeat(self._keepers.stopped()))
             return orders.done()
@@ -91,8 +97,8 @@ class Warden:
                 order, number = await self._channel.receive_request()
                 self._heard = time.monotonic()
                 match order:
-                    case Beat():
-                        pass
+                    case Beat(every_s):
+                        self._beat_s = every_s
                     case FindPort():
                         self._channel.reply(number, Port(free_port()))
                     case TryFolder():

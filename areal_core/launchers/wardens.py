@@ -6,6 +6,7 @@ import asyncio
 import math
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
     from areal_core.messages import Credentials, Server
 
-BEAT_S = 1.0
+BEAT_S, SLOWEST_BEAT_S = 1.0, 5.0
+BEATS_PER_S = 200
+"""Of nodes, and of processes, from which on each beats less often: what is heard costs the supervisor CPU."""
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
 START_TIMEOUT_S = 120.0
@@ -47,8 +50,13 @@ LET_GO_S = 10.0
 """For processes to end by themselves whose node is about to be taken away."""
 LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
-SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
-"""Where a process that speaks finds its supervisor, and its own name."""
+SUPERVISOR_VARIABLE, NAME_VARIABLE, BEAT_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS", "AREAL_BEAT_S"
+"""Where a process that speaks finds its supervisor, its own name, and how often it beats."""
+
+
+def beat_interval(count: int) -> float:
+    """Seconds between the beats of each of so many; nobody beats so seldom that it seems silent."""
+    return min(SLOWEST_BEAT_S, max(BEAT_S, count / BEATS_PER_S))
 
 
 class Node:
@@ -59,6 +67,7 @@ class Node:
         self.channel = channel
         self.ready = ready
         self.heard = time.monotonic()
+        self.stopped: tuple[str, ...] = ()
 
     def post(self, message: Any) -> None:
         """Tell the warden; nothing happens where the node is gone."""
@@ -234,7 +243,7 @@ class Wardens:
     async def find_place(self, gpus: tuple[int, ...] | None, spare: int | None = None) -> Found:
         """Where a process can listen; see `Processes.find_place`, and `Needs`."""
         if spare is None:
-            name = self._numbered.choose(gpus, self._load)
+            name = self._numbered.choose(gpus, self._load())
         else:
             live = [process for process in self.processes.values() if not process.ended.done()]
             held = {gpu for process in live for gpu in process.specification.needs.gpus or ()}
@@ -270,16 +279,16 @@ class Wardens:
             raise LostError("a node was lost")
         self.processes = {name: p for name, p in self.processes.items() if not p.ended.done()}
 
-    def _load(self, name: str) -> int:
-        """How many processes run on a node."""
-        return sum(process.node.name == name and not process.ended.done() for process in self.processes.values())
+    def _load(self) -> Callable[[str], int]:
+        """How many processes run on a node, by its name."""
+        return Counter(process.node.name for process in self.processes.values() if not process.ended.done()).__getitem__
 
     def _node_for(self, specification: ProcessSpecification) -> Node:
         """Raises: RunError: it is not there."""
         beside = self.processes.get(specification.beside)
         name = specification.node or (beside.node.name if beside is not None else "")
         if not name and not specification.beside:
-            name = self._numbered.choose(specification.needs.gpus, self._load)
+            name = self._numbered.choose(specification.needs.gpus, self._load())
         if name not in self.nodes:
             where = f"the node {name} is" if name else f"{specification.beside}, beside which it must stand, is"
             raise RunError(f"there is no node for the process {specification.name}: {where} not there")
@@ -304,6 +313,7 @@ class Wardens:
             environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
         if specification.speaks:
             environment |= {SUPERVISOR_VARIABLE: self.address, NAME_VARIABLE: process.name}
+            environment[BEAT_VARIABLE] = str(beat_interval(len(self.processes)))
         gpus = self._numbered.local(node.name, needs.gpus)
         program, *words = specification.command
         if program == sys.executable:  # a node may have its own, in a container for instance
@@ -386,6 +396,9 @@ class Wardens:
         return [name for name, one in self.processes.items() if one.node is node and not one.ended.done()]
 
     def _note_stopped(self, node: Node, stopped: tuple[str, ...]) -> None:
+        if not stopped and not node.stopped:
+            return  # as nearly always, and there may be thousands
+        node.stopped = stopped
         for process in self.processes.values():
             if process.node is node:
                 is_stopped = process.name in stopped
@@ -413,8 +426,9 @@ class Wardens:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            every_s = beat_interval(len(self.nodes))
+            await asyncio.sleep(every_s)
             for node in list(self.nodes.values()):
-                node.post(Beat())
+                node.post(Beat(every_s))
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back

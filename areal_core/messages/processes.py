@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from areal_core.messages.codec import message
@@ -67,7 +68,13 @@ class TryFolder:
 
 @message
 class Beat:
-    """The supervisor lives; so does the lease of its wardens."""
+    """The supervisor lives; so does the lease of its wardens.
+
+    Attributes:
+        every_s: seconds between the warden's own beats.
+    """
+
+    every_s: float = 1.0
 
 
 # From a warden to the supervisor.
@@ -294,6 +301,8 @@ class Owner:
         phases: what each process is doing.
         nodes: on which each of them runs.
         gpus: how many each node has, by its name; also of nodes on which nothing runs.
+        silent: seconds since each of them was heard; of those that do not speak, since it was stopped.
+        silent_nodes: seconds since each node was heard.
     """
 
     host: str
@@ -302,6 +311,8 @@ class Owner:
     phases: Mapping[str, str]
     nodes: Mapping[str, str]
     gpus: Mapping[str, int]
+    silent: Mapping[str, float] = field(default_factory=dict)
+    silent_nodes: Mapping[str, float] = field(default_factory=dict)
 
 
 @message

@@ -266,7 +266,8 @@ async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor,
     first_rank = next(process for process in processes if process.specification.role == "trainer")
 
     def update() -> None:
-        state.phases = supervisor.phases
+        if state.is_old:
+            state.see(supervisor.owner)
         view.update()
 
     code = await supervisor.watch(first_rank, update)
@@ -284,6 +285,8 @@ def specifications(resolved: Resolved, run: RunFolder, supervisor: Supervisor) -
     """
     config, ranks = resolved.config, resolved.config.trainer_processes
     gpus, launcher = config.placement.training, config.launcher.keywords()
+    if gpus and (each := launcher.get("gpus_per_node")):
+        supervisor.require_gpus(each)
     nodes = supervisor.spread(ranks, gpus)
     processes = []
     if config.inference_engine is not None:

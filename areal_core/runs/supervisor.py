@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -56,6 +57,8 @@ POLL_S = 0.25
 IMPATIENCE_S = 1.0
 """A second Ctrl-C within it may be the echo of the first."""
 FORWARD_TIMEOUT_S = 60.0
+CONNECTIONS = 1 << 16
+"""Files that may be open, where the system lets it: each node and each process of areal's own is a connection."""
 
 
 class Supervisor:
@@ -122,6 +125,10 @@ class Supervisor:
     async def listen(self) -> str:
         """Be there for wardens and visitors; the address."""
         on_failure(self._set_failure)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = CONNECTIONS if hard == resource.RLIM_INFINITY else min(CONNECTIONS, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
@@ -152,6 +159,20 @@ class Supervisor:
     def gpus_on(self, node: Node, gpus: Sequence[int] | None) -> tuple[int, ...] | None:
         """Those of some GPUs that a node has; None where none are named."""
         return self._wardens.gpus_on(node, gpus)
+
+    def require_gpus(self, count: int) -> None:
+        """Refuse nodes with another number of GPUs than they were counted with; one that does not say is believed.
+
+        Raises:
+            RunError: there is one.
+        """
+        others = {name: node.ready.gpus for name, node in self._wardens.nodes.items() if node.ready.gpus}
+        if len(self._wardens.nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
+            told = ", ".join(f"{name} has {has}" for name, has in sorted(wrong.items()))
+            raise RunError(
+                f"GPUs were counted with launcher.gpus_per_node={count}, and {told}",
+                hints=["correct it, or, where nodes differ, set it to null and name GPUs by number in placement"],
+            )
 
     @property
     def node_count(self) -> int:
@@ -225,11 +246,20 @@ class Supervisor:
         await asyncio.to_thread(self._launcher.close)
 
     @property
-    def phases(self) -> dict[str, str]:
-        """What each process is doing, as it last said."""
-        return {
-            name: process.phase.phase for name, process in self._wardens.processes.items() if not process.ended.done()
-        }
+    def owner(self) -> Owner:
+        """How the run is: what each process is doing, where, and when it was heard."""
+        alive = [process for process in self._wardens.processes.values() if not process.ended.done()]
+        now = time.monotonic()
+        return Owner(
+            socket.gethostname(),
+            os.getpid(),
+            self._wardens.credentials.epoch,
+            {process.name: process.phase.phase for process in alive},
+            {process.name: process.node.name for process in alive},
+            {name: node.ready.gpus for name, node in self._wardens.nodes.items()},
+            {process.name: process.silent_s for process in alive},
+            {name: now - node.heard for name, node in self._wardens.nodes.items()},
+        )
 
     def _essential(self) -> list[SupervisedProcess]:
         """Processes whose end is the end of all."""
@@ -340,10 +370,7 @@ class Supervisor:
             message, number = await channel.receive_request()
             match message:
                 case WhoOwns():
-                    epoch = self._wardens.credentials.epoch
-                    nodes = {name: process.node.name for name, process in self._wardens.processes.items()}
-                    there = {name: node.ready.gpus for name, node in self._wardens.nodes.items()}
-                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases, nodes, there))
+                    channel.reply(number, self.owner)
                 case StopRun(now):
                     self._is_impatient |= now
                     self._see_signal(signal.SIGTERM)

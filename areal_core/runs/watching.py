@@ -10,6 +10,7 @@ from areal_core.errors import ArealError, RunError, UsageError
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Done, Owner, StopRun, WhoOwns
 from areal_core.runs.ownership import ask_owner, owner_has_ended
+from areal_core.runs.standing import node_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +30,8 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     Returns:
         `state` (running, done, interrupted, failed; lost, where its owner is gone without a word; unreachable, where
         it does not answer and cannot be seen from here), `epoch`, `step`, `steps`, `checkpoint` (its step, or None),
-        `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `processes`: by name, `node` and `phase`, and
-        `nodes`: by name, `gpus`.
+        `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `processes`: by name, `node`, `phase` and
+        `silent_s`, `nodes`: by name, `gpus` and `silent_s`, and `node_rows`: the same in words, where there are several.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -53,9 +54,13 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     owner = ask_owner(epoch, WhoOwns(), ANSWER_S)
     if not isinstance(owner, Owner):
         return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
-    processes = {name: {"node": owner.nodes.get(name, ""), "phase": phase} for name, phase in owner.phases.items()}
-    nodes = {name: {"gpus": gpus} for name, gpus in owner.gpus.items()}
-    return {**found, "host": owner.host, "pid": owner.pid, "processes": processes, "nodes": nodes}
+    processes = {
+        name: {"node": owner.nodes.get(name, ""), "phase": phase, "silent_s": owner.silent.get(name, 0.0)}
+        for name, phase in owner.phases.items()
+    }
+    nodes = {name: {"gpus": gpus, "silent_s": owner.silent_nodes.get(name, 0.0)} for name, gpus in owner.gpus.items()}
+    told = {"processes": processes, "nodes": nodes, "node_rows": node_rows(owner)}
+    return {**found, "host": owner.host, "pid": owner.pid, **told}
 
 
 def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:

@@ -58,9 +58,11 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
     if state == "running":
         lines.append(f"  {'owner':22s} process {status['pid']} on {status['host']}")
-        idle = status["nodes"].keys() - {one["node"] for one in status["processes"].values()}
-        lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in sorted(status["processes"].items())]
-        lines += [f"  {'(nothing yet)':22s} on {name}" for name in sorted(idle)]
+        if status["node_rows"]:
+            lines += [f"  {name:22s} {text}" for name, text in status["node_rows"]]
+        else:
+            processes = sorted(status["processes"].items())
+            lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in processes]
     elif state in NEXT:
         lines.append(f"{NEXT[state].format(run=run)}; go on with: areal run --resume {run}")
     return lines

@@ -103,8 +103,6 @@ class FleetSettings(Settings):
     def _enough(self) -> FleetSettings:
         if not self.servers and not self.addresses:
             raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
-        if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
-            raise ValueError(f"servers.minimum is {self.bounds.minimum}, and the config names fewer servers")
         return self
 
     @property
@@ -119,6 +117,8 @@ class FleetSettings(Settings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""
+        if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
+            yield f"servers.minimum is {self.bounds.minimum}, and the config names fewer servers"
         if config.sampling.stop and not self.detokenize:
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.placement.in_turns and self.is_elastic:
