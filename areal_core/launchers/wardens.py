@@ -22,6 +22,7 @@ from areal_core.messages.processes import (
     EndProcess,
     FindPort,
     Found,
+    Leave,
     NodeBeat,
     NodeNotice,
     NodeReady,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
+MARGIN_S = 15.0
+"""Beyond the lease: for a warden's last processes to end."""
 START_TIMEOUT_S = 120.0
 PROGRESS_S = 10.0
 PORT_TIMEOUT_S = 30.0
@@ -157,6 +160,8 @@ class Wardens:
         self.address = ""
         self.nodes: dict[str, Node] = {}
         self.has_lost = False
+        self._is_closing = False
+        self._say: Callable[[str], None] = print
         self.processes: dict[str, SupervisedProcess] = {}
 
     async def listen(self, host: str) -> None:
@@ -179,8 +184,12 @@ class Wardens:
             RunError: none came.
         """
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
+        self._say = say
         count = await asyncio.to_thread(launcher.bring, command, self.credentials.as_environment())
-        began = told = time.monotonic()
+        began = time.monotonic()
+        joining_s = getattr(launcher, "joining_s", 0.0)
+        told = began - PROGRESS_S if joining_s else began  # who has to type the command sees it at once
+        limit_s, hint = joining_s or START_TIMEOUT_S, f"; on each of the others: areal join {folder}" * bool(joining_s)
         lost: dict[str, str] = {}
         while len(self.nodes) + len(lost) < count:
             now = time.monotonic()
@@ -188,13 +197,14 @@ class Wardens:
                 if name not in lost:
                     lost[name] = reason
                     say(f"the node {name} is left out: {reason}")
-            if now - began > START_TIMEOUT_S:
-                here = f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s"
+            if now - began > limit_s:
+                here = f"{len(self.nodes)} of {count} nodes have reported within {limit_s:g} s"
                 say(f"{here}: the run does without the others")
                 break
             if now - told > PROGRESS_S:
                 told = now
-                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported")
+                names = f" ({', '.join(sorted(self.nodes))})" if self.nodes else ""
+                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported{names}{hint}")
             await asyncio.sleep(0.02)
         self._folder, checked = folder, set[str]()
         while unchecked := {name: node.channel for name, node in self.nodes.items() if name not in checked}:
@@ -295,11 +305,26 @@ class Wardens:
         return process
 
     async def close(self) -> None:
-        """Let go of all nodes: their wardens end everything."""
+        """Let go of all nodes: their wardens end everything.
+
+        Those that have joined, which no launcher can end, confirm it, or their lease is waited for.
+        """
         if self._server is not None:
             self._server.close()
-        for node in list(self.nodes.values()):
-            await node.channel.close()
+        self._is_closing, joined = True, {name for name, node in self.nodes.items() if node.ready.has_joined}
+        for name, node in list(self.nodes.items()):
+            if name in joined:
+                node.post(Leave())
+            else:
+                await node.channel.close()
+        began = told = time.monotonic()
+        while (left := joined & self.nodes.keys()) and (now := time.monotonic()) - began < LEASE_S + MARGIN_S:
+            if now - told > PROGRESS_S:
+                told, ends_s = now, LEASE_S + MARGIN_S - now + began
+                self._say(f"no word from {', '.join(sorted(left))}: what runs there ends within {ends_s:.0f} s")
+            await asyncio.sleep(0.02)
+        for name in left:
+            await self.nodes[name].channel.close()
 
     async def _serve(self, channel: Channel) -> None:
         """Whoever has come, until it goes."""
@@ -371,7 +396,7 @@ class Wardens:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            for node in list(self.nodes.values()):
+            for node in [] if self._is_closing else list(self.nodes.values()):
                 node.post(Beat())
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back
