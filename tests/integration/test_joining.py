@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
+from areal_core.cli.commands import join
 from areal_core.launchers.identity import processes_with
 from areal_core.launchers.node import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from conftest import Workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HANG_S = 400
+CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -171,3 +175,36 @@ def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Gr
     assert "the run goes on, with the config that it has" in group.said("pod-0-second")
     assert [line["step"] for line in group.workplace.metrics()] == list(range(1, 13))
     assert os.listdir(tmp_path / "run" / "epochs") != ["000001"]  # noqa: PTH208
+
+
+def test_the_script_of_the_examples(group: Group) -> None:
+    """As in examples/clusters, with the port of the test."""
+    environment = {"MASTER_PORT": str(free_port()), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for number in range(2):
+        words = (str(CLUSTERS / "torchrun.sh"), "2", str(number), "127.0.0.1", "run", HERE, "steps=2")
+        group.start(f"node-{number}", *words, "launcher.trainer_processes=2", **environment)
+    group.finish(**{"node-0": 0, "node-1": 0})
+    assert [line["step"] for line in group.workplace.metrics()] == [1, 2]
+
+
+def test_the_manifest_of_the_examples_is_a_run_with_as_many_nodes_as_pods(group: Group) -> None:
+    """Read as YAML; its command is one that areal takes, and its GPUs are those of its nodes."""
+    manifest = yaml.safe_load((CLUSTERS / "kubernetes.yaml").read_text())
+    job, (container,) = manifest["spec"], manifest["spec"]["template"]["spec"]["containers"]
+    assert (manifest["kind"], job["completionMode"]) == ("Job", "Indexed")
+    command = [*container["command"], *container["args"]]
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    words = parser.parse_intermixed_args(command[2:])
+    assert command[:2] == ["areal", "join"]
+    values = dict(word.split("=", 1) for word in words.overrides)
+    assert int(values["launcher.nodes"]) == job["completions"] == job["parallelism"]
+    named = [gpu for key, value in values.items() if key.startswith("placement.") for gpu in yaml.safe_load(value)]
+    assert sorted(named) == list(range(job["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]))
+    assert len(yaml.safe_load(values["placement.training"])) == int(values["launcher.trainer_processes"])
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounted.keys() == {each["name"] for each in job["template"]["spec"]["volumes"]}
+    assert str(words.run_dir).startswith(mounted["runs"])
+    assert words.config.startswith(mounted["config"])
+    checked = group.workplace.areal("config", "check", "run.yaml", "launcher.type=joined", *words.overrides)
+    assert "launcher" not in checked.err, checked.err
