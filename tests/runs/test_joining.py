@@ -15,18 +15,18 @@ import pytest
 
 from areal_core.cli import main
 from areal_core.errors import RunError, UsageError
-from areal_core.launchers import ranks as ranks_module
 from areal_core.launchers import wardens as wardens_module
 from areal_core.launchers.joined import JoinedLauncher
-from areal_core.launchers.ranks import Rank, take_rank
 from areal_core.launchers.settings import JoinedSettings
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Owner
 from areal_core.runs import joining as module
+from areal_core.runs import ranks as ranks_module
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.joining import Joining
 from areal_core.runs.ownership import RECOVERING, claim, exit_code_of, release
+from areal_core.runs.ranks import Rank, take_rank
 from areal_core.runs.watching import run_status
 
 if TYPE_CHECKING:

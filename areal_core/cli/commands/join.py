@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Be the node, or on rank 0 the run itself."""
-    from areal_core.launchers.ranks import take_rank
+    from areal_core.runs.ranks import take_rank
 
     request = read_request(arguments)
     if not arguments.wait >= 0:

@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import ProcessSpecification
+from areal_core.interfaces.launcher import NODE_VARIABLE, ProcessSpecification
 from areal_core.launchers.identity import processes_with
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Channel, Credentials
@@ -23,13 +25,13 @@ from areal_core.testing.conformance.components import ComponentSuite
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
 
     from areal_core.interfaces.launcher import Launcher
     from areal_core.launchers.wardens import Node
 
 VARIABLE, VALUE = "CONFORMANCE_WORDS", """two words, "quoted", isn't $HOME"""
 ORPHANS = "setsid sleep 600 & sleep 600 & touch {up}; sleep 600"
+WARDEN = b"areal_core.launchers.warden"
 POLL_S = 0.02
 
 
@@ -52,13 +54,17 @@ class LauncherSuite(ComponentSuite):
     def start_nodes(self, run_dir: Path) -> None:
         """Where nodes join by themselves: start them, each with a name of its own in `AREAL_NODE`."""
 
-    def kill_warden(self, node: Node) -> None:
-        """Kill the warden of a node as the kernel does when memory runs out."""
-        os.kill(node.ready.pid, signal.SIGKILL)
-
-    def stop_warden(self, node: Node) -> None:
-        """Stop the warden of a node (SIGSTOP), so that it does not listen any more."""
-        os.kill(node.ready.pid, signal.SIGSTOP)
+    def signal_warden(self, node: Node, number: int) -> None:
+        """Send a signal to the warden of a node, which may stand in a process namespace of its own."""
+        named = f"{NODE_VARIABLE}={node.name}".encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                own = (path / "status").read_text().partition("NSpid:")[2].partition("\n")[0].split()[-1:]
+                known = (path / "environ").read_bytes().split(b"\0")
+                if own == [str(node.ready.pid)] and named in known and WARDEN in (path / "cmdline").read_bytes():
+                    os.kill(int(path.name), number)
+                    return
+        raise AssertionError(f"no process of this machine is the warden of {node.name}")
 
     def test_each_node_has_one_warden_and_a_name_of_its_own(self, tmp_path: Path) -> None:
         """As many wardens come as `bring` says, each under another name."""
@@ -92,7 +98,7 @@ class LauncherSuite(ComponentSuite):
         async def work() -> None:
             async with _Session(self, self.make(), tmp_path) as session:
                 victim = sorted(session.wardens.nodes)[0]
-                self.kill_warden(session.wardens.nodes[victim])
+                self.signal_warden(session.wardens.nodes[victim], signal.SIGKILL)
                 await self._until(session.launcher.lost, "a node whose warden was killed is not called lost")
                 # A launcher may know the node by another name than the warden's, where there is only one of it.
                 lost = dict(session.launcher.lost())
@@ -122,7 +128,7 @@ class LauncherSuite(ComponentSuite):
             async with _Session(self, self.make(), tmp_path) as session:
                 await session.start_orphans()
                 for node in session.wardens.nodes.values():
-                    self.stop_warden(node)
+                    self.signal_warden(node, signal.SIGSTOP)
                 await session.close()
                 await self._until(lambda: not session.left(), "close has returned, and stopped nodes go on")
 
