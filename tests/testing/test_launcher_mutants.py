@@ -82,9 +82,12 @@ class Insists(LocalLauncher):
 
 
 class Once(LocalLauncher):
+    has_brought = False
+
     def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        if self._wardens:
+        if Once.has_brought:
             raise RuntimeError("nodes are there already")
+        Once.has_brought = True
         return super().bring(command, environment)
 
 
@@ -92,8 +95,8 @@ class Renames(LocalLauncher):
     count = 0
 
     def _own(self, number: int, name: str) -> dict[str, str]:
-        self.count += 1
-        return {**super()._own(number, name), "AREAL_NODE": f"node-{self.count}"}
+        Renames.count += 1
+        return {**super()._own(number, name), "AREAL_NODE": f"node-{Renames.count}"}
 
 
 def suite_of(launcher: type[LocalLauncher]) -> LauncherSuite:

@@ -135,12 +135,12 @@ class LauncherSuite(ComponentSuite):
         self._run(work())
 
     def test_nodes_are_brought_a_second_time(self, tmp_path: Path) -> None:
-        """In one program, as a run does that goes back to its last checkpoint; nodes keep their names."""
+        """By another launcher of one program, as when a run goes back to its last checkpoint; nodes keep their names."""
 
         async def work() -> None:
-            launcher, names = self.make(), []
+            names = []
             for number in (1, 2):
-                async with _Session(self, launcher, tmp_path / str(number)) as session:
+                async with _Session(self, self.make(), tmp_path / str(number)) as session:
                     names.append(sorted(session.wardens.nodes))
                 assert session.left() == []
             assert names[0] == names[1], f"nodes have other names the second time: {names}"
