@@ -135,7 +135,7 @@ class LauncherSuite(ComponentSuite):
         self._run(work())
 
     def test_nodes_are_brought_a_second_time(self, tmp_path: Path) -> None:
-        """By another launcher of one program, as when a run goes back to its last checkpoint; nodes keep their names."""
+        """By another launcher of one program, as when a run goes back to a checkpoint; nodes keep their names."""
 
         async def work() -> None:
             names = []
