@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import ConfigDict, Field
 
 from areal_core.config.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config.run_config import RunConfig
 
 
 class LauncherSettings(Settings):
@@ -22,6 +29,13 @@ class LauncherSettings(Settings):
     """times that a run goes back to its last checkpoint by itself when a process or a node is lost"""
     network_interface: str | None = None
     """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """Where GPUs are named, every rank has one of them."""
+        gpus, ranks = config.placement.training, config.trainer_processes
+        if gpus is not None and ranks > len(gpus):
+            room = f"{len(gpus)} GPUs in placement.training"
+            yield f"{ranks} ranks do not fit on {room}; lower launcher.trainer_processes"
 
 
 class ServerBounds(Settings):

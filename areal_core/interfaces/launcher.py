@@ -163,6 +163,7 @@ class Launcher(Protocol):
 
     Attributes:
         host: address on which the supervisor listens for the wardens.
+        joining_s: not needed; seconds that nodes have which join by themselves (`areal join`), as the user is told.
     """
 
     host: str

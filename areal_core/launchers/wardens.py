@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
 from collections import Counter
@@ -13,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.background import start_task
 from areal_core.errors import LostError, RunError
-from areal_core.interfaces.launcher import LOST, EndMeans, ProcessEnd
+from areal_core.interfaces.launcher import LOST, ProcessEnd
 from areal_core.launchers.nodes import Nodes
 from areal_core.launchers.shared_folder import who_cannot_see
-from areal_core.messages import Channel, ChannelClosed, serve
+from areal_core.launchers.supervised import Node, SupervisedProcess
+from areal_core.messages import Channel, serve
 from areal_core.messages.processes import (
     Alive,
     Beat,
     EndProcess,
     FindPort,
     Found,
+    Leave,
     NodeBeat,
     NodeNotice,
-    NodeReady,
     ProcessEnded,
-    SignalProcess,
     StartProcess,
 )
 
@@ -42,6 +41,8 @@ BEATS_PER_S = 200
 """Of nodes, and of processes, from which on each beats less often: what is heard costs the supervisor CPU."""
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
+MARGIN_S = 15.0
+"""Beyond the lease: for a warden's last processes to end."""
 START_TIMEOUT_S = 120.0
 PROGRESS_S = 10.0
 PORT_TIMEOUT_S = 30.0
@@ -57,84 +58,6 @@ SUPERVISOR_VARIABLE, NAME_VARIABLE, BEAT_VARIABLE = "AREAL_SUPERVISOR", "AREAL_P
 def beat_interval(count: int) -> float:
     """Seconds between the beats of each of so many; nobody beats so seldom that it seems silent."""
     return min(SLOWEST_BEAT_S, max(BEAT_S, count / BEATS_PER_S))
-
-
-class Node:
-    """A node that a warden has come from."""
-
-    def __init__(self, channel: Channel, ready: NodeReady) -> None:
-        self.name = ready.name
-        self.channel = channel
-        self.ready = ready
-        self.heard = time.monotonic()
-        self.stopped: tuple[str, ...] = ()
-
-    def post(self, message: Any) -> None:
-        """Tell the warden; nothing happens where the node is gone."""
-        with suppress(ChannelClosed):
-            self.channel.post(message)
-
-
-class SupervisedProcess:
-    """A process of the run; a `RunningProcess`.
-
-    Attributes:
-        specification: what it is.
-        node: where it runs.
-        owner: name of the process that asked for it; empty for one of the run's own.
-        channel: to it, once it has come; only processes that speak come.
-        phase: what it says that it is doing, and for how long; of one that does not speak no more is known than that
-            it runs.
-        heard: when it said something.
-        stopped_at: since when its warden sees that somebody has stopped it; None where it runs.
-        has_finished: whether it has said that all its work is done.
-        ended: how it has ended.
-    """
-
-    def __init__(self, specification: ProcessSpecification, node: Node, owner: str) -> None:
-        self.specification = specification
-        self.name = specification.name
-        self.node = node
-        self.owner = owner
-        self.channel: Channel | None = None
-        self.phase = Alive("starting" if specification.speaks else "running", 0.0)
-        self.heard = time.monotonic()
-        self.stopped_at: float | None = None
-        self.has_finished = False
-        self.fell_silent = asyncio.Event()
-        self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
-
-    @property
-    def is_essential(self) -> bool:
-        """Whether its end is the end of all."""
-        return self.specification.end is EndMeans.ENDS_RUN
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since a process was heard that speaks, or was stopped that does not; 0 for those that have ended."""
-        if self.ended.done():
-            return 0.0
-        heard = self.heard if self.specification.speaks else math.inf
-        return max(0.0, time.monotonic() - min(heard, self.stopped_at or math.inf))
-
-    async def wait(self) -> ProcessEnd:
-        """See `RunningProcess.wait`."""
-        return await asyncio.shield(self.ended)
-
-    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
-        """See `RunningProcess.end`."""
-        self.node.post(EndProcess(self.name, grace_s))
-        return await self.wait()
-
-    def signal(self, number: int) -> None:
-        """Send it a signal."""
-        self.node.post(SignalProcess(self.name, int(number)))
-
-    def post(self, message: Any) -> None:
-        """Say something; nothing happens where it does not listen, or not any more."""
-        if self.channel is not None:
-            with suppress(ChannelClosed):
-                self.channel.post(message)
 
 
 class Wardens:
@@ -173,8 +96,8 @@ class Wardens:
         self._folder = Path()
         self.address = ""
         self.nodes: dict[str, Node] = {}
-        self.has_gone = self.has_lost = False
-        self._say: Callable[[str], None] = lambda _: None
+        self.has_gone = self.has_lost = self._is_closing = False
+        self._say: Callable[[str], None] = print
         self.processes: dict[str, SupervisedProcess] = {}
 
     async def listen(self, host: str) -> None:
@@ -199,7 +122,10 @@ class Wardens:
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
         self._say = say
         count = await asyncio.to_thread(launcher.bring, command, self.credentials.as_environment())
-        began = told = time.monotonic()
+        began = time.monotonic()
+        joining_s = getattr(launcher, "joining_s", 0.0)
+        told = began - PROGRESS_S if joining_s else began  # who has to type the command sees it at once
+        limit_s, hint = joining_s or START_TIMEOUT_S, f"; on each of the others: areal join {folder}" * bool(joining_s)
         lost: dict[str, str] = {}
         while len(self.nodes) + len(lost) < count:
             now = time.monotonic()
@@ -207,13 +133,14 @@ class Wardens:
                 if name not in lost:
                     lost[name] = reason
                     say(f"the node {name} is left out: {reason}")
-            if now - began > START_TIMEOUT_S:
-                here = f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s"
+            if now - began > limit_s:
+                here = f"{len(self.nodes)} of {count} nodes have reported within {limit_s:g} s"
                 say(f"{here}: the run does without the others")
                 break
             if now - told > PROGRESS_S:
                 told = now
-                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported")
+                names = f" ({', '.join(sorted(self.nodes))})" if self.nodes else ""
+                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported{names}{hint}")
             await asyncio.sleep(0.02)
         self._folder, checked = folder, set[str]()
         while unchecked := {name: node.channel for name, node in self.nodes.items() if name not in checked}:
@@ -338,11 +265,27 @@ class Wardens:
         self.has_gone = True
 
     async def close(self) -> None:
-        """Let go of all nodes: their wardens end everything."""
+        """Let go of all nodes: their wardens end everything.
+
+        Those that have joined, which no launcher can end, confirm it, or their lease is waited for.
+        """
         if self._server is not None:
             self._server.close()
-        nodes, self.nodes = self.nodes, {}
-        for node in nodes.values():
+        self._is_closing, nodes = True, self.nodes
+        self.nodes = {name: node for name, node in nodes.items() if node.ready.has_joined}
+        for name, node in nodes.items():
+            if name in self.nodes:
+                node.post(Leave())
+            else:
+                await node.channel.close()
+        began = told = time.monotonic()
+        while self.nodes and (now := time.monotonic()) - began < LEASE_S + MARGIN_S:
+            if now - told > PROGRESS_S:
+                told, ends_s = now, LEASE_S + MARGIN_S - now + began
+                self._say(f"no word from {', '.join(sorted(self.nodes))}: what runs there ends within {ends_s:.0f} s")
+            await asyncio.sleep(0.02)
+        left, self.nodes = self.nodes, {}
+        for node in left.values():
             await node.channel.close()
 
     async def _serve(self, channel: Channel) -> None:
@@ -385,8 +328,9 @@ class Wardens:
             ended = self._running_on(node)
             if self.nodes.get(node.name) is node:
                 self._forget(node)
-                self.has_lost |= any(self.processes[name].is_essential for name in ended)
-                self._say(f"the node {node.name} is lost, and with it: {', '.join(ended) or 'nothing'}")
+                if not self._is_closing:  # when it has left as it was told to
+                    self.has_lost |= any(self.processes[name].is_essential for name in ended)
+                    self._say(f"the node {node.name} is lost, and with it: {', '.join(ended) or 'nothing'}")
             # Whatever runs there has ended, or will within the lease.
             for name in ended:
                 self._set_end(self.processes[name], ProcessEnd(LOST, ""))
@@ -428,7 +372,7 @@ class Wardens:
         while True:
             every_s = beat_interval(len(self.nodes))
             await asyncio.sleep(every_s)
-            for node in list(self.nodes.values()):
+            for node in [] if self._is_closing else list(self.nodes.values()):
                 node.post(Beat(every_s))
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back

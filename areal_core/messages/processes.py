@@ -67,6 +67,11 @@ class TryFolder:
 
 
 @message
+class Leave:
+    """The run needs this node no more: end everything, then close the connection, which confirms it."""
+
+
+@message
 class Beat:
     """The supervisor lives; so does the lease of its wardens.
 
@@ -94,6 +99,7 @@ class NodeReady:
         scratch: a folder of its own for sockets and published weights, in memory where possible.
         pid: of the warden.
         python: with which it runs, and with it all programs of areal's own on this node.
+        has_joined: whether it came by itself, so that no launcher can end it.
     """
 
     name: str
@@ -106,6 +112,7 @@ class NodeReady:
     scratch: str
     pid: int
     python: str
+    has_joined: bool = False
 
 
 @message

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from areal_core.launchers.wardens import Node, SupervisedProcess
+    from areal_core.launchers.supervised import Node, SupervisedProcess
 
 TOLD_S = 10.0
 """Silence after which it is told."""

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from typing import TYPE_CHECKING
 
+from areal_core.messages.processes import Owner
 from areal_core.runs.places import spans
 
 if TYPE_CHECKING:
-    from areal_core.messages.processes import Owner
+    from areal_core.launchers.wardens import Wardens
 
 MOST_NODES = 16
 """That are shown one by one; of more, those that are silent for the longest."""
 QUIET_S = 6.0
 """Beyond the slowest beat, after which it is told for how long a process was not heard."""
+
+
+def describe(wardens: Wardens) -> Owner:
+    """How the run is: what each process is doing, where, and when it was heard."""
+    alive = [process for process in wardens.processes.values() if not process.ended.done()]
+    now = time.monotonic()
+    return Owner(
+        socket.gethostname(),
+        os.getpid(),
+        wardens.credentials.epoch,
+        {process.name: process.phase.phase for process in alive},
+        {process.name: process.node.name for process in alive},
+        {name: node.ready.gpus for name, node in wardens.nodes.items()},
+        {process.name: process.silent_s for process in alive},
+        {name: now - node.heard for name, node in wardens.nodes.items()},
+    )
 
 
 def node_rows(owner: Owner) -> list[tuple[str, str]]:

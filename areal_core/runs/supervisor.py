@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import resource
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import on_failure, start_task, watch_event_loop
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
-from areal_core.launchers.wardens import SupervisedProcess, Wardens
+from areal_core.launchers.wardens import Wardens
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
     Adopt,
@@ -41,13 +39,14 @@ from areal_core.messages.processes import (
 )
 from areal_core.runs.cause import CAUSE_S, find_cause
 from areal_core.runs.silence import Silences
+from areal_core.runs.standing import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.launcher import Launcher
-    from areal_core.launchers.wardens import Node
+    from areal_core.launchers.supervised import Node, SupervisedProcess
     from areal_core.messages import Channel, Credentials
 
 INTERRUPTED_EXIT_CODE = 75
@@ -248,18 +247,7 @@ class Supervisor:
     @property
     def owner(self) -> Owner:
         """How the run is: what each process is doing, where, and when it was heard."""
-        alive = [process for process in self._wardens.processes.values() if not process.ended.done()]
-        now = time.monotonic()
-        return Owner(
-            socket.gethostname(),
-            os.getpid(),
-            self._wardens.credentials.epoch,
-            {process.name: process.phase.phase for process in alive},
-            {process.name: process.node.name for process in alive},
-            {name: node.ready.gpus for name, node in self._wardens.nodes.items()},
-            {process.name: process.silent_s for process in alive},
-            {name: now - node.heard for name, node in self._wardens.nodes.items()},
-        )
+        return describe(self._wardens)
 
     def _essential(self) -> list[SupervisedProcess]:
         """Processes whose end is the end of all."""

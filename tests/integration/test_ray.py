@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import pytest
 
@@ -24,6 +24,7 @@ from areal_core.interfaces.launcher import Needs, ProcessEnd, ProcessSpecificati
 from areal_core.launchers.identity import processes_with
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials
+from areal_core.testing.conformance import LauncherSuite
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
 from areal_ray.config import RaySettings
@@ -198,6 +199,20 @@ def _children(pid: int) -> list[int]:
 
 def _session(cluster: RayCluster) -> list[int]:
     return [pid for node in cluster.nodes.values() for pid in _children(node.pid)]
+
+
+class TestConformance(LauncherSuite):
+    """The suite, on two nodes of the cluster."""
+
+    cluster: ClassVar[RayCluster]
+
+    @pytest.fixture(autouse=True)
+    def _use(self, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(TestConformance, "cluster", cluster, raising=False)
+
+    def make(self) -> RayLauncher:
+        settings = {"nodes": 2, "excluded_nodes": ["n0"], "address": self.cluster.address, "host": self.cluster.host}
+        return RayLauncher(RaySettings(**settings))
 
 
 def run_words(cluster: RayCluster, nodes: int = 2) -> list[str]:

@@ -69,11 +69,7 @@ class RaySettings(LauncherSettings):
         if self.address is not None and "://" in self.address:
             yield f"{self.address} is no address: write HOST:PORT, auto or null, on a node of the cluster"
         training, generation = config.placement.training or [], config.placement.generation or []
-        if training and config.trainer_processes > len(training):
-            yield (
-                f"{config.trainer_processes} ranks do not fit on {len(training)} GPUs in placement.training; "
-                "lower launcher.trainer_processes"
-            )
+        yield from super().check(config)
         there = self.nodes * self.gpus_per_node
         if (highest := max((*training, *generation), default=-1)) >= there:
             yield (
