@@ -108,7 +108,7 @@ class Supervising:
     async def _answer(self, channel) -> None:
         while True:
             _, number = await channel.receive_request()
-            channel.reply(number, Owner("here", 1, self.epoch.number, {}, {}))
+            channel.reply(number, Owner("here", 1, self.epoch.number, {}, {}, {}))
 
     async def _serve(self) -> None:
         launcher = JoinedLauncher(JoinedSettings(nodes=1, host="127.0.0.1", joining_timeout_s=60))

@@ -30,6 +30,7 @@ OWNER = Owner(
     3,
     {**dict.fromkeys(RANKS, "training"), "trainer-6": "saving", "controller": "generating", "server-0": "running"},
     {**RANKS, "controller": "node-0", "server-0": "node-2", "ended": "node-2"},
+    {f"node-{number}": 8 for number in range(4)},
     {"trainer-7": 12.4, "trainer-1": 5.0},
     {"node-0": 0.2, "node-1": 1.0, "node-2": 30.0, "node-3": 2.0},
 )
@@ -47,12 +48,12 @@ def test_each_node_is_told_with_its_roles_phases_and_silence() -> None:
 
 
 def test_one_node_needs_no_rows() -> None:
-    assert node_rows(Owner("head", 77, 3, {"trainer-0": "training"}, {"trainer-0": "a"}, {}, {"a": 0.0})) == []
+    assert node_rows(Owner("head", 77, 3, {"trainer-0": "training"}, {"trainer-0": "a"}, {"a": 0}, {}, {"a": 0.0})) == []
 
 
 def test_of_very_many_nodes_the_silent_ones_are_shown() -> None:
     silent = {f"node-{number:03d}": 1.0 for number in range(100)} | {"node-077": 25.0}
-    rows = node_rows(Owner("head", 77, 3, {}, {}, {}, silent))
+    rows = node_rows(Owner("head", 77, 3, {}, {}, {}, {}, silent))
     assert len(rows) == MOST_NODES + 1
     assert ("node-077", "nothing; silent for 25 s") in rows
     assert rows[-1] == ("84 more", "all heard 1 s ago or later")
