@@ -45,6 +45,8 @@ def slow(completion):
     time.sleep(0.1)  # a run that is over before the fault would show nothing
     return 0.0
 """
+SPEECHLESS = {"engine": "areal_hf.server", "reward": "areal_core.rewards.worker"}
+"""Processes that do not tell their names, by their commands."""
 MODEL = """\
 from pathlib import Path
 from areal_grpo.demonstration.model import make_model
@@ -108,9 +110,9 @@ class Run:
             if name.startswith("warden "):
                 if "launchers.warden" in command and variables.get("AREAL_NODE") == name.removeprefix("warden "):
                     return pid
-            elif variables.get("AREAL_PROCESS", "").startswith(name):
+            elif name == variables.get("AREAL_PROCESS") or SPEECHLESS.get(name, "nothing") in command:
                 return pid
-        raise LookupError(f"{name} does not run: {self.processes()}")
+        raise LookupError(f"{name} does not run: {[command for _, _, command in self.processes()]}")
 
     def node(self, name: str) -> str:
         """On which node a process stands."""
