@@ -64,7 +64,7 @@ $(VENV)/demo: $(VENV)/python $(SOURCES)
 	touch $@
 
 $(VENV)/test: $(VENV)/demo
-	$(PIP) --no-build-isolation -e "plugins/areal_rewards[datasets,judge,math,models,reasoning-gym]" -e "plugins/areal_trackers[tensorboard,trackio]" -e "plugins/areal_ray[ray]" \
+	$(PIP) --no-build-isolation -e "plugins/areal_rewards[datasets,judge,math,models,reasoning-gym]" -e "plugins/areal_trackers[prometheus,tensorboard,trackio]" -e "plugins/areal_ray[ray]" \
 		"hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "nbclient>=0.10" "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "ruff>=0.9" types-PyYAML
 	touch $@
 

@@ -137,6 +137,7 @@ def make_config(
     gpus = list(range(arguments.servers + arguments.trainers))
     generation, training = (gpus, gpus) if row.in_turns else (gpus[: arguments.servers], gpus[arguments.servers :])
     parts = Path(__file__).with_name("asynchronous_parts.py")
+    bounds = {"minimum": len(generation), "maximum": 0 if addresses else len(generation)}
     lengths = {"median": arguments.median, "answers": arguments.group, "prompt": arguments.prompt}
     return {
         "plugins": ["grpo", "fsdp", "sglang"],
@@ -159,8 +160,8 @@ def make_config(
             "memory_saver": row.in_turns,
             "update_mode": row.mode,
             "options": SERVER_OPTIONS | json.loads(arguments.options),
-            **({"servers": 0, "addresses": addresses} if addresses else {"servers": len(generation)}),
-            "min_servers": len(generation),
+            "servers": len(generation) if row.in_turns else bounds,
+            "addresses": addresses,
         },
         "publication": {
             "transport": "memory" if row.in_turns else "broadcast",

@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 AREAL = [sys.executable, "-m", "areal_core"]
 OVERRIDES = [
-    "inference_engine.servers=2",
-    "inference_engine.min_servers=2",
+    "inference_engine.servers={minimum: 2, maximum: 2}",
+    "launcher.nodes=2",
     "inference_engine.restarts=100",
     "inference_engine.health_interval_s=0.5",
     "inference_engine.health_timeout_s=2",

@@ -17,7 +17,7 @@ is annotated `LocalPath`: it is relative to the config that names it. A span of 
 """
 
 from areal_core.config.context import LocalPath
-from areal_core.config.launching import LauncherSettings
+from areal_core.config.launching import LauncherSettings, ServerBounds
 from areal_core.config.needs import needs_of
 from areal_core.config.place import component
 from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
@@ -37,6 +37,7 @@ __all__ = [
     "Seconds",
     "Secret",
     "Selection",
+    "ServerBounds",
     "Settings",
     "component",
     "load_run",

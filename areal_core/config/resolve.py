@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 import areal_core
 from areal_core.config.context import ResolutionContext
+from areal_core.config.numbering import NUMBERED
 from areal_core.config.presets import Source, default_preset, find_preset, read_file
 from areal_core.config.problems import Problem, dotted, from_validation
 from areal_core.config.run_config import RunConfig
@@ -29,7 +31,7 @@ from areal_core.plugins.manager import separate
 from areal_core.plugins.records import normalise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 CONFIG_FILE = "config.yaml"
 """The complete config in a run folder."""
@@ -186,7 +188,17 @@ def _origin(tree: Tree, path: str) -> str:
     exact = "every list and reference together" if parts[0] == "plugins" else tree.origins.get(parts)
     if exact is None and parts[-1] == "type":
         exact = tree.origins.get(parts[:-1])
+    if exact is None and (parts[0] == "placement" or parts in NUMBERED):
+        exact = _origin_of_words(tree)
     return exact or "default"
+
+
+def _origin_of_words(tree: Tree) -> str | None:
+    """Where the words of a placement came from; None where it has none."""
+    placement = tree.values.get("placement")
+    if isinstance(placement, str):
+        return tree.origins.get(("placement",))
+    return tree.origins.get(("placement", "layout")) if isinstance(placement, Mapping) else None
 
 
 def _tree(layers: Sequence[Source], overrides: Sequence[Override]) -> Tree:

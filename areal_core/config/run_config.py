@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from areal_core.config import sections
+from areal_core.config.launching import ServerBounds
 from areal_core.config.needs import roles_of
+from areal_core.config.numbering import numbered
 from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
@@ -85,13 +87,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _as_placed(self) -> RunConfig:
-        """Where GPUs are named, what is right on GPUs holds for what is not written."""
+        """GPUs that are named in words get their numbers; where GPUs are named, what is right on GPUs holds for what
+        is not written."""
+        placed = self if self.placement.layout is None else numbered(self)
         changes: dict[str, Section] = {}
-        if self.placement.training and "dtype" not in self.model.model_fields_set:
-            changes["model"] = self.model.model_copy(update={"dtype": "bfloat16"})
-        if self.placement.apart and self.has_servers and "transport" not in self.publication.model_fields_set:
-            changes["publication"] = self.publication.model_copy(update={"transport": "broadcast"})
-        return self.model_copy(update=changes) if changes else self
+        if placed.placement.training and "dtype" not in placed.model.model_fields_set:
+            changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
+        if placed.placement.apart and placed.has_servers and "transport" not in placed.publication.model_fields_set:
+            changes["publication"] = placed.publication.model_copy(update={"transport": "broadcast"})
+        return placed.model_copy(update=changes) if changes else placed
 
     @property
     def trainer_processes(self) -> int:
@@ -103,6 +107,12 @@ class RunConfig(Section):
     def has_servers(self) -> bool:
         """Whether the run starts inference servers, which may stand on other nodes than the trainer."""
         return self.inference_engine is not None and bool(self.inference_engine.keywords().get("servers"))
+
+    @property
+    def has_elastic_servers(self) -> bool:
+        """Whether servers that the run starts come and go: later ones may stand on nodes that are not there yet."""
+        chosen = self.inference_engine
+        return chosen is not None and isinstance(chosen.keywords().get("servers"), ServerBounds)
 
     @property
     def longest_sequence(self) -> int:

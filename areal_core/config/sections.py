@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -170,8 +170,10 @@ class PublicationSection(Section):
 
 
 class PlacementSection(Section):
-    """Which GPUs of this machine generate and which train; the same for both means in turns."""
+    """Which GPUs generate and which train, counted through all nodes; the same for both means in turns."""
 
+    layout: str | None = None
+    """in words, such as train=8x2 generate=tp2x8: 8 GPUs on each of 2 nodes train, beside 8 servers on 2 GPUs each"""
     generation: list[int] | None = None
     """GPUs for the inference servers; null is all"""
     training: list[int] | None = None
@@ -179,8 +181,15 @@ class PlacementSection(Section):
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
     """memory of each GPU where the run will be, for its plan; null is that of this machine's, if there are any"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_words(cls, written: Any) -> Any:
+        return {"layout": written} if isinstance(written, str) else written
+
     @model_validator(mode="after")
     def _whole(self) -> PlacementSection:
+        if self.layout is not None and (self.generation is not None or self.training is not None):
+            raise ValueError(f"GPUs are named in words ('{self.layout}') and in lists: leave one of them out")
         if self.generation is not None and self.training is not None:
             shared = set(self.generation) & set(self.training)
             if shared and set(self.generation) != set(self.training):

@@ -99,6 +99,31 @@ class GenerationRequest:
     conversation: str = ""
     on_place: Callable[[bool], None] = field(default=_nobody_asks, repr=False, compare=False)
 
+    def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
+        """Refuse what an engine cannot serve; a token outside of the vocabulary would end most of them.
+
+        Args:
+            vocabulary: how many tokens there are.
+            limit: of prompt and new tokens together.
+            limited_by: in words that go in front of the limit.
+
+        Raises:
+            ValueError: it has no tokens, one that there is not, or asks for too many.
+        """
+        prompt, new = self.input_ids, self.sampling.max_new_tokens
+        if not prompt:
+            raise ValueError(f"request {self.request_id} has no input tokens")
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            wrong = max(prompt, key=abs)
+            raise ValueError(
+                f"request {self.request_id} has token {wrong}, the model's vocabulary has {vocabulary} tokens"
+            )
+        if len(prompt) + new > limit:
+            raise ValueError(
+                f"request {self.request_id} wants {len(prompt) + new} tokens ({len(prompt)} of prompt and {new} new "
+                f"ones), but {limited_by} {limit} tokens"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:

@@ -26,11 +26,14 @@ class Needs:
         cores: CPU cores that it computes with; 0 where it only waits.
         gpus: by number, counted through all nodes of the run; None for those that the node shows.
         memory_bytes: of main memory; 0 where nobody has counted.
+        spare: so many GPUs of one node that no process holds, any of `gpus`, or of all where that is None. Where no
+            node has a GPU, a node on which no process of the run listens. None for exactly `gpus`.
     """
 
     cores: int = 0
     gpus: tuple[int, ...] | None = None
     memory_bytes: int = 0
+    spare: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,13 @@ class Place(NamedTuple):
         node: its name, for `ProcessSpecification.node`.
         address: of the node, as other processes of the run reach it.
         port: on which nobody listened there a moment ago.
+        gpus: for `Needs.gpus` of the process that is started there.
     """
 
     node: str
     address: str
     port: int
+    gpus: tuple[int, ...] | None = None
 
 
 class RunningProcess(Protocol):
@@ -123,13 +128,19 @@ class RunningProcess(Protocol):
 
 
 class Processes(Protocol):
-    """Starts processes of a run: what an engine, a pool or any other part is given that needs some."""
+    """Starts processes of a run: what an engine, a pool or any other part is given that needs some.
+
+    Attributes:
+        host: address by which other nodes of the run reach this one; loopback where there are none.
+    """
+
+    host: str
 
     async def find_place(self, needs: Needs) -> Place:
         """A node that has what a process needs, the one with the fewest processes where several do, and a port there.
 
         Raises:
-            RunError: there is no such node.
+            RunError: there is no such node, or no room now.
         """
 
     async def adopt(self, name: str) -> tuple[RunningProcess, Place] | None:
@@ -152,6 +163,7 @@ class Launcher(Protocol):
 
     Attributes:
         host: address on which the supervisor listens for the wardens.
+        joining_s: not needed; seconds that nodes have which join by themselves (`areal join`), as the user is told.
     """
 
     host: str

@@ -119,14 +119,14 @@ class Keepers:
         self._adopts_orphans = adopts_orphans and sys.platform == "linux"
         if self._adopts_orphans:
             ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._logs = logs
+        self._logs, self.host = logs, "127.0.0.1"
         self._environment = {**os.environ, **(environment or {})}
         self.processes: dict[str, KeptProcess] = {}
         self.launching = 0
 
     async def find_place(self, needs: Needs) -> Place:
         """See `Processes.find_place`: this machine."""
-        return Place("", "127.0.0.1", free_port())
+        return Place("", self.host, free_port(), needs.gpus)
 
     async def adopt(self, name: str) -> None:
         """See `Processes.adopt`: whoever starts processes this way ends them."""

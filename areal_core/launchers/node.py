@@ -32,6 +32,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def own_address() -> str:
+    """The address by which this machine reaches other networks; loopback where it reaches none."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the way
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
 def interface_of(address: str) -> str:
     """The name of the network interface that has an IPv4 address; empty where none is found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

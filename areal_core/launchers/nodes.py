@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 
 @dataclass
@@ -54,6 +54,31 @@ class Nodes:
                 hints=["tensor parallelism stays inside of a node: name GPUs of one node, or lower tensor_parallel"],
             )
         return found.pop()
+
+    def find_room(
+        self, count: int, among: Collection[int] | None, held: Collection[int], served: Collection[str]
+    ) -> tuple[str, tuple[int, ...] | None]:
+        """A node with so many GPUs that nobody holds, and these; where no node has any, one that serves nothing.
+
+        Args:
+            count: of GPUs.
+            among: which they must be; None for any.
+            held: GPUs that are not free.
+            served: names of nodes that serve.
+
+        Raises:
+            RunError: there is none now.
+        """
+        if not any(self.gpus.values()):
+            if free := [name for name in self.gpus if name not in served]:
+                return free[0], None
+            raise RunError("no node is without a server, and none has a GPU")
+        for name, own in self.gpus.items():
+            numbers = range(self.first[name], self.first[name] + own)
+            found = [gpu for gpu in numbers if gpu not in held and (among is None or gpu in among)]
+            if len(found) >= count:
+                return name, tuple(found[:count])
+        raise RunError(f"no node has {count} GPUs that no process holds")
 
     def node_of(self, number: int) -> str:
         """The name of the node that has a GPU.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, Field
 
-from areal_core.config import LauncherSettings
+from areal_core.config import LauncherSettings, Seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,22 @@ class LocalSettings(LauncherSettings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Every rank has a core of this machine to itself, and where GPUs are named, one of them."""
-        gpus, ranks = config.placement.training, config.trainer_processes
-        room, what = (os.cpu_count() or 1, "cores") if gpus is None else (len(gpus), "GPUs in placement.training")
-        if ranks > room:
-            yield f"{ranks} ranks do not fit on {room} {what}; lower launcher.trainer_processes"
+        yield from super().check(config)
+        room, ranks = os.cpu_count() or 1, config.trainer_processes
+        if config.placement.training is None and ranks > room:
+            yield f"{ranks} ranks do not fit on {room} cores; lower launcher.trainer_processes"
+
+
+class JoinedSettings(LauncherSettings):
+    """Nodes that join by themselves, however they were started."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    nodes: int = Field(1, ge=1)
+    """that are waited for, each with `areal join RUN_DIR`"""
+    here: bool = False
+    """whether this machine is one of them, without a command of its own"""
+    host: str | None = None
+    """address of this machine as the others reach it; null: that by which it reaches other networks"""
+    joining_timeout_s: Seconds = Field(600.0, gt=0)
+    """seconds that nodes have to join; the run does without those that have not"""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 STALE_S = 70.0
 """NFS keeps a file's attributes for up to 60 s."""
 POLL_S = 0.1
+LOOKS_PER_S = 200.0
+"""At the file system for the answers of all nodes together, which may be thousands."""
 
 
 async def who_cannot_see(folder: Path, nodes: Mapping[str, Channel]) -> dict[str, str]:
@@ -33,10 +35,11 @@ async def who_cannot_see(folder: Path, nodes: Mapping[str, Channel]) -> dict[str
         RunError: this program itself cannot write there.
     """
     tried, word = folder / f".nodes-{secrets.token_hex(4)}", secrets.token_hex(8)
+    pause = max(POLL_S, len(nodes) / LOOKS_PER_S)
     try:
         tried.mkdir()
         (tried / "supervisor").write_text(word)
-        found = await asyncio.gather(*(_problem_of(channel, tried, word) for channel in nodes.values()))
+        found = await asyncio.gather(*(_problem_of(channel, tried, word, pause) for channel in nodes.values()))
     except OSError as error:
         raise RunError(f"the run's folder {folder} cannot be written: {error.strerror}") from error
     finally:
@@ -44,7 +47,7 @@ async def who_cannot_see(folder: Path, nodes: Mapping[str, Channel]) -> dict[str
     return {name: problem for name, problem in zip(nodes, found, strict=True) if problem}
 
 
-async def _problem_of(channel: Channel, tried: Path, word: str) -> str:
+async def _problem_of(channel: Channel, tried: Path, word: str, pause: float) -> str:
     """Why a node cannot work there; empty where it can."""
     asked = TryFolder(str(tried), word, f"node-{secrets.token_hex(4)}")
     try:
@@ -55,7 +58,7 @@ async def _problem_of(channel: Channel, tried: Path, word: str) -> str:
     while not (tried / asked.answer).is_file():
         if time.monotonic() > deadline:
             return f"what it writes into {tried.parent} is not seen here: all nodes must see the same folder"
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(pause)
     return ""
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ from areal_core.messages.processes import (
     Beat,
     EndProcess,
     FindPort,
+    Leave,
     NodeBeat,
     NodeNotice,
     NodeReady,
@@ -71,13 +73,18 @@ class Warden:
         self._keepers = Keepers(scratch, {SCRATCH_VARIABLE: str(scratch)}, adopts_orphans=True)
         self._lease_s = lease_s
         self._heard = time.monotonic()
+        self._beat_s = BEAT_S
 
     async def run(self) -> bool:
         """Until the supervisor is gone; on return nothing is left. Whether it went, and did not just fall silent."""
         orders = start_task(self._take_orders(), "orders of the supervisor")
+        told = -math.inf
         try:
             while not orders.done() and time.monotonic() - self._heard < self._lease_s:
                 await asyncio.wait({orders}, timeout=BEAT_S)
+                if time.monotonic() - told < self._beat_s - BEAT_S / 2:
+                    continue
+                told = time.monotonic()
                 with contextlib.suppress(ChannelClosed):
                     self._channel.post(NodeBeat(self._keepers.stopped()))
             return orders.done()
@@ -91,8 +98,10 @@ class Warden:
                 order, number = await self._channel.receive_request()
                 self._heard = time.monotonic()
                 match order:
-                    case Beat():
-                        pass
+                    case Beat(every_s):
+                        self._beat_s = every_s
+                    case Leave():
+                        return
                     case FindPort():
                         self._channel.reply(number, Port(free_port()))
                     case TryFolder():
@@ -145,12 +154,19 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def main(supervisor: str, lease_s: float, *options: str) -> int:
-    """Connect, report, and serve until the supervisor is gone; the exit code, 0 or `SILENT_EXIT_CODE`."""
+async def main(supervisor: str, lease_s: float, *options: str, joining: Credentials | None = None) -> int:
+    """Connect, report, and serve until the supervisor is gone; the exit code, 0 or `SILENT_EXIT_CODE`.
+
+    Args:
+        supervisor: its address.
+        lease_s: silence of the supervisor after which everything ends.
+        options: `UNTIL_INPUT_ENDS`, or nothing.
+        joining: what a node shows that no launcher has brought; others have it in their environment.
+    """
     on_failure(_end_at_once)
     if UNTIL_INPUT_ENDS in options:
         asyncio.get_running_loop().add_reader(0, _end_with_input, asyncio.current_task())
-    credentials = Credentials.from_environment()
+    credentials = joining or Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
@@ -161,7 +177,7 @@ async def main(supervisor: str, lease_s: float, *options: str) -> int:
         name, pid = os.environ.get(NODE_VARIABLE) or host, os.getpid()
         interface = interface_of(address)
         has = (cores, memory, count_gpus())
-        channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable))
+        channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable, bool(joining)))
         was_told = await Warden(channel, scratch, lease_s).run()
     await channel.close()
     return 0 if was_told else SILENT_EXIT_CODE

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +15,18 @@ from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import LOST, ProcessEnd
 from areal_core.launchers.nodes import Nodes
 from areal_core.launchers.shared_folder import who_cannot_see
-from areal_core.messages import Channel, ChannelClosed, serve
+from areal_core.launchers.supervised import Node, SupervisedProcess
+from areal_core.messages import Channel, serve
 from areal_core.messages.processes import (
     Alive,
     Beat,
     EndProcess,
     FindPort,
     Found,
+    Leave,
     NodeBeat,
     NodeNotice,
-    NodeReady,
     ProcessEnded,
-    SignalProcess,
     StartProcess,
 )
 
@@ -36,89 +36,28 @@ if TYPE_CHECKING:
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
     from areal_core.messages import Credentials, Server
 
-BEAT_S = 1.0
+BEAT_S, SLOWEST_BEAT_S = 1.0, 5.0
+BEATS_PER_S = 200
+"""Of nodes, and of processes, from which on each beats less often: what is heard costs the supervisor CPU."""
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
+MARGIN_S = 15.0
+"""Beyond the lease: for a warden's last processes to end."""
 START_TIMEOUT_S = 120.0
 PROGRESS_S = 10.0
 PORT_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 30.0
+LET_GO_S = 10.0
+"""For processes to end by themselves whose node is about to be taken away."""
 LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
-SUPERVISOR_VARIABLE, NAME_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS"
-"""Where a process that speaks finds its supervisor, and its own name."""
+SUPERVISOR_VARIABLE, NAME_VARIABLE, BEAT_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS", "AREAL_BEAT_S"
+"""Where a process that speaks finds its supervisor, its own name, and how often it beats."""
 
 
-class Node:
-    """A node that a warden has come from."""
-
-    def __init__(self, channel: Channel, ready: NodeReady) -> None:
-        self.name = ready.name
-        self.channel = channel
-        self.ready = ready
-        self.heard = time.monotonic()
-
-    def post(self, message: Any) -> None:
-        """Tell the warden; nothing happens where the node is gone."""
-        with suppress(ChannelClosed):
-            self.channel.post(message)
-
-
-class SupervisedProcess:
-    """A process of the run; a `RunningProcess`.
-
-    Attributes:
-        specification: what it is.
-        node: where it runs.
-        owner: name of the process that asked for it; empty for one of the run's own.
-        channel: to it, once it has come; only processes that speak come.
-        phase: what it says that it is doing, and for how long; of one that does not speak no more is known than that
-            it runs.
-        heard: when it said something.
-        stopped_at: since when its warden sees that somebody has stopped it; None where it runs.
-        has_finished: whether it has said that all its work is done.
-        ended: how it has ended.
-    """
-
-    def __init__(self, specification: ProcessSpecification, node: Node, owner: str) -> None:
-        self.specification = specification
-        self.name = specification.name
-        self.node = node
-        self.owner = owner
-        self.channel: Channel | None = None
-        self.phase = Alive("starting" if specification.speaks else "running", 0.0)
-        self.heard = time.monotonic()
-        self.stopped_at: float | None = None
-        self.has_finished = False
-        self.fell_silent = asyncio.Event()
-        self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since a process was heard that speaks, or was stopped that does not; 0 for those that have ended."""
-        if self.ended.done():
-            return 0.0
-        heard = self.heard if self.specification.speaks else math.inf
-        return max(0.0, time.monotonic() - min(heard, self.stopped_at or math.inf))
-
-    async def wait(self) -> ProcessEnd:
-        """See `RunningProcess.wait`."""
-        return await asyncio.shield(self.ended)
-
-    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
-        """See `RunningProcess.end`."""
-        self.node.post(EndProcess(self.name, grace_s))
-        return await self.wait()
-
-    def signal(self, number: int) -> None:
-        """Send it a signal."""
-        self.node.post(SignalProcess(self.name, int(number)))
-
-    def post(self, message: Any) -> None:
-        """Say something; nothing happens where it does not listen, or not any more."""
-        if self.channel is not None:
-            with suppress(ChannelClosed):
-                self.channel.post(message)
+def beat_interval(count: int) -> float:
+    """Seconds between the beats of each of so many; nobody beats so seldom that it seems silent."""
+    return min(SLOWEST_BEAT_S, max(BEAT_S, count / BEATS_PER_S))
 
 
 class Wardens:
@@ -133,7 +72,8 @@ class Wardens:
 
     Attributes:
         nodes: those that are there, by name.
-        has_lost: whether one was that is not there any more.
+        has_gone: whether one was that is not there any more.
+        has_lost: whether one was lost on which an essential process ran.
         processes: by name.
     """
 
@@ -156,7 +96,8 @@ class Wardens:
         self._folder = Path()
         self.address = ""
         self.nodes: dict[str, Node] = {}
-        self.has_lost = False
+        self.has_gone = self.has_lost = self._is_closing = False
+        self._say: Callable[[str], None] = print
         self.processes: dict[str, SupervisedProcess] = {}
 
     async def listen(self, host: str) -> None:
@@ -172,15 +113,19 @@ class Wardens:
 
         Args:
             launcher: brings them.
-            say: told of nodes that are left out, and now and then of those that are waited for.
+            say: told of nodes that are left out, come late or go, and now and then of those that are waited for.
             folder: of the run, which all nodes must see; a folder of its own is made there and removed.
 
         Raises:
             RunError: none came.
         """
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
+        self._say = say
         count = await asyncio.to_thread(launcher.bring, command, self.credentials.as_environment())
-        began = told = time.monotonic()
+        began = time.monotonic()
+        joining_s = getattr(launcher, "joining_s", 0.0)
+        told = began - PROGRESS_S if joining_s else began  # who has to type the command sees it at once
+        limit_s, hint = joining_s or START_TIMEOUT_S, f"; on each of the others: areal join {folder}" * bool(joining_s)
         lost: dict[str, str] = {}
         while len(self.nodes) + len(lost) < count:
             now = time.monotonic()
@@ -188,13 +133,14 @@ class Wardens:
                 if name not in lost:
                     lost[name] = reason
                     say(f"the node {name} is left out: {reason}")
-            if now - began > START_TIMEOUT_S:
-                here = f"{len(self.nodes)} of {count} nodes have reported within {START_TIMEOUT_S:g} s"
+            if now - began > limit_s:
+                here = f"{len(self.nodes)} of {count} nodes have reported within {limit_s:g} s"
                 say(f"{here}: the run does without the others")
                 break
             if now - told > PROGRESS_S:
                 told = now
-                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported")
+                names = f" ({', '.join(sorted(self.nodes))})" if self.nodes else ""
+                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported{names}{hint}")
             await asyncio.sleep(0.02)
         self._folder, checked = folder, set[str]()
         while unchecked := {name: node.channel for name, node in self.nodes.items() if name not in checked}:
@@ -221,11 +167,18 @@ class Wardens:
             return None if gpus is None else tuple(gpus)
         return tuple(gpu for gpu in gpus if self._numbered.node_of(gpu) == node.name)
 
-    async def find_place(self, gpus: Sequence[int] | None) -> Found:
-        """Where a process can listen; see `Processes.find_place`."""
-        node = self.nodes[self._numbered.choose(gpus, self._load)]
+    async def find_place(self, gpus: tuple[int, ...] | None, spare: int | None = None) -> Found:
+        """Where a process can listen; see `Processes.find_place`, and `Needs`."""
+        if spare is None:
+            name = self._numbered.choose(gpus, self._load())
+        else:
+            live = [process for process in self.processes.values() if not process.ended.done()]
+            held = {gpu for process in live for gpu in process.specification.needs.gpus or ()}
+            served = {process.node.name for process in live if process.specification.port}
+            name, gpus = self._numbered.find_room(spare, gpus, held, served)
+        node = self.nodes[name]
         port = await node.channel.request(FindPort(), PORT_TIMEOUT_S, f"a free port of {node.name}")
-        return Found(node.name, node.ready.address, port.number)
+        return Found(node.name, node.ready.address, port.number, gpus)
 
     def adopt(self, owner: str, name: str) -> Found:
         """Where a process runs that was started for one called `owner`; see `Processes.adopt`."""
@@ -253,16 +206,16 @@ class Wardens:
             raise LostError("a node was lost")
         self.processes = {name: p for name, p in self.processes.items() if not p.ended.done()}
 
-    def _load(self, name: str) -> int:
-        """How many processes run on a node."""
-        return sum(process.node.name == name and not process.ended.done() for process in self.processes.values())
+    def _load(self) -> Callable[[str], int]:
+        """How many processes run on a node, by its name."""
+        return Counter(process.node.name for process in self.processes.values() if not process.ended.done()).__getitem__
 
     def _node_for(self, specification: ProcessSpecification) -> Node:
         """Raises: RunError: it is not there."""
         beside = self.processes.get(specification.beside)
         name = specification.node or (beside.node.name if beside is not None else "")
         if not name and not specification.beside:
-            name = self._numbered.choose(specification.needs.gpus, self._load)
+            name = self._numbered.choose(specification.needs.gpus, self._load())
         if name not in self.nodes:
             where = f"the node {name} is" if name else f"{specification.beside}, beside which it must stand, is"
             raise RunError(f"there is no node for the process {specification.name}: {where} not there")
@@ -287,6 +240,7 @@ class Wardens:
             environment.setdefault("OMP_NUM_THREADS", str(needs.cores))
         if specification.speaks:
             environment |= {SUPERVISOR_VARIABLE: self.address, NAME_VARIABLE: process.name}
+            environment[BEAT_VARIABLE] = str(beat_interval(len(self.processes)))
         gpus = self._numbered.local(node.name, needs.gpus)
         program, *words = specification.command
         if program == sys.executable:  # a node may have its own, in a container for instance
@@ -294,11 +248,44 @@ class Wardens:
         node.post(StartProcess(process.name, (program, *words), environment, str(log), gpus))
         return process
 
+    async def let_go(self, node: Node) -> None:
+        """Do without a node that is about to be taken away: what runs there is ended, and its warden with it."""
+        self._forget(node)
+        running = self._running_on(node)
+        self._say(f"the run goes on without {node.name}; ended there: {', '.join(running) or 'nothing'}")
+        for name in running:
+            node.post(EndProcess(name, LET_GO_S))
+        if running:
+            await asyncio.wait([self.processes[name].ended for name in running], timeout=END_TIMEOUT_S)
+        await node.channel.close()
+
+    def _forget(self, node: Node) -> None:
+        del self.nodes[node.name]
+        self._numbered.gpus.pop(node.name, None)
+        self.has_gone = True
+
     async def close(self) -> None:
-        """Let go of all nodes: their wardens end everything."""
+        """Let go of all nodes: their wardens end everything.
+
+        Those that have joined, which no launcher can end, confirm it, or their lease is waited for.
+        """
         if self._server is not None:
             self._server.close()
-        for node in list(self.nodes.values()):
+        self._is_closing, nodes = True, self.nodes
+        self.nodes = {name: node for name, node in nodes.items() if node.ready.has_joined}
+        for name, node in nodes.items():
+            if name in self.nodes:
+                node.post(Leave())
+            else:
+                await node.channel.close()
+        began = told = time.monotonic()
+        while self.nodes and (now := time.monotonic()) - began < LEASE_S + MARGIN_S:
+            if now - told > PROGRESS_S:
+                told, ends_s = now, LEASE_S + MARGIN_S - now + began
+                self._say(f"no word from {', '.join(sorted(self.nodes))}: what runs there ends within {ends_s:.0f} s")
+            await asyncio.sleep(0.02)
+        left, self.nodes = self.nodes, {}
+        for node in left.values():
             await node.channel.close()
 
     async def _serve(self, channel: Channel) -> None:
@@ -321,9 +308,11 @@ class Wardens:
         while node.name in self.nodes:
             node.name += "'"
         if self._numbered.gpus:  # it comes late
-            if await who_cannot_see(self._folder, {node.name: channel}):
+            if problem := (await who_cannot_see(self._folder, {node.name: channel})).get(node.name):
+                self._say(f"the node {node.name}, which came late, is left out: {problem}")
                 return
             self._numbered.add(node.name, node.ready.gpus)
+            self._say(f"the node {node.name} has come, with {node.ready.gpus} GPUs")
         self.nodes[node.name] = node
         try:
             while True:
@@ -336,13 +325,24 @@ class Wardens:
                 elif isinstance(message, NodeNotice):
                     self._on_notice(node, message.number)
         finally:
-            self.has_lost = self.nodes.pop(node.name, None) is not None or self.has_lost
-            self._numbered.gpus.pop(node.name, None)
+            ended = self._running_on(node)
+            if self.nodes.get(node.name) is node:
+                self._forget(node)
+                if not self._is_closing:  # when it has left as it was told to
+                    self.has_lost |= any(self.processes[name].is_essential for name in ended)
+                    self._say(f"the node {node.name} is lost, and with it: {', '.join(ended) or 'nothing'}")
             # Whatever runs there has ended, or will within the lease.
-            for process in [p for p in self.processes.values() if p.node is node]:
-                self._set_end(process, ProcessEnd(LOST, ""))
+            for name in ended:
+                self._set_end(self.processes[name], ProcessEnd(LOST, ""))
+
+    def _running_on(self, node: Node) -> list[str]:
+        """Names of the processes of a node that have not ended."""
+        return [name for name, one in self.processes.items() if one.node is node and not one.ended.done()]
 
     def _note_stopped(self, node: Node, stopped: tuple[str, ...]) -> None:
+        if not stopped and not node.stopped:
+            return  # as nearly always, and there may be thousands
+        node.stopped = stopped
         for process in self.processes.values():
             if process.node is node:
                 is_stopped = process.name in stopped
@@ -370,8 +370,9 @@ class Wardens:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
-            for node in list(self.nodes.values()):
-                node.post(Beat())
+            every_s = beat_interval(len(self.nodes))
+            await asyncio.sleep(every_s)
+            for node in [] if self._is_closing else list(self.nodes.values()):
+                node.post(Beat(every_s))
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back

@@ -27,6 +27,8 @@ _LONGEST_SOCKET_PATH = 100
 HELLO_TIMEOUT_S = 30.0
 _LARGEST_HELLO = 1 << 16
 RETRY_S = 0.02
+BACKLOG = 4096
+"""Connections that wait to be let in; all nodes of a large run come at once."""
 
 
 class Channel(asyncio.Protocol):
@@ -240,7 +242,7 @@ async def serve(
     if not accepted().token:
         raise ValueError("a TCP socket is served only behind a token")
     host, _, port = place.rpartition(":")
-    server = await loop.create_server(make, host, int(port))
+    server = await loop.create_server(make, host, int(port), backlog=BACKLOG)
     return Server(server, f"tcp:{host}:{server.sockets[0].getsockname()[1]}")
 
 

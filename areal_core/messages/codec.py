@@ -166,9 +166,8 @@ def _payload_field(cls: type[Any]) -> str:
 
 def _build(cls: type, values: dict[str, Any]) -> Any:
     converters = _converters(cls)
-    unknown = values.keys() - converters.keys()
-    if unknown:
-        raise TypeError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+    if not values.keys() <= converters.keys():
+        raise TypeError(f"{cls.__name__} has no {', '.join(sorted(values.keys() - converters.keys()))}")
     return cls(**{name: converters[name](value) for name, value in values.items()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from areal_core.messages.codec import message
@@ -66,8 +67,19 @@ class TryFolder:
 
 
 @message
+class Leave:
+    """The run needs this node no more: end everything, then close the connection, which confirms it."""
+
+
+@message
 class Beat:
-    """The supervisor lives; so does the lease of its wardens."""
+    """The supervisor lives; so does the lease of its wardens.
+
+    Attributes:
+        every_s: seconds between the warden's own beats.
+    """
+
+    every_s: float = 1.0
 
 
 # From a warden to the supervisor.
@@ -87,6 +99,7 @@ class NodeReady:
         scratch: a folder of its own for sockets and published weights, in memory where possible.
         pid: of the warden.
         python: with which it runs, and with it all programs of areal's own on this node.
+        has_joined: whether it came by itself, so that no launcher can end it.
     """
 
     name: str
@@ -99,6 +112,7 @@ class NodeReady:
     scratch: str
     pid: int
     python: str
+    has_joined: bool = False
 
 
 @message
@@ -252,10 +266,11 @@ class FindPlace:
     """A node for a process that listens: answered with `Found`, or `Failed`.
 
     Attributes:
-        gpus: that it needs; see `RunProcess`.
+        gpus, spare: see `Needs`.
     """
 
     gpus: tuple[int, ...] | None
+    spare: int | None
 
 
 @message
@@ -272,6 +287,7 @@ class Found:
     node: str
     address: str
     port: int
+    gpus: tuple[int, ...] | None = None
 
 
 # From somebody outside, who knows the run's folder.
@@ -291,6 +307,9 @@ class Owner:
         epoch: of the run.
         phases: what each process is doing.
         nodes: on which each of them runs.
+        gpus: how many each node has, by its name; also of nodes on which nothing runs.
+        silent: seconds since each of them was heard; of those that do not speak, since it was stopped.
+        silent_nodes: seconds since each node was heard.
     """
 
     host: str
@@ -298,6 +317,9 @@ class Owner:
     epoch: int
     phases: Mapping[str, str]
     nodes: Mapping[str, str]
+    gpus: Mapping[str, int]
+    silent: Mapping[str, float] = field(default_factory=dict)
+    silent_nodes: Mapping[str, float] = field(default_factory=dict)
 
 
 @message

@@ -39,7 +39,13 @@ def areal_launchers() -> Iterable[Component]:
             "all processes on this machine",
             target="areal_core.launchers.local:LocalLauncher",
             config="areal_core.launchers.settings:LocalSettings",
-        )
+        ),
+        Component(
+            "joined",
+            "nodes that join by themselves: areal join, under torchrun, MPI, Kubernetes or by hand",
+            target="areal_core.launchers.joined:JoinedLauncher",
+            config="areal_core.launchers.settings:JoinedSettings",
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ What is exported here is public: a plugin may read run folders, supervise proces
 With `areal_core.runs.controller.RolloutHalf` it generates and scores as a run does; only that imports torch.
 """
 
-from areal_core.launchers.wardens import SupervisedProcess
+from areal_core.launchers.supervised import SupervisedProcess
 from areal_core.runs.execution import execute, write_down
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import Link, LinkedProcesses, run_role

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from areal_core.launchers.wardens import SupervisedProcess
+    from areal_core.launchers.supervised import SupervisedProcess
     from areal_core.messages.processes import Dying
 
 CAUSE_S = 5.0

@@ -23,7 +23,7 @@ from areal_core.plugins import compare
 from areal_core.runs.balance import Split
 from areal_core.runs.checking import CodeCheck
 from areal_core.runs.folder import RunFolder
-from areal_core.runs.ownership import claim, next_epoch, release
+from areal_core.runs.ownership import RECOVERING, claim, next_epoch, release
 from areal_core.runs.plan import make_plan
 from areal_core.runs.recoveries import Recoveries
 from areal_core.runs.summary import summarise_run
@@ -34,7 +34,7 @@ from areal_core.runs.view import RunState, open_view
 if TYPE_CHECKING:
     from areal_core.config import Resolved
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
-    from areal_core.launchers.wardens import SupervisedProcess
+    from areal_core.launchers.supervised import SupervisedProcess
     from areal_core.runs.folder import EpochFolder
     from areal_core.runs.view import View
 
@@ -100,8 +100,7 @@ def _run_through_losses(resolved: Resolved, run: RunFolder, epoch: EpochFolder, 
     while True:
         try:
             return asyncio.run(_own_and_supervise(resolved, run, epoch, terminal, recoveries, signals))
-        except LostError as error:
-            recoveries.note(error, _last_checkpoint(run))
+        except LostError:
             epoch = next_epoch(run, terminal.say)
 
 
@@ -140,7 +139,7 @@ async def _own_and_supervise(
     credentials = Credentials.create(epoch.number)
     supervisor = Supervisor(launcher, credentials, run.log, lambda *said: _hear(state, *said), say, signals)
     owned = _Owned(run, epoch, credentials)
-    outcome, is_owner = "failed", False
+    outcome, code, is_owner = "failed", 1, False
     try:
         owned.address = await supervisor.listen()
         _begin(resolved, run, epoch, owned.address, credentials)
@@ -149,10 +148,11 @@ async def _own_and_supervise(
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
             await supervisor.bring_nodes(run.path)
-            while (code := await _supervise_or_lose(resolved, owned, supervisor, state, view, recoveries)) is None:
+            while (ended := await _supervise_or_lose(resolved, owned, supervisor, state, view, recoveries)) is None:
                 state.begin_again()
-        outcome = "interrupted" if code else "done"
+        outcome, code = ("interrupted", 128 + (supervisor.signals or [signal.SIGINT])[0]) if ended else ("done", 0)
     except RunError as error:
+        code = error.exit_code
         if is_owner and run.last_epoch != owned.epoch:
             raise RunError(
                 f"somebody else has taken over the run in {run.path} while this program was stopped or "
@@ -162,18 +162,22 @@ async def _own_and_supervise(
             has_trained = any(int(path.name.rpartition("-")[2]) for path in run.checkpoints())
             anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
             error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
+        if isinstance(error, LostError):
+            recoveries.note(error, _last_checkpoint(run))
+            outcome = RECOVERING
         raise
     finally:
         await supervisor.close()
         if is_owner:
-            release(owned.epoch, f"{outcome} {resolved.config.steps}")
+            release(owned.epoch, f"{outcome} {resolved.config.steps}{f' {code}' if code else ''}")
             if run.last_epoch == owned.epoch:
-                resolved.plugins.events.run_finished(run.path, outcome, next(iter(supervisor.signals), 0))
+                told = "failed" if outcome == RECOVERING else outcome
+                resolved.plugins.events.run_finished(run.path, told, next(iter(supervisor.signals), 0))
     if not code:
         return 0
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
     say(f"{stopped}; go on with: areal run --resume {run.path}")
-    return 128 + (supervisor.signals or [signal.SIGINT])[0]
+    return code
 
 
 def _begin(resolved: Resolved, run: RunFolder, epoch: EpochFolder, address: str, credentials: Credentials) -> None:
@@ -260,13 +264,14 @@ async def _supervise(resolved: Resolved, run: RunFolder, supervisor: Supervisor,
     try:
         processes = [supervisor.start(one) for one in specifications(resolved, run, supervisor)]
     except RunError as error:
-        if supervisor.has_all_nodes:
+        if not supervisor.give_up_nodes():
             raise
-        raise LostError(f"a node was lost, and without it {error.message}", hints=error.hints) from error
+        raise LostError(f"a node has gone, and without it {error.message}", hints=error.hints) from error
     first_rank = next(process for process in processes if process.specification.role == "trainer")
 
     def update() -> None:
-        state.phases = supervisor.phases
+        if state.is_old:
+            state.see(supervisor.owner)
         view.update()
 
     code = await supervisor.watch(first_rank, update)
@@ -284,6 +289,8 @@ def specifications(resolved: Resolved, run: RunFolder, supervisor: Supervisor) -
     """
     config, ranks = resolved.config, resolved.config.trainer_processes
     gpus, launcher = config.placement.training, config.launcher.keywords()
+    if gpus and (each := launcher.get("gpus_per_node")):
+        supervisor.require_gpus(each)
     nodes = supervisor.spread(ranks, gpus)
     processes = []
     if config.inference_engine is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import on_failure, start_thread
 from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.launcher import Place, ProcessEnd
-from areal_core.launchers.wardens import NAME_VARIABLE, SUPERVISOR_VARIABLE
+from areal_core.launchers.wardens import BEAT_S, BEAT_VARIABLE, NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces.launcher import Needs, ProcessSpecification
 
-BEAT_S = 1.0
 ANSWER_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 60.0
 UNLINKED_EXIT_CODE = 76
@@ -50,13 +49,15 @@ class Link:
     Args:
         channel: to the supervisor.
         name: of this process.
+        beat_s: seconds between its beats.
 
     Attributes:
         host: this node's address, as the supervisor's machine may reach it.
     """
 
-    def __init__(self, channel: BlockingChannel, name: str) -> None:
+    def __init__(self, channel: BlockingChannel, name: str, beat_s: float = BEAT_S) -> None:
         self.name = name
+        self._beat_s = beat_s
         self.host = channel.own_host
         self._channel = channel
         self._phase, self._deadline_s, self._since = "starting", 0.0, time.monotonic()
@@ -69,7 +70,8 @@ class Link:
     def open(cls) -> Link:
         """Connect to the supervisor that this process was started by."""
         address, name = os.environ.pop(SUPERVISOR_VARIABLE), os.environ.pop(NAME_VARIABLE)
-        return cls(BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name), name)
+        beat_s = float(os.environ.pop(BEAT_VARIABLE, BEAT_S))
+        return cls(BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name), name, beat_s)
 
     @contextmanager
     def phase(self, name: str, deadline_s: float = 0.0) -> Iterator[None]:
@@ -143,7 +145,7 @@ class Link:
         beat = 0.0
         try:
             while True:
-                if (now := time.monotonic()) - beat >= BEAT_S:
+                if (now := time.monotonic()) - beat >= self._beat_s:
                     beat = now
                     self._channel.send(Alive(self._phase, now - self._since, self._deadline_s))
                 with contextlib.suppress(TimeoutError):
@@ -194,7 +196,7 @@ class LinkedProcesses:
     """
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self._link, self.host = link, link.host
         self._running: dict[str, LinkedProcess] = {}
 
     async def start(self, specification: ProcessSpecification) -> LinkedProcess:
@@ -217,8 +219,8 @@ class LinkedProcesses:
 
     async def find_place(self, needs: Needs) -> Place:
         """See `Processes.find_place`."""
-        found = await self._request(FindPlace(needs.gpus), "a place for a process")
-        return Place(found.node, found.address, found.port)
+        found = await self._request(FindPlace(needs.gpus, needs.spare), "a place for a process")
+        return Place(found.node, found.address, found.port, found.gpus)
 
     async def adopt(self, name: str) -> tuple[LinkedProcess, Place] | None:
         """See `Processes.adopt`."""

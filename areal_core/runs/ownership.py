@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from areal_core.disk import sync_folder, sync_tree
 from areal_core.errors import RunError, UsageError
 from areal_core.launchers.identity import has_ended, identify, processes_with
-from areal_core.launchers.wardens import LEASE_S
+from areal_core.launchers.wardens import LEASE_S, MARGIN_S
 from areal_core.messages import BlockingChannel, ChannelClosed, Credentials
 from areal_core.messages.processes import Owner, WhoOwns
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import EpochFolder, RunFolder
 
 ASK_TIMEOUT_S = 5.0
-MARGIN_S = 15.0
-"""Beyond the lease: for a warden's last processes to end."""
 COUNTDOWN_S = 10.0
 GONE_TIMEOUT_S = 30.0
+RECOVERING = "recovering"
+"""Outcome of an epoch behind which the same program begins another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,18 @@ def release(epoch: EpochFolder, outcome: str = "") -> None:
         epoch.released.write_text(outcome)
 
 
+def exit_code_of(epoch: EpochFolder) -> int | None:
+    """The exit code of a run whose owner has ended in order; None where it has not, or goes on with a new epoch."""
+    try:
+        outcome, _, more = epoch.released.read_text(errors="replace").partition(" ")
+    except OSError:
+        return None
+    if outcome in ("", RECOVERING):  # nothing: it is just being written
+        return None
+    _, _, code = more.partition(" ")
+    return 0 if outcome == "done" else int(code) if code.isdecimal() else 1
+
+
 def next_epoch(run: RunFolder, say: Callable[[str], None]) -> EpochFolder:
     """The epoch to claim, once the former owner is known to be gone.
 
@@ -112,7 +124,7 @@ def next_epoch(run: RunFolder, say: Callable[[str], None]) -> EpochFolder:
 def ask_owner(epoch: EpochFolder, question: Any, timeout_s: float) -> Any:
     """Ask the supervisor that owns an epoch something; None where nobody answers."""
     try:
-        owner, token = _read(epoch)
+        owner, token = read_owner(epoch)
         credentials = Credentials(token, epoch.number)
         channel = BlockingChannel.connect(owner.address, timeout_s, "visitor", credentials, is_patient=False)
     except (OSError, ValueError):
@@ -132,10 +144,10 @@ def ask_owner(epoch: EpochFolder, question: Any, timeout_s: float) -> Any:
 
 def owner_has_ended(epoch: EpochFolder) -> bool:
     """Whether the owner of an epoch is known to be gone; False where that cannot be seen from here."""
-    return has_ended(_read(epoch)[0].process) is True
+    return has_ended(read_owner(epoch)[0].process) is True
 
 
-def _read(epoch: EpochFolder) -> tuple[Ownership, str]:
+def read_owner(epoch: EpochFolder) -> tuple[Ownership, str]:
     """The owner of an epoch and the run's token; where the files are damaged, an owner that nothing is known of."""
     try:
         owner = Ownership(**json.loads(epoch.owner.read_text()))
@@ -153,7 +165,7 @@ def _wait_for_end(former: EpochFolder, say: Callable[[str], None]) -> None:
             f"another process is running in {former.run}: process {answer.pid} on {answer.host}",
             hints=["wait for it, or choose another run_dir=PATH"],
         )
-    owner, token = _read(former)
+    owner, token = read_owner(former)
     deadline = time.monotonic() + LEASE_S + MARGIN_S
     while has_ended(owner.process) is not True and (left := deadline - time.monotonic()) > 0:
         say(

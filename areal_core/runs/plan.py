@@ -12,6 +12,7 @@ from areal_core.config.needs import roles_of
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.runs.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, StoredModel, gpu_bytes_of, read_shapes
+from areal_core.runs.places import place_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,11 +67,12 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *
     figures: dict[str, Any] = {}
     model = _model_rows(resolved, problems, figures, trains=trains)
     rows = _dataset_rows(resolved, problems)
+    places = [*place_rows(config, problems)] if trains else []
     problems += [told for told in others() if not any(told in known for known in problems)]
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
     told = [("plugins", ", ".join(record.name for record in resolved.provenance())), ("processes", _processes(config))]
-    told += [*model, ("data", f"{config.dataset.reference}: {rows:,} rows"), *_work_rows(config, rows)]
+    told += [*places, *model, ("data", f"{config.dataset.reference}: {rows:,} rows"), *_work_rows(config, rows)]
     return Plan([*told, *(("note", note) for note in config.cross_notes())], figures)
 
 

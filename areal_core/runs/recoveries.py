@@ -40,7 +40,7 @@ class Recoveries:
         self._in_vain = self._in_vain + 1 if committed == self._step else 1
         self._step = committed
         if not self._limit:
-            raise error
+            raise RunError(error.message, hints=error.hints, exit_code=error.exit_code) from error
         if len(self._times) == self._limit and now - self._times[0] < HOUR_S:
             raise RunError(
                 f"{error.message}\nthe run has gone back to its last checkpoint {self._limit} times within an hour",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from areal_core.launchers.wardens import Node, SupervisedProcess
+    from areal_core.launchers.supervised import Node, SupervisedProcess
 
 TOLD_S = 10.0
 """Silence after which it is told."""
@@ -50,12 +50,15 @@ class Silences:
 
     def _check_process(self, process: SupervisedProcess) -> None:
         silent, phase = process.silent_s, process.phase
+        is_late = 0 < phase.deadline_s < phase.seconds
+        if silent <= TOLD_S and not is_late and process.name not in self._silent:
+            return  # as thousands are
         state = "stopped" if process.stopped_at is not None else "silent"
         told = f" is {state} since {silent:.0f} s (phase {phase.phase})"
         hint = f"its log: {self._log(process.name)}"
         if silent > LEASE_S and process.specification.end is EndMeans.ENDS_RUN:
             raise LostError(f"{process.name}{told}: it counts as lost", hints=[hint])
-        if 0 < phase.deadline_s < phase.seconds and not process.ended.done():
+        if is_late and not process.ended.done():
             raise LostError(
                 f"{process.name} hangs: it has been in the phase '{phase.phase}' for {phase.seconds:.0f} s, and may be "
                 f"for {phase.deadline_s:.0f}",

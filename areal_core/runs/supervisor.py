@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
+import resource
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import on_failure, start_task, watch_event_loop
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessEnd, ProcessSpecification
-from areal_core.launchers.wardens import SupervisedProcess, Wardens
+from areal_core.launchers.wardens import Wardens
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (
     Adopt,
@@ -40,13 +39,14 @@ from areal_core.messages.processes import (
 )
 from areal_core.runs.cause import CAUSE_S, find_cause
 from areal_core.runs.silence import Silences
+from areal_core.runs.standing import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.launcher import Launcher
-    from areal_core.launchers.wardens import Node
+    from areal_core.launchers.supervised import Node, SupervisedProcess
     from areal_core.messages import Channel, Credentials
 
 INTERRUPTED_EXIT_CODE = 75
@@ -56,6 +56,8 @@ POLL_S = 0.25
 IMPATIENCE_S = 1.0
 """A second Ctrl-C within it may be the echo of the first."""
 FORWARD_TIMEOUT_S = 60.0
+CONNECTIONS = 1 << 16
+"""Files that may be open, where the system lets it: each node and each process of areal's own is a connection."""
 
 
 class Supervisor:
@@ -114,14 +116,18 @@ class Supervisor:
         self._forget_all()
         return True
 
-    @property
-    def has_all_nodes(self) -> bool:
-        """Whether none was lost of those that the launcher has brought."""
-        return not self._wardens.has_lost
+    def give_up_nodes(self) -> bool:
+        """Whether some nodes have gone; then the next epoch brings all anew, for the others are not enough."""
+        self._wardens.has_lost |= self._wardens.has_gone
+        return self._wardens.has_gone
 
     async def listen(self) -> str:
         """Be there for wardens and visitors; the address."""
         on_failure(self._set_failure)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = CONNECTIONS if hard == resource.RLIM_INFINITY else min(CONNECTIONS, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
@@ -152,6 +158,20 @@ class Supervisor:
     def gpus_on(self, node: Node, gpus: Sequence[int] | None) -> tuple[int, ...] | None:
         """Those of some GPUs that a node has; None where none are named."""
         return self._wardens.gpus_on(node, gpus)
+
+    def require_gpus(self, count: int) -> None:
+        """Refuse nodes with another number of GPUs than they were counted with; one that does not say is believed.
+
+        Raises:
+            RunError: there is one.
+        """
+        others = {name: node.ready.gpus for name, node in self._wardens.nodes.items() if node.ready.gpus}
+        if len(self._wardens.nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
+            told = ", ".join(f"{name} has {has}" for name, has in sorted(wrong.items()))
+            raise RunError(
+                f"GPUs were counted with launcher.gpus_per_node={count}, and {told}",
+                hints=["correct it, or, where nodes differ, set it to null and name GPUs by number in placement"],
+            )
 
     @property
     def node_count(self) -> int:
@@ -225,15 +245,13 @@ class Supervisor:
         await asyncio.to_thread(self._launcher.close)
 
     @property
-    def phases(self) -> dict[str, str]:
-        """What each process is doing, as it last said."""
-        return {
-            name: process.phase.phase for name, process in self._wardens.processes.items() if not process.ended.done()
-        }
+    def owner(self) -> Owner:
+        """How the run is: what each process is doing, where, and when it was heard."""
+        return describe(self._wardens)
 
     def _essential(self) -> list[SupervisedProcess]:
         """Processes whose end is the end of all."""
-        return [p for p in self._wardens.processes.values() if p.specification.end is EndMeans.ENDS_RUN]
+        return [process for process in self._wardens.processes.values() if process.is_essential]
 
     async def _check_finished(self, process: SupervisedProcess, code: int) -> None:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""
@@ -279,7 +297,7 @@ class Supervisor:
             if isinstance(asked, Adopt):
                 found = self._wardens.adopt(asker.name, asked.name)
             else:
-                found = await self._wardens.find_place(asked.gpus)
+                found = await self._wardens.find_place(asked.gpus, asked.spare)
             _reply(asker, number, found)
         except RunError as error:
             _reply(asker, number, Failed(error.message, error.hints))
@@ -326,8 +344,13 @@ class Supervisor:
         self._changed.set()
 
     def _was_noticed(self, node: Node, number: int) -> None:
+        """The run stops in order where it cannot do without the node, and is about to stop anyway, or has not begun."""
         self._say(f"the node {node.name} is about to be taken away ({signal.Signals(number).name})")
-        self._see_signal(number)
+        essential = self._essential()
+        if self.signals or not essential or any(p.node is node and not p.ended.done() for p in essential):
+            self._see_signal(number)
+        elif node.name in self._wardens.nodes:  # some give notice twice
+            start_task(self._wardens.let_go(node), f"letting go of {node.name}")
 
     async def _receive_visitor(self, channel: Channel) -> None:
         """Somebody who knows the run's token asks something."""
@@ -335,9 +358,7 @@ class Supervisor:
             message, number = await channel.receive_request()
             match message:
                 case WhoOwns():
-                    epoch = self._wardens.credentials.epoch
-                    nodes = {name: process.node.name for name, process in self._wardens.processes.items()}
-                    channel.reply(number, Owner(socket.gethostname(), os.getpid(), epoch, self.phases, nodes))
+                    channel.reply(number, self.owner)
                 case StopRun(now):
                     self._is_impatient |= now
                     self._see_signal(signal.SIGTERM)

@@ -173,7 +173,7 @@ def _engines(
 
 def _weights_folders(config: RunConfig, epoch: EpochFolder, model: ModelReference) -> list[Path]:
     """Where weights are published, best first; empty. In memory only where all versions that are kept have room."""
-    are_apart = int(os.environ.get(NODES_VARIABLE, "1")) > 1 and config.has_servers
+    are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
     if config.publication.transport == "disk" or are_apart:  # servers on other nodes see the run's folder alone
         folders = [epoch.weights]
     else:

@@ -13,21 +13,25 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from areal_core.runs.standing import node_rows
 from areal_core.runs.summary import headlines
 from areal_core.runs.terminal import say
 from areal_core.runs.verdicts import Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import RenderableType
 
     from areal_core.config import Resolved
+    from areal_core.messages.processes import Owner
     from areal_core.runs.balance import Split
     from areal_core.runs.folder import RunFolder
     from areal_core.runs.terminal import Terminal
 
 PREPARATION_INTERVAL_S = 5.0
+SEEN_EVERY_S = 1.0
+"""How often all processes are looked at; there may be thousands."""
 KEPT_STEPS = 1000
 """Of which the curves are drawn; a run may go on for weeks."""
 QUIET_S = 60.0
@@ -58,6 +62,7 @@ class RunState:
         lines: of metrics, one for each of the last steps.
         statuses: by role what it last said.
         phases: by process what it is doing.
+        nodes: a row for each node, where there are several.
     """
 
     def __init__(self, run: RunFolder, say: Callable[[str], None] = say, split: Split | None = None) -> None:
@@ -66,8 +71,20 @@ class RunState:
         self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
-        self.phases: dict[str, str] = {}
+        self.phases: Mapping[str, str] = {}
+        self.nodes: list[tuple[str, str]] = []
+        self._seen = -math.inf
         self._verdicts = Verdicts(split)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it is time to see again how the run is."""
+        return time.monotonic() - self._seen > SEEN_EVERY_S
+
+    def see(self, owner: Owner) -> None:
+        """How the run's processes are now."""
+        self._seen = time.monotonic()
+        self.phases, self.nodes = owner.phases, node_rows(owner)
 
     def begin_again(self) -> None:
         """The run has gone back: its metrics are read again, as far as they count."""
@@ -142,7 +159,8 @@ class PlainView:
             if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
                 self._say(summary_line(line, self._steps))
         if time.monotonic() - max(self._began, self._printed) > QUIET_S:
-            doing = [f"{name}: {phase}" for name, phase in self._state.phases.items()]
+            rows = self._state.nodes or self._state.phases.items()
+            doing = [f"{name}: {phase}" for name, phase in rows]
             said = [str(text) for text in self._state.statuses.get("controller", {}).values()]
             self._say("; ".join([*doing, *said]) or "starting")
 
@@ -235,6 +253,7 @@ class LiveView:
         if not state.lines:
             yield "phase", f"starting ({time.monotonic() - self._began:.0f} s)"
             yield from state.statuses.get("controller", {}).items()
+            yield from state.nodes
             return
         last = state.lines[-1]
         if "staleness/mean" in last:
@@ -250,6 +269,7 @@ class LiveView:
         yield "trainer", state.phases.get("trainer-0", "")
         for label, text in state.statuses.get("controller", {}).items():
             yield label, str(text)
+        yield from state.nodes
 
 
 def waiting_verdict(lines: list[dict[str, Any]]) -> str:

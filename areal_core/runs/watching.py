@@ -9,7 +9,8 @@ from areal_core.config.yaml_text import parse
 from areal_core.errors import ArealError, RunError, UsageError
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Done, Owner, StopRun, WhoOwns
-from areal_core.runs.ownership import ask_owner, owner_has_ended
+from areal_core.runs.ownership import RECOVERING, ask_owner, owner_has_ended
+from areal_core.runs.standing import node_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +28,11 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     """What `areal status --json` writes.
 
     Returns:
-        `state` (running, done, interrupted, failed; lost, where its owner is gone without a word; unreachable, where
-        it does not answer and cannot be seen from here), `epoch`, `step`, `steps`, `checkpoint` (its step, or None),
-        `seconds_since_step`, `metrics`; of a running one `host`, `pid`, and `processes`: by name, `node` and `phase`.
+        `state` (running, done, interrupted, failed; recovering, between two epochs; lost, where its owner is gone
+        without a word; unreachable, where it does not answer and cannot be seen from here), `epoch`, `step`, `steps`,
+        `checkpoint` (its step, or None), `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `processes`:
+        by name, `node`, `phase` and `silent_s`, `nodes`: by name, `gpus` and `silent_s`, and `node_rows`: the same in
+        words, where there are several.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -48,12 +51,19 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         "metrics": {name: last[name] for name in SHOWN if name in last},
     }
     if epoch.released.exists():
-        return {**found, "state": epoch.released.read_text(errors="replace").partition(" ")[0] or "failed"}
+        outcome = epoch.released.read_text(errors="replace").partition(" ")[0] or "failed"
+        is_lost = outcome == RECOVERING and owner_has_ended(epoch)
+        return {**found, "state": "lost" if is_lost else outcome}
     owner = ask_owner(epoch, WhoOwns(), ANSWER_S)
     if not isinstance(owner, Owner):
         return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
-    processes = {name: {"node": owner.nodes.get(name, ""), "phase": phase} for name, phase in owner.phases.items()}
-    return {**found, "host": owner.host, "pid": owner.pid, "processes": processes}
+    processes = {
+        name: {"node": owner.nodes.get(name, ""), "phase": phase, "silent_s": owner.silent.get(name, 0.0)}
+        for name, phase in owner.phases.items()
+    }
+    nodes = {name: {"gpus": gpus, "silent_s": owner.silent_nodes.get(name, 0.0)} for name, gpus in owner.gpus.items()}
+    told = {"processes": processes, "nodes": nodes, "node_rows": node_rows(owner)}
+    return {**found, "host": owner.host, "pid": owner.pid, **told}
 
 
 def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:
@@ -69,17 +79,18 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
         UsageError: it does not run.
         RunError: it does not answer, or has not stopped in time.
     """
+    began = told = time.monotonic()
+    while (state := run_status(run)["state"]) == RECOVERING and time.monotonic() - began < patience_s:
+        time.sleep(POLL_S)
     epoch = _last_epoch(run)
-    state = run_status(run)["state"]
     if state not in ("running", "unreachable"):
         raise UsageError(f"the run in {run.path} does not run: it is {state}")
     answer = ask_owner(epoch, StopRun(now), ANSWER_S)
     if not isinstance(answer, Done):
         why = answer.text if isinstance(answer, Failed) else "its owner does not answer"
         raise RunError(f"the run in {run.path} cannot be stopped from here: {why}")
-    began = told = time.monotonic()
     while time.monotonic() - began < patience_s:
-        if (state := run_status(run)["state"]) != "running":
+        if (state := run_status(run)["state"]) not in ("running", RECOVERING):
             return str(state)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()

@@ -15,7 +15,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import pytest
 
@@ -24,6 +24,7 @@ from areal_core.interfaces.launcher import Needs, ProcessEnd, ProcessSpecificati
 from areal_core.launchers.identity import processes_with
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials
+from areal_core.testing.conformance import LauncherSuite
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
 from areal_ray.config import RaySettings
@@ -200,6 +201,20 @@ def _session(cluster: RayCluster) -> list[int]:
     return [pid for node in cluster.nodes.values() for pid in _children(node.pid)]
 
 
+class TestConformance(LauncherSuite):
+    """The suite, on two nodes of the cluster."""
+
+    cluster: ClassVar[RayCluster]
+
+    @pytest.fixture(autouse=True)
+    def _use(self, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(TestConformance, "cluster", cluster, raising=False)
+
+    def make(self) -> RayLauncher:
+        settings = {"nodes": 2, "excluded_nodes": ["n0"], "address": self.cluster.address, "host": self.cluster.host}
+        return RayLauncher(RaySettings(**settings))
+
+
 def run_words(cluster: RayCluster, nodes: int = 2) -> list[str]:
     """`areal run`, on the cluster."""
     return ["run", "run.yaml", "run_dir=run", f"launcher.address={cluster.address}", f"launcher.host={cluster.host}",
@@ -328,3 +343,26 @@ def node_of(cluster: RayCluster, name: str) -> set[int]:
 def token_of(run_dir: Path) -> str:
     """Which the processes of a run's present epoch have in their environment."""
     return (max((run_dir / "epochs").iterdir(), key=lambda path: path.name) / "token").read_text()
+
+
+def test_a_node_that_the_cluster_has_later_joins_the_run_and_goes_without_stopping_it(
+    cluster: RayCluster, workplace: Workplace
+) -> None:
+    """As an autoscaler would have it; what runs there is for servers to say."""
+    cluster.kill("n2")
+    words = [*run_words(cluster, 1), "launcher.maximum_nodes=2", "launcher.gpus_per_node=1", "steps=100000"]
+    process, out = start(workplace, cluster, *words)
+    workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
+    assert "has come" not in out.read_text()
+    cluster.repair()
+    workplace.wait_for(lambda: "the node n2 has come, with 1 GPUs" in out.read_text(), process)
+    assert workplace.areal("status", "run", "--json").out.count('"n2"') == 1
+    cluster.kill("n2")
+    workplace.wait_for(lambda: "the node n2 is lost, and with it: nothing" in out.read_text(), process)
+    done = len(workplace.metrics())
+    workplace.wait_for(lambda: len(workplace.metrics()) >= done + 2, process)
+    assert "going back" not in out.read_text()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(HANG_S) == 130, out.read_text()
+    assert workplace.areal("audit", "run").code == 0
+    assert processes_with("AREAL_TOKEN", token_of(workplace.folder / "run")) == []

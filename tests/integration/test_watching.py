@@ -30,7 +30,9 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert seen["step"] >= 2
     assert seen["metrics"].keys() >= {"reward/all_episodes", "staleness/mean"}
     assert {seen["processes"][name]["node"] for name in ("trainer-0", "controller", "hf")} == {"node-0"}
+    assert seen["nodes"].keys() == {"node-0", "node-1"}
     told = workplace.areal("status", "run").out
+    assert "  node-0                 controller: " in told
     assert "running  step " in told
     assert " of 2000, " in told
     assert "trainer-0" in workplace.areal("logs", "run").out

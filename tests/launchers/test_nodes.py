@@ -62,3 +62,23 @@ def test_a_machine_that_does_not_say_how_many_gpus_it_has_is_believed():
 def test_without_a_node_there_is_no_place():
     with pytest.raises(RunError, match="no node left"):
         Nodes().choose(None, idle)
+
+
+def test_room_is_found_where_gpus_are_free_on_nodes_that_come_later_too(nodes):
+    assert nodes.find_room(2, None, {0, 1, 2}, ()) == ("b", (4, 5))
+    assert nodes.find_room(1, None, {0, 1, 2}, ()) == ("a", (3,))
+    assert nodes.find_room(2, {3, 5, 7, 9}, {0, 1, 2}, ()) == ("c", (7, 9)), "only of those that are named"
+    full = set(range(10))
+    with pytest.raises(RunError, match="no node has 2 GPUs that no process holds"):
+        nodes.find_room(2, None, full - {3, 4}, ())
+    nodes.add("d", 2)
+    assert nodes.find_room(2, None, full, ()) == ("d", (10, 11))
+
+
+def test_without_gpus_there_is_room_where_nothing_is_served():
+    found = Nodes()
+    found.add("a", 0)
+    found.add("b", 0)
+    assert found.find_room(1, None, (), {"a"}) == ("b", None)
+    with pytest.raises(RunError, match="no node is without a server"):
+        found.find_room(1, None, (), {"a", "b"})

@@ -36,7 +36,7 @@ async def bring(lease_s: float, *, then_goes: bool) -> int:
             await channel.close()
         await asyncio.sleep(2 * HANG_S)
 
-    server = await serve("tcp:127.0.0.1:0", say_nothing, credentials)
+    server = await serve("tcp:127.0.0.1:0", say_nothing, lambda: credentials)
     words = ["-m", "areal_core.launchers.warden", server.address, str(lease_s)]
     variables = {**os.environ, **credentials.as_environment()}
     warden = await asyncio.create_subprocess_exec(sys.executable, *words, env=variables)

@@ -92,6 +92,6 @@ def test_a_run_in_progress_is_refused_before_anything_is_imported(
 ) -> None:
     run = RunFolder(tmp_path / "run")
     begin(run)
-    monkeypatch.setattr(ownership, "ask_owner", lambda *_: Owner("here", 7, 1, {}, {}))
+    monkeypatch.setattr(ownership, "ask_owner", lambda *_: Owner("here", 7, 1, {}, {}, {}))
     with pytest.raises(UsageError, match=r"another process is running in .*: process 7 on here"):
         resume(run, monkeypatch)

@@ -213,7 +213,7 @@ def test_stopped_for_a_while(place, load, wait_until):
 @asynccontextmanager
 async def fleet_of(place, addresses, folder, model=None, **changes):
     """A second fleet, on servers that run already: those of the first one, which has nothing to do now."""
-    changes = {"servers": 0, "addresses": addresses, "min_servers": 1, "silence_timeout_s": 10.0, **changes}
+    changes = {"servers": 0, "addresses": addresses, "silence_timeout_s": 10.0, **changes}
     fleet = SGLangEngine(SGLangConfig(**{**place.settings.model_dump(exclude={"api_key"}), **changes}), folder / "logs")
     try:
         await fleet.start(ModelReference(str(model or place.models[0]), "float32"))

@@ -20,7 +20,7 @@ INTERVAL_S = 1.0
 def test_loading_takes_four_publication_intervals(place, load, proxied, wait_until, tmp_path):
     async def check():
         first, second = (place.member(number).connection.address for number in (0, 1))
-        changes = {"servers": 0, "addresses": [first], "min_servers": 1}
+        changes = {"servers": 0, "addresses": [first]}
         settings = SGLangConfig(**{**place.settings.model_dump(exclude={"api_key"}), **changes})
         fleet = SGLangEngine(settings, tmp_path / "logs")
         async with proxied(second) as (address, proxy):

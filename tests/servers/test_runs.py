@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from areal_core.launchers.identity import processes_with
+from areal_core.messages import Credentials
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = "tests/servers_on_cpu"
@@ -175,7 +180,9 @@ def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(
         (["inference_engine.addresses=[localhost:80]"], "http://host:port"),
         (["deterministic=true"], "embedded engine"),
         (["placement.generation=[0,1]", "placement.training=[1,2]"], "all of them must be shared"),
-        (["inference_engine.min_servers=3"], "fewer servers"),
+        (["inference_engine.servers={minimum: 3, maximum: 2}"], "fewer servers"),
+        (["inference_engine.servers=true"], "servers"),
+        (["placement.generation=[0]", "placement.training=[0]", "inference_engine.servers.maximum=2"], "of their own"),
     ],
 )
 def test_wrong_configs_are_refused_without_starting_anything(words, told, tmp_path):
@@ -227,3 +234,98 @@ def test_servers_outlive_a_trainer_that_is_killed(sglang_program, tmp_path):
 
 def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def outward_address():
+    """Of this machine in a network; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
+
+
+OUTWARD = """\
+from areal_core.launchers.local import LocalLauncher
+from areal_core.launchers.settings import LocalSettings
+
+
+class Outward(LocalLauncher):
+    Config = LocalSettings
+    host = "{host}"
+"""
+
+
+@pytest.mark.skipif(outward_address().startswith("127."), reason="this machine has no address but loopback")
+def test_servers_that_others_can_reach_ask_for_a_key_of_the_runs_own(sglang_program, tmp_path):
+    """No word about keys in the config, and nodes that are reached by an address of the network."""
+    run_dir, launcher = tmp_path / "run", tmp_path / "outward.py"
+    host = outward_address()
+    launcher.write_text(OUTWARD.replace("{host}", host))
+    words = [f"launcher={{type: '{launcher}:Outward'}}", "steps=100000", "evaluation=null", f"run_dir={run_dir}"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
+    run = subprocess.Popen(
+        [*START, "run", f"{CONFIGS}/sglang.yaml", *words], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 2, run, "two steps")
+        key, file = (run_dir / "servers.key").read_text(), run_dir / "servers.key"
+        assert file.stat().st_mode & 0o777 == 0o600
+        log = (run_dir / "logs" / "server-0.log").read_text(errors="replace")
+        port = re.search(r"running on http://\S+?:(\d+)", log, re.IGNORECASE)
+        assert port, log[-2000:]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://{host}:{port[1]}/server_info", timeout=60)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(HANG_S) == 130
+    finally:
+        if run.poll() is None:
+            run.kill()
+            run.wait()
+    files = [path for path in run_dir.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert {path.name for path in files} <= {"servers.key", "server-0.log"}, "SGLang writes its settings into its log"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+    assert areal("audit", run_dir).returncode == 0
+
+
+@pytest.mark.long
+def test_a_server_comes_with_a_node_and_goes_with_it(sglang_program, tmp_path):
+    """The node comes late and is told to go; the run loses nothing, not even an epoch."""
+    run_dir = tmp_path / "run"
+    words = ["inference_engine.servers={minimum: 1, maximum: 2}", "steps=100000", "evaluation=null"]
+    words += ["inference_engine.health_timeout_s=120", f"run_dir={run_dir}"]
+    words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
+    command = [*START, "run", f"{CONFIGS}/sglang.yaml", *words]
+    run = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+    node = None
+    try:
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 2, run, "two steps")
+        assert transitions(run_dir, "server-1")[-1][0] == "waiting for room"
+        epoch = run_dir / "epochs" / "000001"
+        told = Credentials((epoch / "token").read_text(), 1).as_environment() | {"AREAL_NODE": "late"}
+        address = json.loads((epoch / "owner.json").read_text())["address"]
+        warden = [sys.executable, "-m", "areal_core.launchers.warden", address, "60"]
+        node = subprocess.Popen(warden, env=ENVIRONMENT | told)
+        wait_for(lambda: transitions(run_dir, "server-1")[-1][0] == "ready", run, "the server on the new node")
+        steps = len(read_lines(run_dir / "metrics.jsonl"))
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) > steps + 3, run, "steps with both")
+        assert json.loads(areal("status", run_dir, "--json").stdout)["processes"]["server-1"]["node"] == "late"
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(HANG_S) == 0
+        wait_for(lambda: transitions(run_dir, "server-1")[-1][0] == "waiting for room", run, "it waits for room again")
+        steps = len(read_lines(run_dir / "metrics.jsonl"))
+        wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) > steps + 3, run, "steps without it")
+        run.send_signal(signal.SIGINT)
+        assert run.wait(HANG_S) == 130
+    finally:
+        for process in (run, node):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+    lines = read_lines(run_dir / "metrics.jsonl")
+    assert max(line["servers/ready"] for line in lines) == 2
+    assert max(line["servers/ready"] for line in lines[-3:]) == 1, "none counts while weights change"
+    assert sum(line.get("episodes/failed", 0) for line in lines) == 0
+    assert len(list((run_dir / "epochs").iterdir())) == 1
+    assert areal("audit", run_dir).returncode == 0

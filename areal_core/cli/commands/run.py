@@ -31,7 +31,6 @@ SAFE_ON_RESUME = (
     "publication",
     "inference_engine.servers",
     "inference_engine.addresses",
-    "inference_engine.min_servers",
     "inference_engine.max_concurrent_requests",
     "inference_engine.start_timeout_s",
     "inference_engine.update_timeout_s",

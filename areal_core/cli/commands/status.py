@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SUMMARY = "say how a run is"
 NEXT = {
     "interrupted": "stopped after a checkpoint",
+    "recovering": "goes back to its last checkpoint in a new epoch, by itself; where it does not",
     "failed": "ended with an error; its logs: areal logs {run}",
     "lost": "its owner is gone without a word",
     "unreachable": "its owner does not answer, and cannot be seen from here",
@@ -45,7 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(status, run.path):
             say(line)
-    return 0 if status["state"] in ("running", "done") else 1
+    return 0 if status["state"] in ("running", "recovering", "done") else 1
 
 
 def _lines(status: dict[str, Any], run: Path) -> list[str]:
@@ -58,7 +59,11 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
     if state == "running":
         lines.append(f"  {'owner':22s} process {status['pid']} on {status['host']}")
-        lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in sorted(status["processes"].items())]
+        if status["node_rows"]:
+            lines += [f"  {name:22s} {text}" for name, text in status["node_rows"]]
+        else:
+            processes = sorted(status["processes"].items())
+            lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in processes]
     elif state in NEXT:
         lines.append(f"{NEXT[state].format(run=run)}; go on with: areal run --resume {run}")
     return lines

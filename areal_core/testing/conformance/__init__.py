@@ -21,6 +21,7 @@ from areal_core.testing.conformance.datasets import DatasetSuite
 from areal_core.testing.conformance.encoders import EncoderSuite
 from areal_core.testing.conformance.environments import EnvironmentSuite
 from areal_core.testing.conformance.inference import InferenceEngineSuite
+from areal_core.testing.conformance.launchers import LauncherSuite
 from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite, RegulariserSuite
 from areal_core.testing.conformance.model_sources import ModelSourceSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
@@ -43,6 +44,7 @@ __all__ = [
     "EventsSuite",
     "GroupStageSuite",
     "InferenceEngineSuite",
+    "LauncherSuite",
     "ModelSourceSuite",
     "ObjectiveSuite",
     "PluginSuite",

@@ -11,7 +11,8 @@ from areal_core.interfaces import Tracker
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import PluginSuite
 
-NAMES = ["tensorboard", "trackio", "wandb"]
+NAMES = ["prometheus", "tensorboard", "trackio", "wandb"]
+LIBRARY = {"prometheus": "prometheus_client"}
 PARTS = """
 class Part:
     def __init__(self): ...
@@ -38,7 +39,7 @@ def read(tmp_path, monkeypatch):
 
 class TestPlugin(PluginSuite):
     plugin = "trackers"
-    heavy = ("torch", "transformers", "tensorboard", "wandb", "trackio")
+    heavy = ("torch", "transformers", "tensorboard", "wandb", "trackio", "prometheus_client")
 
 
 def test_the_records_lead_to_trackers():
@@ -62,10 +63,13 @@ def test_a_config_chooses_several(read):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_library_names_its_extra(name, read, without):
-    without(name)
+    library = LIBRARY.get(name, name)
+    without(library)
     with pytest.raises(ConfigError) as caught:
         read(f"trackers=[trackers/{name}]")
-    told = f"the tracker {name} needs the library {name}, which is not installed: pip install 'areal-trackers[{name}]'"
+    told = (
+        f"the tracker {name} needs the library {library}, which is not installed: pip install 'areal-trackers[{name}]'"
+    )
     assert told in str(caught.value)
     manager = PluginManager.load(["trackers"])
     record = manager.find("trackers", f"trackers/{name}")

@@ -159,24 +159,9 @@ class HFEngine:
                 self._channel.post(Generate(unsent))
 
     def _check(self, request: GenerationRequest) -> None:
-        prompt, new = len(request.input_ids), request.sampling.max_new_tokens
-        if not prompt:
-            raise ValueError(f"request {request.request_id} has no input tokens")
-        if min(request.input_ids) < 0 or max(request.input_ids) >= self._limits.vocabulary:
-            raise ValueError(
-                f"request {request.request_id} has token {max(request.input_ids, key=abs)}, the model's vocabulary "
-                f"has {self._limits.vocabulary} tokens"
-            )
-        for name, limit in (
-            ("sequence_length", self._limits.sequence_length),
-            ("cache_tokens", self._limits.cache_tokens),
-        ):
-            if prompt + new > limit:
-                what = "the longest sequence is" if name == "sequence_length" else "cache_gib has room for"
-                raise ValueError(
-                    f"request {request.request_id} wants {prompt + new} tokens ({prompt} of prompt and "
-                    f"{new} new ones), but {what} {limit} tokens"
-                )
+        limits = self._limits
+        request.check(limits.vocabulary, limits.sequence_length, "the longest sequence is")
+        request.check(limits.vocabulary, limits.cache_tokens, "cache_gib has room for")
 
     def _sampling_number(self, sampling: SamplingParameters) -> int:
         """Sampling settings are checked and sent once, and referred to by number."""

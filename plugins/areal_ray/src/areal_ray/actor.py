@@ -48,6 +48,12 @@ class WardenActor:
         if not has_gpus:
             self._variables["CUDA_VISIBLE_DEVICES"] = ""
 
+    def node_id(self) -> str:
+        """Where it stands; the answer comes when there is room for it."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     def hold(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
         """Start the warden and wait until it has ended; why.
 

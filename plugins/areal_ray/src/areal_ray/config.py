@@ -25,6 +25,9 @@ class RaySettings(LauncherSettings):
 
     nodes: int = Field(1, ge=1)
     """nodes of the run"""
+    maximum_nodes: int = Field(0, ge=0)
+    """more nodes that the run takes when the cluster has them, up to so many in all, and asks the cluster's autoscaler
+    for: used by servers that come and go (inference_engine.servers: {minimum, maximum}); 0 for none"""
     gpus_per_node: int = Field(0, ge=0)
     """GPUs that the run has on each node; those are counted through all nodes, and placement names them"""
     cpus_per_node: float = Field(1.0, gt=0)
@@ -66,11 +69,7 @@ class RaySettings(LauncherSettings):
         if self.address is not None and "://" in self.address:
             yield f"{self.address} is no address: write HOST:PORT, auto or null, on a node of the cluster"
         training, generation = config.placement.training or [], config.placement.generation or []
-        if training and config.trainer_processes > len(training):
-            yield (
-                f"{config.trainer_processes} ranks do not fit on {len(training)} GPUs in placement.training; "
-                "lower launcher.trainer_processes"
-            )
+        yield from super().check(config)
         there = self.nodes * self.gpus_per_node
         if (highest := max((*training, *generation), default=-1)) >= there:
             yield (

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -27,6 +27,9 @@ from areal_core.errors import RunError
 from areal_core.interfaces.launcher import NODE_VARIABLE, UNTIL_INPUT_ENDS
 from areal_ray.actor import WardenActor
 from areal_ray.config import RaySettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 80 << 20
@@ -84,6 +87,9 @@ class Cluster:
         self._group: PlacementGroup | None = None
         self._actors: dict[str, Any] = {}
         self._holding: dict[Any, str] = {}
+        self._ids: dict[str, str] = {}
+        self._asked: dict[str, Any] = {}
+        self._coming: tuple[Any, Any] | None = None
         self.host = ""
 
     def tell(self, **facts: Any) -> None:
@@ -157,11 +163,14 @@ class Cluster:
             if now - told > PROGRESS_S:
                 told = now
                 self.tell(said=[f"waiting for room in the Ray cluster for {room}: {now - began:.0f} of {limit:g} s"])
-        return self._names(placement_group_table(self._group)["bundles_to_node_id"])
+        bundles = placement_group_table(self._group)["bundles_to_node_id"]
+        names = self._names(bundles)
+        self._ids = {name: bundles[index] for index, name in enumerate(names)}
+        return names
 
-    def _exclusion(self) -> dict[str, str]:
-        """The label selector that keeps excluded nodes out."""
-        found, unknown = [], []
+    def _exclusion(self, taken: Iterable[str] = ()) -> dict[str, str]:
+        """The label selector that keeps excluded nodes out, and those that are taken."""
+        found, unknown = list(taken), []
         for name in self._settings.excluded_nodes:
             ids = [node["NodeID"] for node in ray.nodes() if name in _names_of(node)]
             found += ids
@@ -184,23 +193,52 @@ class Cluster:
 
     def bring(self, command: list[str], environment: dict[str, str]) -> None:
         """Have an actor on each node start the command."""
-        names, gpus = self.place(), self._settings.gpus_per_node
-        passed, own = self._settings.passed(os.environ), self._settings.runtime_env.get("env_vars", {})
+        self._asked = {"command": command, "environment": environment}
+        names = self.place()
         for index, name in enumerate(names):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-            actor = ray.remote(WardenActor).options(
-                num_cpus=self._settings.cpus_per_node,
-                num_gpus=gpus,
-                resources=self._settings.resources,
-                max_restarts=0,
-                max_concurrency=2,
-                scheduling_strategy=strategy,
-            )
-            self._actors[name] = actor.remote(gpus > 0, own)
-            variables = {**passed, **environment, NODE_VARIABLE: name}
-            held = self._actors[name].hold.remote([*command, UNTIL_INPUT_ENDS], variables, os.getcwd())  # noqa: PTH109
-            self._holding[held] = name
+            self._hold(name, self._actor(scheduling_strategy=strategy))
         self.tell(nodes=names)
+
+    def _actor(self, **where: Any) -> Any:
+        gpus, own = self._settings.gpus_per_node, self._settings.runtime_env.get("env_vars", {})
+        actor = ray.remote(WardenActor).options(
+            num_cpus=self._settings.cpus_per_node,
+            num_gpus=gpus,
+            resources=self._settings.resources,
+            max_restarts=0,
+            max_concurrency=2,
+            **where,
+        )
+        return actor.remote(gpus > 0, own)
+
+    def _hold(self, name: str, actor: Any) -> None:
+        """Have an actor start the command."""
+        self._actors[name] = actor
+        variables = {**self._settings.passed(os.environ), **self._asked["environment"], NODE_VARIABLE: name}
+        command = [*self._asked["command"], UNTIL_INPUT_ENDS]
+        self._holding[actor.hold.remote(command, variables, os.getcwd())] = name  # noqa: PTH109
+
+    def _take_more(self) -> None:
+        """Ask for one more node where there may be one, and use it when it is there."""
+        held = [self._ids[name] for name in self._holding.values()]
+        if self._coming is None:
+            if len(held) < self._settings.maximum_nodes:
+                actor = self._actor(label_selector={**self._settings.labels, **self._exclusion(held)})
+                self._coming = actor, actor.node_id.remote()
+            return
+        actor, asked = self._coming
+        if not ray.wait([asked], timeout=0)[0]:
+            return
+        self._coming = None
+        try:
+            found = ray.get(asked)
+        except ray.exceptions.RayError as error:
+            self.tell(said=[f"a further node was lost before it came: {_first_line(error)}"])
+            return
+        (name,) = self._names({0: found})
+        self._ids[name] = found
+        self._hold(name, actor)
 
     def watch(self) -> None:
         """Tell which nodes are lost, until the launcher has had enough."""
@@ -208,6 +246,7 @@ class Cluster:
             ended, _ = ray.wait(list(self._holding), timeout=0) if self._holding else ([], [])
             for held in ended:
                 self.tell(lost={self._holding.pop(held): _why(held)})
+            self._take_more()
 
     def end(self) -> None:
         """End all nodes, confirmed by their actors, and leave the cluster, or end it where it is this program's own."""
@@ -224,7 +263,7 @@ class Cluster:
                     self.tell(said=[f"processes of the run are still there on {asked[answer]}: {left}"])
             except ray.exceptions.RayError as error:
                 self.tell(said=[f"the node {asked[answer]} has not confirmed its end: {_first_line(error)}"])
-        for actor in self._actors.values():
+        for actor in [*self._actors.values(), *([self._coming[0]] if self._coming else [])]:
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)

@@ -1,7 +1,4 @@
-"""What is refused before a server is bothered with it: requests that it would not survive, weights that do not fit.
-
-And servers that are not the run's.
-"""
+"""What is refused before a server is bothered with it: weights that do not fit, and servers that are not the run's."""
 
 from __future__ import annotations
 
@@ -18,35 +15,10 @@ from areal_servers.errors import ServerRefusedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from areal_core.interfaces import GenerationRequest, ModelReference
+    from areal_core.interfaces import ModelReference
     from areal_servers.interface import ServerIdentity
 
 _SHAPE = ("architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim")
-
-
-def check_request(request: GenerationRequest, vocabulary: int, context: int, honoured: frozenset[str]) -> None:
-    """Whether the servers can serve a request.
-
-    A token outside of the vocabulary ends a server, whichever it is; so it must never be sent.
-
-    Raises:
-        ValueError: they cannot.
-    """
-    prompt, sampling, name = request.input_ids, request.sampling, request.request_id
-    if not prompt:
-        raise ValueError(f"request {name} has no input tokens")
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
-        raise ValueError(
-            f"request {name} has token {max(prompt, key=abs)}, the model's vocabulary has {vocabulary} tokens"
-        )
-    if len(prompt) + sampling.max_new_tokens > context:
-        raise ValueError(
-            f"request {name} wants {len(prompt) + sampling.max_new_tokens} tokens ({len(prompt)} of prompt and "
-            f"{sampling.max_new_tokens} new ones), but the servers take {context}"
-        )
-    if asked := sampling.unsupported(honoured):
-        raise ValueError(f"the servers do not support the sampling settings {', '.join(asked)}")
-    sampling.check()
 
 
 def check_identity(identity: ServerIdentity, model: ModelReference) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from areal_core.errors import RunError
 from areal_core.launchers.keepers import Keepers
 from areal_servers.answer import Conversations
-from areal_servers.checks import check_request
 from areal_servers.messages import ServerJoins, ServerLeaves, ServerStanding
 from areal_servers.roster import Roster, State
 from areal_servers.routing import Router
@@ -62,7 +61,8 @@ class ServerFleet:
         self._gpus = gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
         self._router = Router(self.roster, settings.max_concurrent_requests, Conversations(settings.update_mode))
-        groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s)
+        note = self._log_dir / "broadcast_group"
+        groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s, note)
         self._updater = Updater(self.roster, groups, settings.update_timeout_s)
         self._tending: Tending | None = None
         self._vocabulary = _UNLIMITED
@@ -76,7 +76,7 @@ class ServerFleet:
         self.release_memory = self._updater.release_memory
 
     async def start(self, model: ModelReference) -> None:
-        """See `InferenceEngine.start`: returns when `min_servers` are ready."""
+        """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
         folder = Path(model.path)
         try:
             description: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -96,7 +96,10 @@ class ServerFleet:
         """See `InferenceEngine.generate`."""
         used = [member for member in self.roster.members.values() if member.state not in (State.REFUSED, State.GONE)]
         context = min((member.identity.context for member in used if member.identity), default=_UNLIMITED)
-        check_request(request, self._vocabulary, context, self.capabilities.sampling)
+        request.check(self._vocabulary, context, "the servers take")
+        if asked := request.sampling.unsupported(self.capabilities.sampling):
+            raise ValueError(f"the servers do not support the sampling settings {', '.join(asked)}")
+        request.sampling.check()
         return await self._router.answer(request)
 
     async def answer(self, message: object) -> ServerStanding:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from areal_core.errors import RunError
     from areal_core.interfaces import UpdateMode, WeightUpdate
+    from areal_core.launchers.launched import LaunchedProcess
     from areal_servers.answer import Answer
     from areal_servers.connection import ServerConnection
     from areal_servers.interface import ServerAdapter, ServerIdentity, WeightGroup
-    from areal_servers.launching import LaunchedServer
 
 ABORT_INTERVAL_S = 0.02
 IDLE_POLL_S = 0.002
@@ -39,6 +39,7 @@ MOST_FAILURES = 3
 class State(StrEnum):
     """Where a server is in its life. Only a ready one is given requests."""
 
+    WAITING = "waiting for room"
     STARTING = "starting"
     CATCHING_UP = "catching up"
     READY = "ready"
@@ -78,7 +79,7 @@ class Member:
     connection: ServerConnection
     mode: UpdateMode
     mark: str = ""
-    process: LaunchedServer | None = None
+    process: LaunchedProcess | None = None
     state: State = State.STARTING
     identity: ServerIdentity | None = None
     version: int = -1
@@ -227,8 +228,10 @@ class Roster:
     @property
     def possible(self) -> int:
         """How many servers are ready or may become so; one that has served is given more than one chance."""
-        hopeless = [member for member in self.those(State.REFUSED) if not member.has_served] + self.those(State.GONE)
-        return len(self.members) - len(hopeless)
+        hopeless = [member for member in self.those(State.REFUSED) if not member.has_served]
+        # What one of them cannot do, none can that has not begun.
+        waiting = self.those(State.WAITING) if hopeless else []
+        return len(self.members) - len(hopeless) - len(waiting) - len(self.those(State.GONE))
 
     def those(self, *states: State) -> list[Member]:
         """The servers in one of these states."""

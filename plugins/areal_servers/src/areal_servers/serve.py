@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError, UsageError
+from areal_core.interfaces.launcher import Needs
 from areal_core.launchers.keepers import Keepers
+from areal_core.launchers.launched import LaunchedProcess
 from areal_core.runs import RunFolder, model_reference
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.joining import INTERVAL_S, Joining
-from areal_servers.launching import LOOPBACK, LaunchedServer
-from areal_servers.settings import FleetSettings
+from areal_servers.settings import LOOPBACK, FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,19 +57,20 @@ def serve(
             f"{resolved.name} has {told}: there is no server to start",
             hints=["choose one with inference_engine.type=sglang or vllm"],
         )
-    if host not in LOOPBACK and chosen.settings.api_key is None:
+    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
+    fleet: ServerFleet = chosen.build(log_dir=run.logs)
+    if host not in LOOPBACK and not fleet.settings.key:
         raise UsageError(
             f"a server on {host} can be reached by others, and has no key",
             hints=["set inference_engine.api_key=env:NAME, here and in the run"],
         )
-    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
     if resolved.config.model.source is not None and not run.model_note.is_file():
         hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --run"
         raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
-    fleet: ServerFleet = chosen.build(log_dir=run.logs)
     model = model_reference(resolved, run)
-    server = LaunchedServer(Keepers(run.logs, adopts_orphans=True), name, gpus, fleet.settings.key)
+    needs = Needs(gpus=None if gpus is None else tuple(gpus))
+    server = LaunchedProcess(Keepers(run.logs, adopts_orphans=True), name, needs, fleet.settings.key)
     port = port or asyncio.run(server.find_place()).port
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
@@ -78,7 +80,7 @@ def serve(
 
 
 async def _serve(
-    fleet: ServerFleet, command: ServerCommand, server: LaunchedServer, address: str, joining: Joining | None
+    fleet: ServerFleet, command: ServerCommand, server: LaunchedProcess, address: str, joining: Joining | None
 ) -> None:
     """Until somebody interrupts."""
     interrupted = asyncio.Event()
@@ -86,7 +88,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     if joining is not None:
         await joining.renew()  # a name that is taken is told before anything is started
-    await server.start(command)
+    await server.start("server", command.arguments, command.environment)
     connection = ServerConnection(address, fleet.settings.key)
     is_ready, deadline = joining is not None, time.monotonic() + fleet.settings.start_timeout_s
     try:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+import secrets
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from areal_core.config import Seconds, Secret, Settings
+from areal_core.config import Seconds, Secret, ServerBounds, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import Processes
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OptionValue = bool | int | float | str | list[int | str]
 
 
@@ -22,12 +27,11 @@ class FleetSettings(Settings):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    servers: int = Field(1, ge=0)
-    """servers that the run starts on this machine"""
+    servers: Annotated[int, Field(ge=0)] | ServerBounds = 1
+    """servers that the run starts, of which one must be ready before it begins; or bounds, between which they come and
+    go with their nodes"""
     addresses: list[str] = Field(default_factory=list)
     """servers that run already, each `http://host:port`; all hold the same model"""
-    min_servers: int = Field(1, ge=1)
-    """servers that must be ready before the run begins; others may follow"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs that share the weights of one server"""
     data_parallel: int = Field(1, ge=1)
@@ -66,8 +70,19 @@ class FleetSettings(Settings):
     """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
     restarts: int = Field(3, ge=0)
     """times that a server of the run is started again within `restart_window_s`"""
+    _made_key: str = PrivateAttr("")
     restart_window_s: Seconds = Field(300.0, gt=0)
     """seconds after which a start of a server no longer counts"""
+
+    @field_validator("servers", mode="before")
+    @classmethod
+    def _number_or_bounds(cls, servers: Any, info: ValidationInfo) -> int | ServerBounds:
+        """Judge them here: of a union every part would be told."""
+        if isinstance(servers, dict):
+            return ServerBounds.model_validate(servers, context=info.context)
+        if isinstance(servers, ServerBounds) or (type(servers) is int and servers >= 0):
+            return servers
+        raise ValueError("must be a number from 0, or bounds: {minimum: 2, maximum: 16}")
 
     @field_validator("addresses")
     @classmethod
@@ -88,21 +103,50 @@ class FleetSettings(Settings):
     def _enough(self) -> FleetSettings:
         if not self.servers and not self.addresses:
             raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
-        if self.min_servers > self.servers + len(self.addresses):
-            raise ValueError(f"min_servers is {self.min_servers}, and the config names fewer servers")
         return self
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether servers come and go with their nodes."""
+        return isinstance(self.servers, ServerBounds)
+
+    @property
+    def bounds(self) -> ServerBounds:
+        """How many servers must be ready, and how many the run starts."""
+        return ServerBounds(minimum=1, maximum=self.servers) if isinstance(self.servers, int) else self.servers
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""
+        if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
+            yield f"servers.minimum is {self.bounds.minimum}, and the config names fewer servers"
         if config.sampling.stop and not self.detokenize:
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
+        if config.placement.in_turns and self.is_elastic:
+            yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
         if config.deterministic:
             yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
 
     @property
     def key(self) -> str:
         """What the servers ask for; empty for nothing."""
-        return "" if self.api_key is None else self.api_key.get()
+        return self._made_key if self.api_key is None else self.api_key.get()
+
+    def with_key(self, run_dir: Path, processes: Processes | None) -> Self:
+        """The same, with the run's own key where none is named and others can reach its servers.
+
+        Args:
+            run_dir: holds the key, for the user alone; servers outlive whoever made it.
+            processes: of a run, in which one is made where it is needed; None to use what is there.
+        """
+        file = run_dir / "servers.key"
+        is_open = processes is not None and processes.host not in LOOPBACK and bool(self.servers)
+        if is_open and self.api_key is None and not file.is_file():
+            with NamedTemporaryFile("w", dir=run_dir, delete=False) as made:  # of the user alone
+                made.write(secrets.token_urlsafe(32))
+            os.replace(made.name, file)  # noqa: PTH105 - a name, not a path
+        found = self.model_copy()
+        found._made_key = file.read_text() if file.is_file() else ""
+        return found
 
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:

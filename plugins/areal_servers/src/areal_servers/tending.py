@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
+from areal_core.interfaces import Needs, SamplingParameters
+from areal_core.launchers.launched import LaunchedProcess
 from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
-from areal_servers.launching import LOOPBACK, LaunchedServer
 from areal_servers.roster import Member, State
+from areal_servers.settings import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
     from areal_servers.settings import FleetSettings
     from areal_servers.updating import Updater
 
+LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s: so long too few servers may be ready"
 POLL_S = 0.25
-PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0)}
+TOLD_S = 5.0
+"""With fewer servers than the minimum, which is told then."""
+PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0), State.WAITING: (2.0, 5.0)}
 """Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
 """A process of the run that was ready before and does not come back within so long is started anew."""
@@ -122,6 +127,9 @@ class Tending(Admission):
 
     adapter: ServerAdapter
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _has_begun: bool = False
+    _placing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Until a server is started, another would find the same room."""
 
     async def start(self, processes: Processes, gpus: Sequence[int] | None) -> None:
         """Begin to tend the servers that the settings name, and return when enough of them are ready.
@@ -134,13 +142,19 @@ class Tending(Admission):
             RunError: too few became ready; says why.
         """
         ranks = self.settings.tensor_parallel * self.settings.data_parallel  # of one server
-        for number in range(self.settings.servers):
-            own = None if gpus is None else gpus[number * ranks : (number + 1) * ranks]
-            self._add(f"server-{number}", "", LaunchedServer(processes, f"server-{number}", own, self.settings.key))
+        own, is_elastic = None if gpus is None else tuple(gpus), self.settings.is_elastic
+        for number in range(self.settings.bounds.maximum):
+            fixed = own and own[number * ranks : (number + 1) * ranks]
+            needs = Needs(gpus=own, spare=ranks) if is_elastic else Needs(gpus=fixed)
+            self._add(f"server-{number}", "", LaunchedProcess(processes, f"server-{number}", needs, self.settings.key))
         for address in self.settings.addresses:
             self._add(address.split("//")[1], address)
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
-        await self._wait_for_servers()
+        while len(self.roster.ready) < self.settings.bounds.minimum:
+            if self.roster.failure is not None:
+                raise self.roster.failure
+            await asyncio.sleep(POLL_S)
+        self._has_begun = True
 
     def join(self, name: str, address: str) -> None:
         """A server that somebody else has started shall be used; nothing happens where it is already.
@@ -181,7 +195,7 @@ class Tending(Admission):
         await asyncio.gather(*(member.connection.close() for member in members))
         await asyncio.gather(*(member.process.end() for member in members if member.process))
 
-    def _add(self, name: str, address: str, process: LaunchedServer | None = None) -> None:
+    def _add(self, name: str, address: str, process: LaunchedProcess | None = None) -> None:
         connection = ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
         member = Member(name, self.adapter, connection, self.settings.update_mode, self.roster.mark, process)
         self.roster.members[name] = member
@@ -194,12 +208,15 @@ class Tending(Admission):
             was_up = False
             try:
                 if member.process is not None and not member.process.is_running:
-                    await self._launch(member, member.process)
+                    async with self._placing:
+                        await self._launch(member, member.process)
                 await self.bring_up(member)
                 pause, was_up = 0.0, True
                 await self._watch(member)
             except (ServerRefusedError, RunError) as error:
-                self.roster.lose(member, str(error), State.REFUSED)
+                is_homeless = isinstance(error, RunError) and member.process and not member.process.is_running
+                waits = is_homeless and self.settings.is_elastic
+                self.roster.lose(member, str(error), State.WAITING if waits else State.REFUSED)
             except (*FAULTS, OSError) as error:
                 self.roster.lose(member, str(error))
             if member.process is not None and not was_up:
@@ -214,7 +231,7 @@ class Tending(Admission):
                     # Its clients may have met a closed port before its end was told.
                     self.roster.note(member, member.process.last_words(), aloud=True)
 
-    async def _launch(self, member: Member, process: LaunchedServer) -> None:
+    async def _launch(self, member: Member, process: LaunchedProcess) -> None:
         if not member.starts and (address := await process.adopt()):
             member.connection.address = address
             return
@@ -222,13 +239,14 @@ class Tending(Admission):
         member.starts = [start for start in member.starts if now - start < window]
         if len(member.starts) > self.settings.restarts:
             raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
+        _, host, port, _ = await process.find_place()
         member.starts.append(now)
-        node, host, port = await process.find_place()
         if host not in LOOPBACK and not self.settings.key:
             raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
         member.version, member.has_memory = 0, True
         member.connection.address = f"http://{host}:{port}"
-        await process.start(self.adapter.command(self.model, host, port), node, port)
+        command = self.adapter.command(self.model, host, port)
+        await process.start("server", command.arguments, command.environment)
 
     async def _watch(self, member: Member) -> None:
         misses = 0
@@ -262,26 +280,19 @@ class Tending(Admission):
             await member.process.end()
 
     async def _watch_over_all(self) -> None:
-        """The fleet has failed where no server has been ready for too long, or none will be."""
-        last_ready = time.monotonic()
+        """The fleet has failed where too few servers have been ready for too long, or will be."""
+        enough_at, is_told = time.monotonic(), False
         while self.roster.failure is None:
             await asyncio.sleep(POLL_S)
+            wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
             # Those without memory wait for the trainer.
             are_waiting = any(not member.has_memory for member in self.roster.members.values())
-            if self.roster.ready or self.updater.is_changing or are_waiting:
-                last_ready = time.monotonic()
-            lost_s = time.monotonic() - last_ready
-            if lost_s > self.settings.start_timeout_s or not self.roster.possible:
-                reasons = self.roster.explain()
-                self.roster.fail(RunError(f"no server is left: none was ready for {lost_s:.0f} s; {reasons}"))
-
-    async def _wait_for_servers(self) -> None:
-        wanted = self.settings.min_servers
-        deadline = time.monotonic() + self.settings.start_timeout_s
-        while (ready := len(self.roster.ready)) < wanted:
-            if self.roster.possible < wanted or time.monotonic() > deadline:
-                raise RunError(
-                    f"{ready} of {wanted} servers are ready; {self.roster.explain()}",
-                    hints=["min_servers says how many the run needs; start_timeout_s how long it waits for them"],
-                )
-            await asyncio.sleep(POLL_S)
+            if len(self.roster.ready) >= wanted or self.updater.is_changing or are_waiting:
+                enough_at, is_told = time.monotonic(), False
+            lacking_s, ready = time.monotonic() - enough_at, len(self.roster.ready)
+            if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
+                told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
+                self.roster.fail(RunError(told, hints=[LACK]))
+            elif self._has_begun and lacking_s > TOLD_S and not is_told:
+                is_told = True
+                sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")

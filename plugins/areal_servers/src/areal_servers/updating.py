@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
@@ -30,12 +31,16 @@ class BroadcastGroups:
         adapter: of the servers.
         roster: the servers.
         timeout_s: in which they must meet.
+        note: file for the name of the group. Servers outlive whoever formed it, and would keep it: they are told to
+            leave it by the next one, whom nobody else could tell its name.
     """
 
-    def __init__(self, adapter: ServerAdapter, roster: Roster, timeout_s: float) -> None:
+    def __init__(self, adapter: ServerAdapter, roster: Roster, timeout_s: float, note: Path) -> None:
         self._adapter = adapter
         self._roster = roster
         self._timeout_s = timeout_s
+        self._note = note
+        self._former = note.read_text() if note.is_file() else ""
         self._group: WeightGroup | None = None
         self._joining: list[asyncio.Task[None]] = []
 
@@ -50,6 +55,8 @@ class BroadcastGroups:
             return None
         ranks = [member.identity.ranks if member.identity else 1 for member in ready]
         name = f"areal-{secrets.token_hex(4)}"
+        with suppress(OSError):
+            self._note.write_text(name)
         self._group = WeightGroup(name, address, port, 1 + sum(ranks), backend)
         first = [1 + sum(ranks[:place]) for place in range(len(ranks))]
         self._joining = [
@@ -64,6 +71,8 @@ class BroadcastGroups:
         await asyncio.gather(*joining)
 
     async def _join(self, member: Member, group: WeightGroup, first_rank: int) -> None:
+        if self._former:
+            await self._leave(member, replace(group, name=self._former))
         try:
             with known_form():
                 joining = self._adapter.join_group(member.connection, group, first_rank)
@@ -80,9 +89,12 @@ class BroadcastGroups:
         for member in self._joined():
             assert group is not None
             member.group = None
-            with suppress(*FAULTS):
-                leaving = self._adapter.leave_group(member.connection, group)
-                await in_time(leaving, self._timeout_s, "group_timeout_s")
+            await self._leave(member, group)
+
+    async def _leave(self, member: Member, group: WeightGroup) -> None:
+        with suppress(*FAULTS):
+            leaving = self._adapter.leave_group(member.connection, group)
+            await in_time(leaving, self._timeout_s, "group_timeout_s")
 
     def _joined(self) -> list[Member]:
         return [member for member in self._roster.members.values() if member.group is not None]

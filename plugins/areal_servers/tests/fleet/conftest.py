@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from areal_core.errors import RunError
 from areal_core.interfaces import (
     GenerationRequest,
     InferenceCapabilities,
     ModelReference,
+    Place,
+    ProcessEnd,
     SamplingParameters,
     TensorDescription,
 )
@@ -76,6 +79,7 @@ class FakeAdapter:
 
     def __init__(self, servers):
         self.servers = servers
+        self.left = []
 
     def capabilities(self):
         return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), broadcast=True)
@@ -145,7 +149,7 @@ class FakeAdapter:
             raise UpdateRefusedError("cannot join")
 
     async def leave_group(self, connection, group):
-        pass
+        self.left.append(group.name)
 
     async def release_memory(self, connection):
         server = self.of(connection)
@@ -197,7 +201,7 @@ def running(tmp_path, monkeypatch):
         if processes is not None:
             processes.by_address = by_address
         monkeypatch.setattr(tending, "ServerConnection", lambda address, *_: FakeConnection(address, by_address))
-        defaults = {"servers": 0, "addresses": list(by_address), "min_servers": len(servers)}
+        defaults = {"servers": {"minimum": len(servers), "maximum": 0}, "addresses": list(by_address)}
         defaults |= {"health_interval_s": 0.02, "start_timeout_s": 120.0, "drain_timeout_s": 1.0}
         adapter = FakeAdapter(by_address)
         fleet = ServerFleet(FleetSettings(**{**defaults, **settings}), adapter, tmp_path / "logs", processes)
@@ -211,4 +215,85 @@ def running(tmp_path, monkeypatch):
     run.server, run.write_weights = FakeServer, write_weights
     run.log = (tmp_path / "logs" / "servers.jsonl").read_text
     run.request, run.until, run.states = request, until, states
+    return run
+
+
+class FakeProcess:
+    """A server of this process; it ends when it is told to."""
+
+    def __init__(self, name, server):
+        self.name = name
+        self.server = server
+        self._over = asyncio.get_running_loop().create_future()
+
+    def die(self, code, words):
+        if self.server is not None:
+            self.server.is_healthy = False
+        if not self._over.done():
+            self._over.set_result(ProcessEnd(code, words))
+
+    @property
+    def is_running(self):
+        return not self._over.done()
+
+    async def wait(self):
+        return await asyncio.shield(self._over)
+
+    async def end(self, grace_s=0.0):
+        self.die(-15, "")
+        return await self.wait()
+
+
+class FakeProcesses:
+    """Each start takes the next fate: a server, or the words of one that ends at once, or an error."""
+
+    def __init__(self, *fates):
+        self.address = "127.0.0.1"
+        self.fates = list(fates)
+        self.specifications = []
+        self.started = []
+        self.by_address = {}
+        self.ports = 0
+        self.rooms = self.most_at_once = 0
+        self.asked = []
+
+    async def adopt(self, name):
+        return None
+
+    async def find_place(self, needs):
+        self.asked.append(needs)
+        at_once = sum(process.is_running for process in self.started)
+        await asyncio.sleep(0.01)
+        if needs.spare is not None and self.rooms <= at_once:
+            raise RunError("no node has room")
+        self.ports += 1
+        return Place("", self.address, self.ports)
+
+    async def start(self, specification):
+        self.specifications.append(specification)
+        fate = self.fates.pop(0)
+        if isinstance(fate, Exception):
+            raise fate
+        server = None if isinstance(fate, str) else fate
+        process = FakeProcess(specification.name, server)
+        host, port = specification.command
+        if server is not None:
+            self.by_address[f"http://{host}:{port}"] = server
+        else:
+            process.die(1, fate)
+        self.started.append(process)
+        self.most_at_once = max(self.most_at_once, sum(process.is_running for process in self.started))
+        return process
+
+
+@pytest.fixture
+def own(running, monkeypatch):
+    """`async with own(*fates) as (fleet, processes)`."""
+
+    def run(*fates, address="127.0.0.1", rooms=0, **settings):
+        processes = FakeProcesses(*fates)
+        processes.address, processes.rooms = address, rooms
+        settings = {"servers": 1, "addresses": [], **settings}
+        return running({}, processes, **settings), processes
+
     return run

@@ -7,82 +7,13 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import EndMeans, GenerationRequest, Place, ProcessEnd, SamplingParameters, WeightUpdate
+from areal_core.interfaces import EndMeans, GenerationRequest, SamplingParameters, WeightUpdate
 from areal_servers.errors import ServerLostError
 
 pytestmark = pytest.mark.slow
 
 HANG_S = 60
 KILLED = "server-0.log: was killed by SIGKILL"
-
-
-class FakeProcess:
-    """A server of this process; it ends when it is told to."""
-
-    def __init__(self, name, server):
-        self.name = name
-        self.server = server
-        self._over = asyncio.get_running_loop().create_future()
-
-    def die(self, code, words):
-        if self.server is not None:
-            self.server.is_healthy = False
-        if not self._over.done():
-            self._over.set_result(ProcessEnd(code, words))
-
-    async def wait(self):
-        return await asyncio.shield(self._over)
-
-    async def end(self, grace_s=0.0):
-        self.die(-15, "")
-        return await self.wait()
-
-
-class FakeProcesses:
-    """Each start takes the next fate: a server, or the words of one that ends at once, or an error."""
-
-    def __init__(self, *fates):
-        self.address = "127.0.0.1"
-        self.fates = list(fates)
-        self.specifications = []
-        self.started = []
-        self.by_address = {}
-        self.ports = 0
-
-    async def adopt(self, name):
-        return None
-
-    async def find_place(self, needs):
-        self.ports += 1
-        return Place("", self.address, self.ports)
-
-    async def start(self, specification):
-        self.specifications.append(specification)
-        fate = self.fates.pop(0)
-        if isinstance(fate, Exception):
-            raise fate
-        server = None if isinstance(fate, str) else fate
-        process = FakeProcess(specification.name, server)
-        host, port = specification.command
-        if server is not None:
-            self.by_address[f"http://{host}:{port}"] = server
-        else:
-            process.die(1, fate)
-        self.started.append(process)
-        return process
-
-
-@pytest.fixture
-def own(running, monkeypatch):
-    """`async with own(*fates) as (fleet, processes)`."""
-
-    def run(*fates, address="127.0.0.1", **settings):
-        processes = FakeProcesses(*fates)
-        processes.address = address
-        settings = {"servers": 1, "addresses": [], "min_servers": 1, **settings}
-        return running({}, processes, **settings), processes
-
-    return run
 
 
 def request(most=16):

@@ -33,4 +33,5 @@ class SGLangEngine(ServerFleet):
                 "SGLang is not installed beside areal, and the run is to start SGLang servers",
                 hints=["pip install 'areal-sglang[engine]'; or set program, where it is installed, or addresses"],
             )
+        settings = settings.with_key(log_dir.parent, processes)
         super().__init__(settings, SGLangAdapter(settings, scratch), log_dir, processes, gpus)

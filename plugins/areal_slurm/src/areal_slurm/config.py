@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import ConfigDict, Field
 
 from areal_core.config import LauncherSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from areal_core.config import RunConfig
 
 
 class SlurmSettings(LauncherSettings):
@@ -31,10 +24,3 @@ class SlurmSettings(LauncherSettings):
     """python of the nodes, as it is called there, within the container if there is one; null: that of this program"""
     srun_options: list[str] = Field(default_factory=list)
     """further options of srun: [--container-image=areal.sqsh, --container-mounts=/data]"""
-
-    def check(self, config: RunConfig) -> Iterable[str]:
-        """Where GPUs are named, every rank has one of them."""
-        gpus, ranks = config.placement.training, config.trainer_processes
-        if gpus is not None and ranks > len(gpus):
-            room = f"{len(gpus)} GPUs in placement.training"
-            yield f"{ranks} ranks do not fit on {room}; lower launcher.trainer_processes"

@@ -1,3 +1,3 @@
-"""TensorBoard, wandb and trackio for areal."""
+"""TensorBoard, wandb, trackio and Prometheus for areal."""
 
 __version__ = "0.1.0"

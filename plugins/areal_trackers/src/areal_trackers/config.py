@@ -56,3 +56,16 @@ class TrackioSettings(Settings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library must be there."""
         return missing_library("trackio")
+
+
+class PrometheusSettings(Settings):
+    """Settings of `prometheus.PrometheusTracker`."""
+
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="address of rank 0's node to serve on; 0.0.0.0 is all of them"
+    )
+    port: int = Field(default=9464, ge=0, le=65535, description="to serve on; 0 is a free one, told in the run folder")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The library must be there."""
+        return missing_library("prometheus")

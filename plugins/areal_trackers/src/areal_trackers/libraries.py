@@ -11,16 +11,20 @@ from areal_core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LIBRARIES = {"prometheus": "prometheus_client"}
+"""Where the library is not called as the tracker."""
+
 
 def missing_library(name: str) -> Iterator[str]:
     """What is wrong when a library is not installed, and how to mend it, in one line; nothing when it is installed.
 
     Args:
-        name: of the library, of the tracker and of the extra that brings it.
+        name: of the tracker and of the extra that brings its library.
     """
-    if importlib.util.find_spec(name) is None:
+    library = LIBRARIES.get(name, name)
+    if importlib.util.find_spec(library) is None:
         command = f"pip install 'areal-trackers[{name}]'"
-        yield f"the tracker {name} needs the library {name}, which is not installed: {command}"
+        yield f"the tracker {name} needs the library {library}, which is not installed: {command}"
 
 
 def load_library(name: str, module: str | None = None) -> Any:

@@ -27,4 +27,10 @@ def areal_trackers() -> list[Component]:
             target="areal_trackers.trackio:TrackioTracker",
             config="areal_trackers.config:TrackioSettings",
         ),
+        Component(
+            "prometheus",
+            "serves the metrics of a running run to Prometheus",
+            target="areal_trackers.prometheus:PrometheusTracker",
+            config="areal_trackers.config:PrometheusSettings",
+        ),
     ]

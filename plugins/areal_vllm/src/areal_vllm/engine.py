@@ -32,4 +32,5 @@ class VLLMEngine(ServerFleet):
                 "vLLM is not installed beside areal, and the run is to start vLLM servers",
                 hints=["pip install 'areal-vllm[engine]'; or set program, where it is installed, or addresses"],
             )
+        settings = settings.with_key(log_dir.parent, processes)
         super().__init__(settings, VLLMAdapter(settings), log_dir, processes, gpus)

@@ -7,16 +7,15 @@ import os
 import signal
 import sys
 
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import Needs, ProcessEnd
 from areal_core.launchers.keepers import Keepers
-from areal_servers.interface import ServerCommand
-from areal_servers.launching import LaunchedServer
+from areal_core.launchers.launched import LaunchedProcess
 
 HANG_S = 60
 
 
 def command_of(program):
-    return ServerCommand([sys.executable, "-c", program, "a word"], {"GREETING": "hello"})
+    return "server", [sys.executable, "-c", program, "a word"], {"GREETING": "hello"}
 
 
 async def ended(server):
@@ -28,12 +27,12 @@ async def ended(server):
 def test_a_process_runs_with_its_log_until_it_is_ended(tmp_path):
     async def check():
         keepers = Keepers(tmp_path)
-        server = LaunchedServer(keepers, "server-0", gpus=[2, 3])
+        server = LaunchedProcess(keepers, "server-0", Needs(gpus=(2, 3)))
         assert not server.is_running
         program = (
             "import os, sys, time; print(*sys.argv[1:], os.environ['GREETING'], os.environ['CUDA_VISIBLE_DEVICES'],"
         )
-        await server.start(command_of(f"{program} flush=True); time.sleep(600)"))
+        await server.start(*command_of(f"{program} flush=True); time.sleep(600)"))
         log = tmp_path / "server-0.log"
         async with asyncio.timeout(HANG_S):
             while not log.is_file() or not log.read_text().endswith("\n"):
@@ -50,12 +49,12 @@ def test_a_process_runs_with_its_log_until_it_is_ended(tmp_path):
 
 def test_what_a_process_said_last_is_known_and_it_can_be_started_again(tmp_path):
     async def check():
-        server = LaunchedServer(Keepers(tmp_path), "server-0")
-        await server.start(command_of("raise SystemExit('the port is taken')"))
+        server = LaunchedProcess(Keepers(tmp_path), "server-0")
+        await server.start(*command_of("raise SystemExit('the port is taken')"))
         await ended(server)
         assert "exit code 1" in server.last_words()
         assert "the port is taken" in server.last_words()
-        await server.start(command_of("import time; time.sleep(600)"))
+        await server.start(*command_of("import time; time.sleep(600)"))
         assert server.is_running
         await server.end()
 
@@ -85,8 +84,8 @@ def test_one_who_no_longer_waits_for_an_end_does_not_take_it_from_others(tmp_pat
     process = Ending()
 
     async def check():
-        server = LaunchedServer(Processes(), "server-0")
-        await server.start(command_of(""))
+        server = LaunchedProcess(Processes(), "server-0")
+        await server.start(*command_of(""))
         waiting = asyncio.create_task(server.end())
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -102,8 +101,8 @@ def test_one_who_no_longer_waits_for_an_end_does_not_take_it_from_others(tmp_pat
 def test_a_process_whose_keeper_is_killed_has_ended(tmp_path):
     async def check():
         keepers = Keepers(tmp_path)
-        server = LaunchedServer(keepers, "server-0")
-        await server.start(command_of("import time; time.sleep(600)"))
+        server = LaunchedProcess(keepers, "server-0")
+        await server.start(*command_of("import time; time.sleep(600)"))
         os.kill(keepers.processes["server-0"].keeper_pid, signal.SIGKILL)
         await ended(server)
         assert "keeper" in server.last_words()

@@ -1,4 +1,4 @@
-"""A server's process, as whoever has it started sees it."""
+"""A process that listens, as whoever has it started sees it: found a place for, started, and started again."""
 
 from __future__ import annotations
 
@@ -9,60 +9,61 @@ from areal_core.background import start_task
 from areal_core.interfaces.launcher import EndMeans, Needs, Place, ProcessSpecification
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from areal_core.interfaces.launcher import ProcessEnd, Processes, RunningProcess
-    from areal_servers.interface import ServerCommand
 
+NOTHING = Needs()
 GRACE_S = 5.0
-"""Seconds that a server has to end by itself."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Seconds that a process has to end by itself."""
 
 
-class LaunchedServer:
-    """One server that is started, and started again where need be.
+class LaunchedProcess:
+    """One process that is started, and started again where need be.
 
     Args:
         processes: start it.
         name: of the process; its output goes to the log of this name.
-        gpus: that it sees; None leaves the choice to the environment.
-        secret: taken out of what it said last, for servers write their settings into their logs.
+        needs: of its node.
+        secret: taken out of what it said last, for some programs write their settings into their logs.
     """
 
-    def __init__(self, processes: Processes, name: str, gpus: Sequence[int] | None = None, secret: str = "") -> None:
+    def __init__(self, processes: Processes, name: str, needs: Needs = NOTHING, secret: str = "") -> None:
         self.name = name
         self._secret = secret
         self._processes = processes
-        self._needs = Needs(gpus=None if gpus is None else tuple(gpus))
+        self._needs = needs
+        self._place = Place("", "", 0, needs.gpus)
         self._process: RunningProcess | None = None
         self._ended: asyncio.Task[ProcessEnd] | None = None
 
     async def adopt(self) -> str:
-        """Take over the process that a former fleet of the run has left; its address, empty where none runs."""
+        """Take over the process that a former owner has left; its address, empty where none runs."""
         if found := await self._processes.adopt(self.name):
             self._hold(found[0])
         return f"http://{found[1].address}:{found[1].port}" if found else ""
 
     async def find_place(self) -> Place:
-        """Where it can stand.
+        """Where it can stand, and will be started.
 
         Raises:
             RunError: there is no room for it.
         """
-        return await self._processes.find_place(self._needs)
+        self._place = await self._processes.find_place(self._needs)
+        return self._place
 
-    async def start(self, command: ServerCommand, node: str = "", port: int = 0) -> None:
+    async def start(self, role: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it where `find_place` found room, and return at once.
 
         Raises:
-            RunError: there is no room for it.
+            RunError: there is no room for it any more.
         """
-        words = self.name, "server", command.arguments, command.environment, self._needs, node
-        specification = ProcessSpecification(*words, end=EndMeans.REPLACED, port=port)
+        words = self.name, role, command, environment, Needs(gpus=self._place.gpus), self._place.node
+        specification = ProcessSpecification(*words, end=EndMeans.REPLACED, port=self._place.port)
         self._hold(await self._processes.start(specification))
 
     def _hold(self, process: RunningProcess) -> None:
-        self._process, self._ended = process, start_task(process.wait(), f"end of the server {self.name}")
+        self._process, self._ended = process, start_task(process.wait(), f"end of {self.name}")
 
     @property
     def is_running(self) -> bool:

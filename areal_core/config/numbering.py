@@ -1,0 +1,73 @@
+"""From a placement in words to what the rest of a config says about the same: GPUs, servers, tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal_core.config.layout import Layout, LayoutError
+from areal_core.config.problems import Problem, RejectedError
+from areal_core.config.settings import Settings
+
+if TYPE_CHECKING:
+    from areal_core.config.run_config import RunConfig
+    from areal_core.config.selection import Selection
+
+NUMBERED = {("inference_engine", "servers"), ("inference_engine", "tensor_parallel")}
+"""Settings that follow from the words, where they are not written."""
+
+
+def numbered(config: RunConfig) -> RunConfig:
+    """A config whose placement is in words, with numbers in their place.
+
+    Raises:
+        RejectedError: the words are wrong, contradict what is written elsewhere, or ask for what the launcher has not.
+    """
+    launcher, placement = config.launcher.keywords(), config.placement
+    try:
+        layout = Layout.parse(placement.layout or "")
+        engine = _served(config.inference_engine, layout)
+        _refuse(
+            f"train={layout.trainer_gpus}x{layout.trainer_nodes}",
+            "launcher.trainer_processes",
+            launcher.get("trainer_processes"),
+            layout.trainer_gpus * layout.trainer_nodes,
+        )
+        copies = engine.keywords().get("data_parallel", 1) if engine is not None else 1
+        training, generation = layout.number(
+            layout.tensor_parallel * copies, launcher.get("nodes"), launcher.get("gpus_per_node")
+        )
+    except LayoutError as error:
+        hints = (error.hint,) if error.hint else ()
+        raise RejectedError([Problem(("placement",), str(error), hints)]) from None
+    lists = {"layout": None, "training": training, "generation": generation}
+    return config.model_copy(update={"placement": placement.model_copy(update=lists), "inference_engine": engine})
+
+
+def _served(engine: Selection | None, layout: Layout) -> Selection | None:
+    """The inference engine with as many servers as the words say."""
+    has_servers = engine is not None and "servers" in engine.keywords()
+    if not layout.servers:
+        if has_servers:
+            raise LayoutError(
+                "the placement says nothing of the inference engine's servers",
+                f"say how many, on how many GPUs each: {layout} generate=tp1x8",
+            )
+        return engine
+    if engine is None or not has_servers or not isinstance(engine.settings, Settings):
+        name = "there is no inference engine" if engine is None else f"'{engine.target}' starts no servers"
+        raise LayoutError(f"generate names servers, and {name}", "leave generate out, or choose another engine")
+    said = {"servers": layout.servers, "tensor_parallel": layout.tensor_parallel}
+    for name, value in said.items():
+        if name in engine.settings.model_fields_set:
+            words = f"generate=tp{layout.tensor_parallel}x{layout.servers}"
+            _refuse(words, f"inference_engine.{name}", engine.keywords()[name], value)
+    return replace(engine, settings=engine.settings.model_copy(update=said))
+
+
+def _refuse(words: str, key: str, written: Any, said: int) -> None:
+    """Raise `LayoutError` where something else is written than the words say."""
+    if written not in (None, said):
+        raise LayoutError(
+            f"{words} means {key}={said}, and {key}={written} is written", f"write {key}={said}, or other words"
+        )

@@ -1,0 +1,29 @@
+"""A key of the run's own, where its servers can be reached by others and the config names none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from areal_servers.settings import FleetSettings
+
+ABROAD, AT_HOME = SimpleNamespace(host="10.0.0.7"), SimpleNamespace(host="127.0.0.1")
+
+
+def test_it_is_made_once_for_the_user_alone_and_is_never_shown(tmp_path):
+    settings = FleetSettings().with_key(tmp_path, ABROAD)
+    assert len(settings.key) > 30
+    file = tmp_path / "servers.key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert FleetSettings().with_key(tmp_path, ABROAD).key == settings.key, "servers outlive whoever made it"
+    assert FleetSettings().with_key(tmp_path, None).key == settings.key, "who joins the run uses it too"
+    assert settings.key not in f"{settings!r} {settings.model_dump()} {settings.model_dump_json()}"
+    assert [path.name for path in tmp_path.iterdir()] == ["servers.key"]
+
+
+def test_none_is_made_where_nobody_else_can_reach_them_or_one_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEY", "mine")
+    assert FleetSettings().with_key(tmp_path, AT_HOME).key == ""
+    assert FleetSettings(servers=0, addresses=["http://a:1"]).with_key(tmp_path, ABROAD).key == ""
+    assert FleetSettings(api_key="env:KEY").with_key(tmp_path, ABROAD).key == "mine"
+    assert FleetSettings().with_key(tmp_path, None).key == ""
+    assert not list(tmp_path.iterdir())

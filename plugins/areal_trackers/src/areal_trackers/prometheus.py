@@ -1,0 +1,100 @@
+"""Metrics of a running run for Prometheus: served over HTTP by rank 0 of the trainer, gone with it."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import RunError
+from areal_trackers.libraries import load_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from areal_trackers.config import PrometheusSettings
+
+ADDRESS_FILE = "prometheus.txt"
+"""In the run folder: where metrics are served now."""
+ROLE = "trainer"
+"""The role of the process that trackers are told in."""
+COUNTED = {"batch/sequences": "sequences", "batch/tokens": "tokens"}
+"""Metrics of a step whose sums are counters as well."""
+
+
+class PrometheusTracker:
+    """A `Tracker`. The last value of each metric is a gauge `areal_NAME`, steps and what was trained on are counters.
+
+    Every one has the labels `run`, the name of the run folder, and `role`. Counters begin anew with each process, as
+    Prometheus expects of counters; `areal_step` does not.
+
+    Raises:
+        ConfigError: prometheus_client is not installed.
+    """
+
+    def __init__(self, settings: PrometheusSettings) -> None:
+        self._settings = settings
+        self._library = load_library("prometheus", "prometheus_client")
+        self._registry = self._library.CollectorRegistry()
+        self._known: dict[str, Any] = {}
+        self._labels: dict[str, str] = {}
+        self._server: Any = None
+        self._thread: Any = None
+
+    def start(self, run_dir: Path, config: Mapping[str, object]) -> None:
+        """See `Tracker.start`.
+
+        Raises:
+            RunError: nobody can listen there.
+        """
+        host, port = self._settings.host, self._settings.port
+        self._labels = {"run": run_dir.name, "role": ROLE}
+        try:
+            self._server, self._thread = self._library.start_http_server(port, addr=host, registry=self._registry)
+        except OSError as error:
+            raise RunError(
+                f"metrics cannot be served at {host}:{port}: {error.strerror}; choose another port, or port: 0 for a "
+                "free one"
+            ) from error
+        address = f"http://{host}:{self._server.server_port}/metrics"
+        (run_dir / ADDRESS_FILE).write_text(f"{address}\n")
+        sys.stderr.write(f"metrics for Prometheus: {address}\n")
+        epochs = sum(path.name.isdigit() for path in (run_dir / "epochs").glob("*"))
+        self._gauge("recoveries", "times that the run was gone on with, by itself or by hand").set(max(0, epochs - 1))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """See `Tracker.log`."""
+        self._gauge("step", "the last step").set(step)
+        if "time/step_s" in metrics:
+            self._counter("steps", "trained by this process").inc()
+        for name, value in metrics.items():
+            self._gauge(plain_name(name), f"{name}, of the last step that has it").set(value)
+            if name in COUNTED and math.isfinite(value) and value > 0:
+                self._counter(COUNTED[name], f"{name}, summed over the steps of this process").inc(value)
+
+    def close(self) -> None:
+        """See `Tracker.close`."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+            self._server = None
+
+    def _gauge(self, name: str, text: str) -> Any:
+        return self._one(self._library.Gauge, f"areal_{name}", text)
+
+    def _counter(self, name: str, text: str) -> Any:
+        return self._one(self._library.Counter, f"areal_trained_{name}", text)
+
+    def _one(self, kind: Any, name: str, text: str) -> Any:
+        """The metric of a name, made when it is first seen."""
+        if name not in self._known:
+            self._known[name] = kind(name, text, list(self._labels), registry=self._registry)
+        return self._known[name].labels(**self._labels)
+
+
+def plain_name(name: str) -> str:
+    """A metric's name as Prometheus takes it: `train/loss` is `train_loss`."""
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)

@@ -1,0 +1,45 @@
+"""The commands of docs/clusters.md that need no cluster are run: nodes that join, and the launcher in one file."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
+ROOT = Path(__file__).parents[2]
+COMMANDS = [
+    line
+    for block in re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / "clusters.md").read_text(), re.M | re.S)
+    for line in block.splitlines()
+]
+HANG_S = 900
+
+
+def start(command: str, folder: Path) -> subprocess.Popen[str]:
+    """A command in a shell."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": path}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def test_nodes_that_join(tmp_path: Path) -> None:
+    run = next(line for line in COMMANDS if "launcher.type=joined" in line)
+    join = next(line for line in COMMANDS if re.fullmatch(r"areal join \S+", line))
+    programs = [start(command, tmp_path) for command in (run, join, join)]
+    said = [program.communicate(timeout=HANG_S)[0] for program in programs]
+    assert [program.returncode for program in programs] == [0, 0, 0], said
+    assert "done: 4 steps" in said[0]
+
+
+def test_a_launcher_in_one_file() -> None:
+    command = next(line for line in COMMANDS if "command_launcher.py" in line)
+    program = start(f"{command} --dry-run", ROOT / "examples")
+    said, _ = program.communicate(timeout=HANG_S)
+    assert program.returncode == 0, said

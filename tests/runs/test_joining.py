@@ -1,0 +1,281 @@
+"""A node that joins: which rank it is, how long it waits, and which exit code it ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from areal_core.cli import main
+from areal_core.errors import RunError, UsageError
+from areal_core.launchers import wardens as wardens_module
+from areal_core.launchers.joined import JoinedLauncher
+from areal_core.launchers.settings import JoinedSettings
+from areal_core.launchers.wardens import Wardens
+from areal_core.messages import Credentials
+from areal_core.messages.processes import Owner
+from areal_core.runs import joining as module
+from areal_core.runs import ranks as ranks_module
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.joining import Joining
+from areal_core.runs.ownership import RECOVERING, claim, exit_code_of, release
+from areal_core.runs.ranks import Rank, take_rank
+from areal_core.runs.watching import run_status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*ranks_module._RANKS, "LOCAL_RANK", "WORLD_SIZE"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, None),
+        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3"}, Rank(5, 1, 3)),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}, Rank(3, 1, 3)),
+        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "head"}, Rank(1, 0, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_PROCID": "1"}, Rank(7, 3, 2)),
+        ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Rank(2, 0, 2)),
+        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"}, Rank(3, 1, 2)),
+        ({"SLURM_PROCID": "0", "RANK": "1", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"}, Rank(1, 1, 1)),
+        ({"JOB_COMPLETION_INDEX": "2"}, Rank(2, 0, None)),
+    ],
+)  # fmt: skip
+def test_the_rank_is_what_the_innermost_scheduler_says(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], rank: Rank | None
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert take_rank() == rank
+    left = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "JOB_COMPLETION_INDEX"}
+    assert environment.keys() & os.environ.keys() <= left, "processes of the run would take it for theirs"
+    assert ("TORCHELASTIC_USE_AGENT_STORE" in os.environ) is (rank is None)
+
+
+def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(UsageError, match="RANK is 'first'"):
+        take_rank()
+
+
+def test_requests_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["join", run, "--config", "run.yaml"]) == 2
+    assert "no scheduler has said which rank this is" in capsys.readouterr().err
+    assert main(["join", run, "--wait", "-1"]) == 2
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    assert main(["join", run, "--config", "run.yaml"]) == 2
+    assert "add: launcher.nodes=N" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+class Supervising:
+    """The supervisor's side of a run whose nodes join; in a thread of its own."""
+
+    def __init__(self, run: RunFolder, number: int = 1) -> None:
+        self.epoch = run.epoch(number)
+        self.credentials = Credentials.create(number)
+        self.said: list[str] = []
+        self.nodes: list[str] = []
+        self._run = run
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    async def _answer(self, channel) -> None:
+        while True:
+            _, number = await channel.receive_request()
+            channel.reply(number, Owner("here", 1, self.epoch.number, {}, {}, {}))
+
+    async def _serve(self) -> None:
+        launcher = JoinedLauncher(JoinedSettings(nodes=1, host="127.0.0.1", joining_timeout_s=60))
+        nothing = dict.fromkeys(("on_message", "on_end", "on_notice"), lambda *_: None)
+        wardens = Wardens(self.credentials, **nothing, on_visitor=self._answer)
+        await wardens.listen(launcher.host)
+        claim(self.epoch, wardens.address, self.credentials)
+        await wardens.bring(launcher, self.said.append, self._run.path)
+        self.nodes += wardens.nodes
+        while not self._is_over.is_set():
+            await asyncio.sleep(0.01)
+        await wardens.close()
+
+
+def joining(run: RunFolder, said: list[str], **more) -> Joining:
+    return Joining(run, **{"has_warden": True, "patience_s": 60.0, "say": said.append, **more})
+
+
+@pytest.mark.parametrize(("text", "code"), [("done 4", 0), ("interrupted 4 143", 143), ("failed 4 1", 1),
+                                            ("failed", 1), ("recovering 4 1", None), ("", None)])  # fmt: skip
+def test_the_exit_code_is_what_the_owner_has_left(tmp_path: Path, text: str, code: int | None) -> None:
+    epoch = RunFolder(tmp_path / "run").epoch(1)
+    assert exit_code_of(epoch) is None
+    claim(epoch, "tcp:127.0.0.1:1", Credentials.create(1))
+    assert exit_code_of(epoch) is None
+    release(epoch, text)
+    assert exit_code_of(epoch) == code
+
+
+def test_a_run_between_two_epochs_is_recovering_as_long_as_its_owner_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    claim(run.epoch(1), "tcp:127.0.0.1:1", Credentials.create(1))
+    release(run.epoch(1), f"{RECOVERING} 4 1")
+    assert run_status(run)["state"] == "recovering"
+    monkeypatch.setattr("areal_core.runs.watching.owner_has_ended", lambda _: True)
+    assert run_status(run)["state"] == "lost"
+
+
+def test_a_run_that_is_not_there_in_time_is_told_with_the_command_that_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROGRESS_S", 0.1)
+    said: list[str] = []
+    with pytest.raises(RunError, match=r"no run to join within 1 s: no run is in .*launcher.type=joined"):
+        joining(RunFolder(tmp_path / "run"), said, patience_s=1.0).serve()
+    assert re.match("waiting since . s, of 1 s at most: no run is in ", said[0])
+
+
+def test_a_run_that_is_done_ends_at_once_and_one_that_failed_before_is_waited_for(tmp_path: Path) -> None:
+    run, said = RunFolder(tmp_path / "run"), list[str]()
+    claim(run.epoch(1), "tcp:127.0.0.1:1", Credentials.create(1))
+    release(run.epoch(1), "failed 4 1")
+    with pytest.raises(RunError, match="areal run --resume") as found:
+        joining(run, said, patience_s=0.5).serve()
+    assert "launcher.host=ADDRESS" in str(found.value)
+    release(run.epoch(1), "done 4")
+    assert joining(run, said).serve() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_warden", [True, False])
+def test_a_node_goes_from_epoch_to_epoch_and_ends_with_the_runs_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_warden: bool
+) -> None:
+    monkeypatch.setattr(module, "ASK_EVERY_S", 0.1)
+    run, said = RunFolder(tmp_path / "run"), list[str]()
+    words = ["-m", "areal_core", "join", str(run.path)]
+    node = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+    ends: list[int] = []
+    waits = threading.Thread(target=lambda: ends.append(joining(run, said, has_warden=False).serve()))
+    if not has_warden:
+        waits.start()
+    for number, outcome in ((1, f"{RECOVERING} 4 1"), (2, "interrupted 4 143")):
+        with Supervising(run, number) as supervising:
+            deadline = time.monotonic() + 60
+            while not (supervising.nodes and (has_warden or len(said) == number)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert len(supervising.nodes) == 1
+        assert node.poll() is None, "it comes again"
+        release(supervising.epoch, outcome)
+    out, _ = node.communicate(timeout=60)
+    assert node.returncode == 143
+    assert [line.rpartition(", ")[2] for line in out.splitlines()[:2]] == ["epoch 1", "epoch 2"]
+    if not has_warden:
+        waits.join(60)
+        assert ends == [143]
+        assert said[:2] == [f"joined the run in {run.path}, epoch {number}" for number in (1, 2)]
+
+
+@pytest.mark.slow
+def test_an_owner_that_is_gone_without_a_word_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEASE_S", 0.5)
+    monkeypatch.setattr(module, "MARGIN_S", 0.5)
+    monkeypatch.setattr(module, "ASK_EVERY_S", 0.1)
+    run, said = RunFolder(tmp_path / "run"), list[str]()
+    node = joining(run, said, has_warden=False)
+    failed: list[RunError] = []
+
+    def serve() -> None:
+        try:
+            node.serve()
+        except RunError as error:
+            failed.append(error)
+
+    waits = threading.Thread(target=serve)
+    first = subprocess.Popen([sys.executable, "-m", "areal_core", "join", str(run.path)])
+    with Supervising(run) as supervising:
+        waits.start()
+        deadline = time.monotonic() + 60
+        while not (said and supervising.nodes) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        first.kill()
+        first.wait()
+    waits.join(60)
+    assert "is gone, and no other has come within 1 s" in str(failed[0])
+    assert f"areal run --resume {run.path}" in str(failed[0])
+
+
+def test_a_run_that_lets_go_of_a_node_again_and_again_does_not_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    claim(run.epoch(1), "tcp:127.0.0.1:1", Credentials.create(1))
+    monkeypatch.setattr(Joining, "_is_owned", lambda *_: True)
+    monkeypatch.setattr(Joining, "_run_warden", lambda *_: None)
+    with pytest.raises(RunError, match="has let go of this node 3 times: it does not take it"):
+        joining(run, []).serve()
+
+
+def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here can end it: the run's end is confirmed only then."""
+    from areal_core.messages import connect
+    from areal_core.messages.processes import Beat, Leave, NodeReady
+
+    monkeypatch.setattr(wardens_module, "PROGRESS_S", 0.2)
+    credentials, said, heard = Credentials.create(1), list[str](), list[object]()
+
+    async def serve_one(address: str, is_there: asyncio.Event) -> None:
+        channel = await connect(address, 10, "warden", credentials)
+        channel.post(NodeReady("mute", "mute", "127.0.0.1", "lo", 1, 1, 0, str(tmp_path), 1, "python", True))
+        is_there.set()
+        while True:
+            heard.append(await channel.receive())
+
+    async def work() -> float:
+        nothing = dict.fromkeys(("on_message", "on_end", "on_notice", "on_visitor"), lambda *_: None)
+        wardens, is_there = Wardens(credentials, **nothing), asyncio.Event()
+        wardens._say = said.append
+        await wardens.listen("127.0.0.1")
+        node = asyncio.ensure_future(serve_one(wardens.address, is_there))
+        await is_there.wait()
+        while not wardens.nodes:
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        monkeypatch.setattr(wardens_module, "LEASE_S", 0.5)
+        monkeypatch.setattr(wardens_module, "MARGIN_S", 0.5)
+        await wardens.close()
+        took = time.monotonic() - began
+        await asyncio.wait({node}, timeout=10)
+        return took
+
+    assert asyncio.run(work()) >= 1.0
+    assert "no word from mute: what runs there ends within" in said[0]
+    assert isinstance(next(message for message in heard if not isinstance(message, Beat)), Leave)
