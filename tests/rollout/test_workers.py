@@ -1,0 +1,282 @@
+"""Workflow workers over true channels: the same groups as in one event loop, and what becomes of them otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.config.sections import RolloutSection
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters
+from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.messages import connect, private_folder
+from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
+from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_core.rollout import workers as module
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.groups import LocalGroups
+from areal_core.rollout.remote import RemoteEngine, RemoteScorer, WorkerService
+from areal_core.rollout.workers import WorkflowWorkers
+from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from areal_core.interfaces import RolloutWorkflow
+    from areal_core.messages import Channel
+
+HANG_S = 60.0
+
+
+class Worker:
+    """A worker in a task of this event loop; a `RunningProcess`."""
+
+    def __init__(self, specification: Any, workflow: RolloutWorkflow) -> None:
+        self.name = specification.name
+        self.channel: Channel | None = None
+        self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.ensure_future(self._serve(specification.command[-1], workflow))
+
+    async def _serve(self, address: str, workflow: RolloutWorkflow) -> None:
+        self.channel = channel = await connect(address, HANG_S, self.name)
+        welcome = await channel.receive()
+        engine = RemoteEngine(channel, tells_places=welcome.tells_places)
+        runner = EpisodeRunner(workflow, engine, RemoteScorer(channel), FakeTokenizer(), max_retries=1)
+        data = CountingDataset(7), CountingDataset(3)
+        service = WorkerService(channel, LocalGroups(runner, *data, [], RolloutSection()), engine)
+        channel.post(WorkflowsReady(*map(len, data)))
+        await service.serve()
+
+    async def die(self) -> None:
+        """As by the out-of-memory killer."""
+        if self.channel is not None:
+            await self.channel.close()
+        self._task.cancel()
+        if not self.ended.done():
+            self.ended.set_result(ProcessEnd(-9, ""))
+
+    async def wait(self) -> ProcessEnd:
+        return await asyncio.shield(self.ended)
+
+    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
+        await self.die()
+        return await self.wait()
+
+
+class Workers:
+    """Starts them; a `Processes`."""
+
+    def __init__(self, workflow: RolloutWorkflow) -> None:
+        self.started: list[Worker] = []
+        self._workflow = workflow
+
+    async def start(self, specification: Any) -> Worker:
+        worker = Worker(specification, self._workflow)
+        self.started.append(worker)
+        return worker
+
+
+@asynccontextmanager
+async def running(
+    workflow: RolloutWorkflow, engine: Any = None, rewards: RewardSum | None = None, count: int = 2
+) -> AsyncIterator[tuple[WorkflowWorkers, Workers, list[str]]]:
+    """Workers that are ready, who starts them, and what is told of them."""
+    processes, said = Workers(workflow), list[str]()
+    with private_folder() as folder:
+        made = WorkflowWorkers(
+            folder,
+            folder,
+            processes,  # type: ignore[arg-type]
+            engine or FakeEngine(),
+            rewards or RewardSum([]),
+            count=count,
+            start_timeout_s=HANG_S,
+            welcome=Welcome(trains=True, evaluates=True, tells_places=True),
+            tell=said.append,
+        )
+        try:
+            await made.start()
+            yield made, processes, said
+        finally:
+            await made.close()
+
+
+def group(number: int = 5, timeout_s: float = HANG_S) -> RunGroup:
+    return RunGroup(number, number % 7, 0, (0, 1, 2), SamplingParameters(max_new_tokens=8), False, timeout_s)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, HANG_S))
+
+
+def test_groups_are_those_of_one_event_loop() -> None:
+    async def check() -> None:
+        runner = EpisodeRunner(FakeWorkflow(), FakeEngine(), RewardSum([]), FakeTokenizer())
+        local = LocalGroups(runner, CountingDataset(7), CountingDataset(3), [], RolloutSection())
+        async with running(FakeWorkflow()) as (workers, _, _):
+            assert (workers.rows, workers.held_out_rows) == (7, 3)
+            for number in range(4):
+                wanted, facts = await local.run(group(number))
+                found, told = await workers.run(group(number))
+                assert told == facts
+                assert wanted is not None
+                assert found is not None
+                assert found.to_bytes() == wanted.to_bytes()
+            assert workers.take_metrics()["time/generation_idle_s"] > 0
+
+    run(check())
+
+
+class Gated(FakeWorkflow):
+    """Tells who has begun, and waits for a word."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.cancelled = 0
+
+    async def run_episode(self, row: Any, context: Any) -> Any:
+        self.begun.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return await super().run_episode(row, context)
+
+
+def test_what_a_lost_worker_had_is_begun_again_elsewhere() -> None:
+    async def check() -> None:
+        workflow = Gated()
+        async with running(workflow) as (workers, processes, said):
+            under_way = [asyncio.ensure_future(workers.run(group(number))) for number in (1, 2)]
+            await workflow.begun.wait()
+            await processes.started[0].die()
+            workflow.go_on.set()
+            for ended in under_way:
+                batch, facts = await ended
+                assert batch is not None
+                assert len(facts.rewards) == 3
+            while len(processes.started) < 3:
+                await asyncio.sleep(0.01)
+        assert said == [
+            "workflow-0 is replaced, for it was killed by SIGKILL; the episodes that it had are begun again"
+        ]
+
+    run(check())
+
+
+def test_a_group_that_loses_one_worker_after_another_fails() -> None:
+    async def check() -> None:
+        failures = []
+        workflow = Gated()
+        async with running(workflow, count=1) as (workers, processes, _):
+            workers.on_failure = lambda *told: failures.append(told)
+            under_way = asyncio.ensure_future(workers.run(group()))
+            for number in range(module.MOST_LOSSES):
+                await workflow.begun.wait()
+                workflow.begun.clear()
+                await processes.started[number].die()
+            batch, facts = await under_way
+        assert batch is None
+        assert facts.failed == 3
+        assert facts.failure == "3 workflow workers were lost with this prompt, workflow-0 the last: see its log"
+        assert failures == [(5, 0, 3, facts.failure)]
+
+    run(check())
+
+
+def test_a_group_that_nobody_waits_for_is_cancelled_in_its_worker() -> None:
+    async def check() -> None:
+        workflow = Gated()
+        async with running(workflow) as (workers, _, _):
+            under_way = asyncio.ensure_future(workers.run(group()))
+            await workflow.begun.wait()
+            under_way.cancel()
+            await asyncio.gather(under_way, return_exceptions=True)
+            while workflow.cancelled < 3:
+                await asyncio.sleep(0.01)
+
+    run(check())
+
+
+class Refusing(FakeEngine):
+    """Serves no request, for a reason; or dies."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def generate(self, request: Any) -> Any:
+        raise self._error
+
+
+def test_an_engine_that_cannot_serve_fails_episodes_and_one_that_has_died_the_run() -> None:
+    async def check() -> None:
+        failures: list[Any] = []
+        async with running(FakeWorkflow(), Refusing(ValueError("too long"))) as (workers, _, _):
+            workers.on_failure = lambda *told: failures.append(told[:3])
+            batch, facts = await workers.run(group())
+            assert (batch, facts.failed) == (None, 3)
+            assert "too long" in facts.failure
+            assert sorted(failures) == [(5, sample, attempt) for sample in range(3) for attempt in range(2)]
+        async with running(FakeWorkflow(), Refusing(RunError("the engine is gone"))) as (workers, _, _):
+            with pytest.raises(RunError, match="the engine is gone"):
+                await workers.run(group())
+
+    run(check())
+
+
+class Scored(FakeWorkflow):
+    """Asks for the run's rewards."""
+
+    async def run_episode(self, row: Any, context: Any) -> Any:
+        episode = await super().run_episode(row, context)
+        score = await context.score(prompt="", completion=row["prompt"], completion_ids=[], finish_reason=_STOP)
+        episode.reward, episode.rewards = score.value, dict(score.components)
+        return episode
+
+
+class _STOP:
+    name = "STOP"
+
+
+def test_rewards_are_those_of_the_controller_and_their_failures_too() -> None:
+    def length(completion: str) -> float:
+        return len(completion) / (0 if completion == "6" else 1)
+
+    async def check() -> None:
+        rewards = RewardSum([RewardTerm("length", length, 2.0)])
+        async with running(Scored(), rewards=rewards) as (workers, _, _):
+            batch, facts = await workers.run(group(5))
+            assert facts.rewards == (2.0, 2.0, 2.0)
+            assert batch is not None
+            assert batch["reward.length"].tolist() == [1.0] * 3
+            _, facts = await workers.run(group(6))
+            assert facts.failed == 3
+            assert "ZeroDivisionError" in facts.failure
+
+    run(check())
+
+
+def test_the_time_in_which_a_request_waits_for_its_place_is_not_the_episodes() -> None:
+    class Late(FakeEngine):
+        async def generate(self, request: Any) -> Any:
+            await asyncio.sleep(0.5)  # without a place
+            waiting.append(workers.waiting)
+            return await super().generate(request)
+
+    async def check() -> None:
+        nonlocal workers
+        async with running(FakeWorkflow(), Late()) as (workers, _, _):
+            batch, _ = await workers.run(group(timeout_s=0.25))
+            assert batch is not None, "its clock stood still"
+            assert max(waiting) == 3
+            assert workers.waiting == 0
+
+    waiting: list[int] = []
+    workers: Any = None
+    run(check())
