@@ -243,7 +243,7 @@ async def _supervise_or_lose(
             raise
         recoveries.note(error, _last_checkpoint(owned.run))
         claim(latest, owned.address, renewed)
-        release(owned.epoch, "failed")
+        release(owned.epoch, RECOVERING)
         owned.epoch, owned.credentials = latest, renewed
         return None
 
@@ -290,7 +290,7 @@ def specifications(resolved: Resolved, run: RunFolder, supervisor: Supervisor) -
     config, ranks = resolved.config, resolved.config.trainer_processes
     gpus, launcher = config.placement.training, config.launcher.keywords()
     if gpus and (each := launcher.get("gpus_per_node")):
-        supervisor.require_gpus(each)
+        supervisor.require_gpus(each, [*gpus, *(config.placement.generation or ())])
     nodes = supervisor.spread(ranks, gpus)
     processes = []
     if config.inference_engine is not None:

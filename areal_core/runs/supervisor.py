@@ -159,13 +159,19 @@ class Supervisor:
         """Those of some GPUs that a node has; None where none are named."""
         return self._wardens.gpus_on(node, gpus)
 
-    def require_gpus(self, count: int) -> None:
+    def require_gpus(self, count: int, named: Sequence[int]) -> None:
         """Refuse nodes with another number of GPUs than they were counted with; one that does not say is believed.
+
+        Args:
+            count: of each node.
+            named: GPUs of the run; nodes that have none of them may have any number.
 
         Raises:
             RunError: there is one.
         """
+        used = {self._wardens.node_of(gpu) for gpu in named} if len(self._wardens.nodes) > 1 else set()
         others = {name: node.ready.gpus for name, node in self._wardens.nodes.items() if node.ready.gpus}
+        others = {name: has for name, has in others.items() if name in used}
         if len(self._wardens.nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
             told = ", ".join(f"{name} has {has}" for name, has in sorted(wrong.items()))
             raise RunError(
@@ -349,8 +355,8 @@ class Supervisor:
         essential = self._essential()
         if self.signals or not essential or any(p.node is node and not p.ended.done() for p in essential):
             self._see_signal(number)
-        elif node.name in self._wardens.nodes:  # some give notice twice
-            start_task(self._wardens.let_go(node), f"letting go of {node.name}")
+        else:
+            self._wardens.let_go(node)
 
     async def _receive_visitor(self, channel: Channel) -> None:
         """Somebody who knows the run's token asks something."""
