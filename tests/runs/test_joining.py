@@ -51,6 +51,8 @@ def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
           "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_PROCID": "1"}, Rank(7, 3, 2)),
         ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Rank(2, 0, 2)),
         ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"}, Rank(3, 1, 2)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"},
+         Rank(3, 1, 2)),
         ({"SLURM_PROCID": "0", "RANK": "1", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"}, Rank(1, 1, 1)),
         ({"JOB_COMPLETION_INDEX": "2"}, Rank(2, 0, None)),
     ],
@@ -282,22 +284,24 @@ def test_a_run_that_lets_go_of_a_node_again_and_again_does_not_want_it(
         joining(run, []).serve()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
 def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    """Nobody here can end it: the run's end is confirmed only then."""
+    """Nobody here can end it: the run's end is confirmed only then; a connection that has ended confirms nothing."""
     from areal_core.messages import connect
     from areal_core.messages.processes import Beat, Leave, NodeReady
 
     monkeypatch.setattr(wardens_module, "PROGRESS_S", 0.2)
-    credentials, said, heard = Credentials.create(1), list[str](), list[object]()
+    credentials, said, heard, may_end = Credentials.create(1), list[str](), list[object](), threading.Event()
 
     async def serve_one(address: str, is_there: asyncio.Event) -> None:
         channel = await connect(address, 10, "warden", credentials)
         channel.post(NodeReady("mute", "mute", "127.0.0.1", "lo", 1, 1, 0, str(tmp_path), 1, "python", True))
         is_there.set()
-        while True:
+        while not may_end.is_set():
             heard.append(await channel.receive())
+        await channel.close()
 
     async def work() -> float:
         nothing = dict.fromkeys(("on_message", "on_end", "on_notice", "on_visitor"), lambda *_: None)
@@ -308,14 +312,25 @@ def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_i
         await is_there.wait()
         while not wardens.nodes:
             await asyncio.sleep(0.01)
+        if is_lost:
+            may_end.set()
+            while wardens.nodes:
+                await asyncio.sleep(0.01)
         began = time.monotonic()
-        monkeypatch.setattr(wardens_module, "LEASE_S", 0.5)
+        monkeypatch.setattr(wardens_module, "LEASE_S", 30.0 if is_lost else 0.5)
         monkeypatch.setattr(wardens_module, "MARGIN_S", 0.5)
-        await wardens.close()
+        closing = asyncio.ensure_future(wardens.close())
+        if is_lost:
+            await asyncio.sleep(1.0)
+            assert not closing.done()
+            for lost in wardens._unconfirmed.values():
+                lost.heard -= 30.0
+        await closing
         took = time.monotonic() - began
         await asyncio.wait({node}, timeout=10)
         return took
 
     assert asyncio.run(work()) >= 1.0
-    assert "no word from mute: what runs there ends within" in said[0]
-    assert isinstance(next(message for message in heard if not isinstance(message, Beat)), Leave)
+    assert f"no word from mute{' (lost)' * is_lost}: what runs there ends within" in said[-1]
+    if not is_lost:
+        assert isinstance(next(message for message in heard if not isinstance(message, Beat)), Leave)
