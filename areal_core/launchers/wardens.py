@@ -93,6 +93,7 @@ class Wardens:
         self._unconfirmed: dict[str, Node] = {}
         """Nodes that had joined and are lost: what ran there may run for as long as their lease."""
         self.has_gone = self.has_lost = self._is_closing = False
+        self._is_over = asyncio.Event()
         self._say: Callable[[str], None] = print
         self.processes: dict[str, SupervisedProcess] = {}
 
@@ -122,8 +123,7 @@ class Wardens:
         self._folder, seen = folder, set[Node]()
         while unseen := {name: node for name, node in self.nodes.items() if node not in seen}:
             seen |= {*unseen.values()}
-            blind = await who_cannot_see(folder, {name: node.channel for name, node in unseen.items()})
-            for name, reason in blind.items():
+            for name, reason in (await who_cannot_see(folder, {n: node.channel for n, node in unseen.items()})).items():
                 lost[name] = reason
                 say(f"the node {name} is left out: {reason}")
                 await unseen[name].channel.close()
@@ -139,10 +139,6 @@ class Wardens:
     def spread(self, count: int, gpus: Sequence[int] | None) -> list[str]:
         """The name of the node of each of `count` ranks; see `Nodes.spread`."""
         return self._numbered.spread(count, gpus)
-
-    def node_of(self, gpu: int) -> str:
-        """See `Nodes.node_of`."""
-        return self._numbered.node_of(gpu)
 
     def gpus_on(self, node: Node, gpus: Sequence[int] | None) -> tuple[int, ...] | None:
         """Those of some GPUs that a node has; None where none are named."""
@@ -266,8 +262,6 @@ class Wardens:
         Those that have joined, which no launcher can end, confirm it, or their lease is waited for; also that of those
         that were lost.
         """
-        if self._server is not None:
-            self._server.close()
         self._is_closing, nodes = True, self.nodes
         self.nodes = {name: node for name, node in nodes.items() if node.ready.has_joined}
         began = told = time.monotonic()
@@ -289,6 +283,9 @@ class Wardens:
         silent, self.nodes = self.nodes, {}
         for node in silent.values():
             await node.channel.close()
+        if self._server is not None:  # until now somebody may have asked how the run is
+            self._server.close()
+        self._is_over.set()
 
     async def _serve(self, channel: Channel) -> None:
         """Whoever has come, until it goes."""
@@ -307,6 +304,9 @@ class Wardens:
 
     async def _serve_warden(self, channel: Channel) -> None:
         node = Node(channel, await channel.receive())
+        if self._is_closing:  # it has nothing to do here, and the next epoch to wait for
+            await self._is_over.wait()
+            return
         while node.name in self.nodes or node.name in self._checked:
             node.name += "'"
         self._tell_of_twin(node)
@@ -330,9 +330,9 @@ class Wardens:
                 self._set_end(self.processes[name], ProcessEnd(LOST, ""))
 
     def _tell_of_twin(self, node: Node) -> None:
-        twin = next((one.name for one in self.nodes.values() if one.ready.host == node.ready.host), "")
-        if twin and node.ready.has_joined and node.ready.gpus:
-            self._say(f"{node.name} and {twin} are the same machine: hide the GPUs of each from the other")
+        twins = [one.name for one in self.nodes.values() if one.ready.host == node.ready.host]
+        if twins and node.ready.has_joined and node.ready.gpus:
+            self._say(f"{node.name} and {twins[0]} are the same machine: hide the GPUs of each from the other")
 
     def _hear_of_node(self, node: Node, message: Any) -> None:
         node.heard = time.monotonic()

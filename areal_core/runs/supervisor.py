@@ -169,10 +169,10 @@ class Supervisor:
         Raises:
             RunError: there is one.
         """
-        used = {self._wardens.node_of(gpu) for gpu in named} if len(self._wardens.nodes) > 1 else set()
-        others = {name: node.ready.gpus for name, node in self._wardens.nodes.items() if node.ready.gpus}
-        others = {name: has for name, has in others.items() if name in used}
-        if len(self._wardens.nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
+        nodes = self._wardens.nodes
+        used = [node for node in nodes.values() if node.ready.gpus and self.gpus_on(node, named)]
+        others = {node.name: node.ready.gpus for node in used}
+        if len(nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
             told = ", ".join(f"{name} has {has}" for name, has in sorted(wrong.items()))
             raise RunError(
                 f"GPUs were counted with launcher.gpus_per_node={count}, and {told}",
