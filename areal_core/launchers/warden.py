@@ -55,6 +55,8 @@ SILENT_EXIT_CODE = 3
 """Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
 LET_GO_EXIT_CODE = 4
 """Of a warden that has said that its node is about to be taken away, and whose run goes on without it."""
+LEFT_EXIT_CODE = 5
+"""Of a warden that was told to leave: the epoch is over."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
@@ -80,7 +82,7 @@ class Warden:
         self._has_given_notice = self._has_to_leave = False
 
     async def run(self) -> int:
-        """Until the supervisor is gone; on return nothing is left. 0, `SILENT_EXIT_CODE`, or `LET_GO_EXIT_CODE`."""
+        """Until the supervisor is gone; on return nothing is left. The exit code."""
         orders = start_task(self._take_orders(), "orders of the supervisor")
         told = -math.inf
         try:
@@ -103,7 +105,9 @@ class Warden:
         self._post(NodeNotice(number))
 
     def _exit_code(self) -> int:
-        return LET_GO_EXIT_CODE if self._has_given_notice and not self._has_to_leave else 0
+        if self._has_to_leave:
+            return LEFT_EXIT_CODE
+        return LET_GO_EXIT_CODE if self._has_given_notice else 0
 
     def _post(self, message: object) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -174,7 +178,7 @@ def scratch_folder() -> Iterator[Path]:
 async def main(supervisor: str, lease_s: float, *options: str, joining: Credentials | None = None) -> int:
     """Connect, report, and serve until the supervisor is gone; the exit code.
 
-    That is 0, `SILENT_EXIT_CODE`, or, where `joining`, `LET_GO_EXIT_CODE` of a node that the run has let go.
+    That is 0, `SILENT_EXIT_CODE`, or, where `joining`, `LEFT_EXIT_CODE` or `LET_GO_EXIT_CODE`.
 
     Args:
         supervisor: its address.
@@ -200,7 +204,7 @@ async def main(supervisor: str, lease_s: float, *options: str, joining: Credenti
         channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable, bool(joining)))
         code = await warden.run()
     await channel.close()
-    return code if joining or code != LET_GO_EXIT_CODE else 0
+    return code if joining or code == SILENT_EXIT_CODE else 0
 
 
 def _end_with_input(serving: asyncio.Task[int] | None) -> None:

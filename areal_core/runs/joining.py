@@ -60,7 +60,7 @@ class Joining:
         self._say = say
         self._stood: list[tuple[int, float]] = []
         """The epochs in which it was a node, and since when."""
-        self._was_let_go = False
+        self._was_let_go, self._left = False, 0
 
     def serve(self) -> int:
         """Until the run has ended; its exit code.
@@ -77,7 +77,7 @@ class Joining:
             if code is not None and (self._stood or (not code and is_settled)):
                 self._say(f"the run in {self._run.path} has ended with exit code {code}")
                 return code
-            if epoch is not None and code is None and self._is_owned(epoch):
+            if epoch is not None and code is None and epoch.number != self._left and self._is_owned(epoch):
                 self._stand(epoch)
                 if self._was_let_go:
                     self._say(f"the run in {self._run.path} goes on without this node, which is to be taken away")
@@ -150,6 +150,7 @@ class Joining:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         self._was_let_go = code == warden.LET_GO_EXIT_CODE
+        self._left = epoch.number if code == warden.LEFT_EXIT_CODE else 0
         if code == warden.SILENT_EXIT_CODE:
             self._say(f"the owner of the run has said nothing for {LEASE_S:g} s: everything here was ended")
 
