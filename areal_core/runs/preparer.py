@@ -69,7 +69,9 @@ def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
                 told = waited
                 held_s = max(0.0, time.time() - path.stat().st_mtime)
                 who = path.read_text(errors="replace") or "another process"
-                say(f"waiting since {waited:.0f} s for {who}, which has been making this model for {held_s:.0f} s ({path})")
+                say(
+                    f"waiting since {waited:.0f} s for {who}, which has been making this model for {held_s:.0f} s ({path})"
+                )
             time.sleep(POLL_S)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
