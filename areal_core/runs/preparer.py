@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from areal_core.config import load_run
 from areal_core.interfaces.model import FindsModel
 from areal_core.runs.folder import cache_folder
+from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def play(run: RunFolder, link: Link) -> int:
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with link.phase("prepare"):
-        run.model_note.write_text(str(prepare_model(chosen, cache, lambda line: print(line, flush=True))))
+        run.model_note.write_text(str(prepare_model(chosen, cache, say)))
     return 0
 
 
@@ -69,9 +70,7 @@ def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
                 told = waited
                 held_s = max(0.0, time.time() - path.stat().st_mtime)
                 who = path.read_text(errors="replace") or "another process"
-                say(
-                    f"waiting since {waited:.0f} s for {who}, which has been making this model for {held_s:.0f} s ({path})"
-                )
+                say(f"waiting since {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
             time.sleep(POLL_S)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")

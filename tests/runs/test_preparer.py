@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,7 @@ from areal_core.runs.preparer import prepare_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 SOURCE = """
 import time
@@ -92,7 +92,7 @@ def test_one_makes_it_and_the_other_says_for_whom_it_waits(workshop: Workshop) -
     assert second.stdout is not None
     for line in (second.stdout.readline(), second.stdout.readline()):
         assert f"for process {first.pid} on " in line
-        assert "which has been making this model for" in line
+        assert "at this model for" in line
     workshop.let("one")
     assert first.communicate(timeout=DEADLINE_S)[0].splitlines()[-1] == str(workshop.cache / "one")
     assert second.communicate(timeout=DEADLINE_S)[0].splitlines()[-1] == str(workshop.cache / "one")

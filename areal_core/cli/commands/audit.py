@@ -39,9 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
         for state, count in sorted(report["groups"].items()):
             say(f"  {state:20s} {count:8,d} groups")
         if report["provisional"]:
-            say(
-                f"  of those consumed, {report['provisional']:,d} are behind the checkpoint: a resume trains on them again"
-            )
+            say(f"  of those consumed, {report['provisional']:,d} are behind that step: a resume trains on them again")
         for problem in report["problems"]:
             say(f"problem: {problem}")
         if not report["problems"]:

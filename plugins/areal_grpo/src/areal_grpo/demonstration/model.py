@@ -102,7 +102,7 @@ class AdditionModel:
         return trained / "model"
 
     def _key(self) -> str:
-        """Of the config of the fine-tuning alone: where the cache lies, and from where it is called, is no part of it."""
+        """Of the config of the fine-tuning alone: neither where the cache lies nor who asks is part of it."""
         config = self._lessons("initial").config
         return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
 
