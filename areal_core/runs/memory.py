@@ -126,7 +126,8 @@ class MemoryPlan:
     def parts(self, role: str) -> str:
         """What a role takes, in words."""
         memory = self.roles[role]
-        parts = (f"{name} {getattr(memory, name) / GIB:.1f}" for name in PARTS if getattr(memory, name))
+        choices = {"activations": f" ({memory.recomputing})" if memory.recomputing else ""}
+        parts = (f"{name} {size / GIB:.1f}{choices.get(name, '')}" for name in PARTS if (size := getattr(memory, name)))
         return f"{role} {memory.total / GIB:.1f} GiB: {', '.join(parts)}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -73,6 +73,36 @@ def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
     assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "selective"),  # left open, and layers are compiled on a GPU
+        (["train_engine.activation_checkpointing=none"], "no checkpointing"),
+        (["train_engine.activation_checkpointing=full"], "full"),
+        (["train_engine.compile=false"], "no checkpointing"),
+    ],
+)
+def test_the_choice_of_checkpointing_that_was_reckoned_with_is_told(model: Path, words: list[str], said: str) -> None:
+    found = plan(model, "placement.gpu_memory_gib=80", *words)
+    kept = found.figures["memory"]["roles"]["actor"]["activations"] / 2**30
+    assert f", activations {kept:.1f} ({said}), " in str(found)
+
+
+def test_the_time_of_a_publication_is_that_within_one_machine(model: Path) -> None:
+    pytest.importorskip("areal_sglang", reason="the first-party plugins are not installed")
+    words = [
+        "placement.gpu_memory_gib=80",
+        "inference_engine={type: sglang/sglang, servers: 1}",
+        "launcher.gpus_per_node=2",
+    ]
+    one = plan(model, *words, "placement.training=[0]", "placement.generation=[1]", "launcher.nodes=1")
+    assert "by broadcast at 135 GB/s within one machine (as on H200s)" in str(one)
+    two = plan(model, *words, "placement.training=[0,1]", "placement.generation=[2]", "launcher.nodes=2")
+    assert "by broadcast between nodes: how long that takes, their network decides" in str(two)
+    assert "GB/s" not in str(two)
+    assert two.figures["publication"]["seconds"] is None
+
+
 def test_a_folder_without_a_tokenizer_is_refused(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(ConfigError) as raised:
