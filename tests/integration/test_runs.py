@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workpl
     assert "go on with:" not in refused.err, "it would fail for ever"
     assert workplace.areal("audit", "run").code == 1
     aside, _, resume = refused.err.partition("goes back to it: ")[2].splitlines()[0].partition(" && ")
-    subprocess.run(aside, shell=True, check=True)  # noqa: S602 - as the message says it
+    subprocess.run(aside, shell=True, check=True)
     assert resume == f"areal run --resume {workplace.folder / 'run'}"
     done = workplace.areal(*resume.split()[1:], "steps=6")
     assert done.code == 0, done.err
