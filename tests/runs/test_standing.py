@@ -48,7 +48,9 @@ def test_each_node_is_told_with_its_roles_phases_and_silence() -> None:
 
 
 def test_one_node_needs_no_rows() -> None:
-    assert node_rows(Owner("head", 77, 3, {"trainer-0": "training"}, {"trainer-0": "a"}, {"a": 0}, {}, {"a": 0.0})) == []
+    assert (
+        node_rows(Owner("head", 77, 3, {"trainer-0": "training"}, {"trainer-0": "a"}, {"a": 0}, {}, {"a": 0.0})) == []
+    )
 
 
 def test_of_very_many_nodes_the_silent_ones_are_shown() -> None:
