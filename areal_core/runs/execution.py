@@ -161,7 +161,8 @@ async def _own_and_supervise(
         if is_owner:
             has_trained = any(int(path.name.rpartition("-")[2]) for path in run.checkpoints())
             anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
-            error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
+            if not any("areal run --resume" in hint for hint in error.hints):  # an error may know better how to go on
+                error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
         if isinstance(error, LostError):
             recoveries.note(error, _last_checkpoint(run))
             outcome = RECOVERING

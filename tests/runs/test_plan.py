@@ -111,6 +111,38 @@ def test_a_folder_without_a_tokenizer_is_refused(model: Path) -> None:
     assert str(problem) == f"model.path: {model} holds no tokenizer; save one there with save_pretrained"
 
 
+def problem_of(model: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    (problem,) = raised.value.problems
+    return str(problem)
+
+
+def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -> None:
+    path = model / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    for size in (7, 9):
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+        needed = 8 + len(header) + 8
+        told = f"model.safetensors has {needed - 8 + size} bytes, and by its header it should have {needed}"
+        assert told in problem_of(model)
+
+
+def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
+    first, index = model / "model-00001-of-00002.safetensors", model / "model.safetensors.index.json"
+    (model / "model.safetensors").rename(first)
+    places = dict.fromkeys(SHAPES, first.name)
+    index.write_text(json.dumps({"weight_map": places}))
+    plan(model)
+    index.write_text(json.dumps({"weight_map": {**places, "more": first.name}}))
+    assert f"{index.name} names tensors that no file holds: more" in problem_of(model)
+    index.write_text(json.dumps({"weight_map": {**places, "more": "model-00002-of-00002.safetensors"}}))
+    assert f"{index.name} names files that are missing: model-00002-of-00002.safetensors" in problem_of(model)
+    for text in ("not JSON", "[]", "{}", '{"weight_map": 3}'):
+        index.write_text(text)
+        assert f"{index.name} is no index: " in problem_of(model)
+
+
 def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:
     words = ["train_engine.logprob_chunk_tokens=1024", "train_engine.max_tokens_per_microbatch=16384"]
     need = plan(model, *words, "placement.gpu_memory_gib=80").figures["memory"]["peak"] / 2**30

@@ -210,6 +210,8 @@ def test_settings_of_checkpointing_that_contradict_one_another():
     assert FSDPConfig(activation_checkpointing=False).activation_checkpointing == "none"
     with pytest.raises(ValueError, match="leave the budget out"):
         FSDPConfig(activation_memory_gib=4)
+    with pytest.raises(ValueError, match="less than or equal to 1048576"):
+        FSDPConfig(activation_checkpointing="selective", activation_memory_gib=1e300)
     with pytest.raises(ValueError, match="'none', 'selective' or 'full'"):
         FSDPConfig(activation_checkpointing="most")
 
