@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """How long a run waits for a disk that refuses: somebody may be making room, or another program may just be done."""
 RETRY_INTERVAL_S = 0.25
+READERS = 8
+"""Files that are read at once for their digests: a disk of many is slow to a single reader."""
+CHUNK_BYTES = 1 << 22
 _STATES = ("new", "former")
 """Of hidden folders beside one that is being replaced."""
 FULL_BYTES = 1 << 20
@@ -146,14 +151,45 @@ def file_sizes(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
 
 
-def changed_files(folder: Path, sizes: Mapping[str, int]) -> list[str]:
-    """Of the files that a folder had, those that are not there any more or have another size, in words."""
+def changed_files(folder: Path, sizes: Mapping[str, int], digests: Mapping[str, int] | None = None) -> list[str]:
+    """Of the files that a folder had, those that are not there any more or have another size or digest, in words.
+
+    Args:
+        folder: of the files.
+        sizes: as `file_sizes` gave them.
+        digests: as `file_digests` gave them; None or empty reads no file.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     now = file_sizes(folder)
-    return [
+    changed = [
         f"{folder / name} had {size} bytes and {f'has {now[name]}' if name in now else 'is missing'}"
         for name, size in sizes.items()
         if now.get(name) != size
     ]
+    found = file_digests(folder) if digests and not changed else {}
+    odd = [name for name, digest in (digests or {}).items() if found and found.get(name) != digest]
+    return changed + [f"{folder / name} holds other bytes than were written" for name in odd]
+
+
+def file_digests(folder: Path) -> dict[str, int]:
+    """CRC-32 of each file below a folder, by its path in it; big files are never in memory whole.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    names = sorted(file_sizes(folder))
+    with ThreadPoolExecutor(READERS) as readers:
+        return dict(zip(names, readers.map(_digest, [folder / name for name in names]), strict=True))
+
+
+def _digest(path: Path) -> int:
+    digest = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest = zlib.crc32(chunk, digest)
+    return digest
 
 
 def tree_size(folder: Path) -> int:

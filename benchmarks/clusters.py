@@ -136,6 +136,7 @@ class Ray:
     def start(self, run: Run, *, resume: bool = False) -> None:
         """Start it or go on with it."""
         where = [f"launcher.address={self.cluster.address}", f"launcher.host={self.cluster.host}"]
+        where.append("launcher.excluded_nodes=[n0]")  # the head, which is lost in a row of its own
         words = ["run", "--resume", "run", *where] if resume else [
             "run", "run.yaml", "run_dir=run", *where, "launcher.type=ray", "launcher.nodes=2",
             "launcher.trainer_processes=2", "launcher.placement_timeout_s=300",

@@ -41,7 +41,7 @@ PROTOCOLS: Final = {
     "regularisers": (interfaces.Regulariser,),
     "objectives": (interfaces.Objective,),
     "encoders": (interfaces.Encoder,),
-    "models": (interfaces.ModelSource, interfaces.ModelReference),
+    "models": (interfaces.ModelSource, interfaces.FindsModel, interfaces.ModelReference),
     "launchers": (interfaces.Launcher, interfaces.ProcessSpecification, interfaces.Needs),
     "trackers": (interfaces.Tracker,),
 }  # fmt: skip

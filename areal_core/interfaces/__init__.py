@@ -47,7 +47,7 @@ from areal_core.interfaces.launcher import (
     RunningProcess,
 )
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
-from areal_core.interfaces.model import ModelReference, ModelSource
+from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
     ACTOR,
@@ -79,6 +79,7 @@ __all__ = [
     "Encoder",
     "EndMeans",
     "Environment",
+    "FindsModel",
     "Follows",
     "GenerationRequest",
     "GroupStage",

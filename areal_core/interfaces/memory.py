@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Memory:
         activations: what is kept for the backward pass, and what a layer computes with.
         head: logits, their gradient, and what the head's gradients are summed in.
         resident: of all these, what stays between steps.
+        recomputing: the choice of activation checkpointing that was reckoned with, in words; empty where none counts.
     """
 
     parameters: int
@@ -55,6 +56,7 @@ class Memory:
     activations: int
     head: int
     resident: int
+    recomputing: str = field(default="", compare=False)
 
     @property
     def total(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,3 +29,11 @@ class ModelSource(Protocol):
 
     def prepare(self, cache: Path) -> Path:
         """The folder of the model, made below `cache` if it is not there yet. Must be safe to call again."""
+
+
+@runtime_checkable
+class FindsModel(Protocol):
+    """A `ModelSource` that knows whether its model is there: a run whose model is waits for nobody who makes one."""
+
+    def find(self, cache: Path) -> Path | None:
+        """What `prepare` would return, where nothing is left to be done; else None. Writes nothing."""

@@ -73,12 +73,18 @@ class Nodes:
             if free := [name for name in self.gpus if name not in served]:
                 return free[0], None
             raise RunError("no node is without a server, and none has a GPU")
-        for name, own in self.gpus.items():
-            numbers = range(self.first[name], self.first[name] + own)
-            found = [gpu for gpu in numbers if gpu not in held and (among is None or gpu in among)]
+        for name in self.gpus:
+            found = [gpu for gpu in self.numbers_on(name) if gpu not in held and (among is None or gpu in among)]
             if len(found) >= count:
                 return name, tuple(found[:count])
-        raise RunError(f"no node has {count} GPUs that no process holds")
+        raise RunError(
+            f"no node has {count} GPUs that no process holds; ranks hold all of their node's, unless "
+            "placement.training names theirs"
+        )
+
+    def numbers_on(self, name: str) -> range:
+        """The numbers of a node's GPUs."""
+        return range(self.first[name], self.first[name] + self.gpus[name])
 
     def node_of(self, number: int) -> str:
         """The name of the node that has a GPU.
@@ -86,8 +92,8 @@ class Nodes:
         Raises:
             RunError: none has; says what there is.
         """
-        for name, count in self.gpus.items():
-            if self.first[name] <= number < self.first[name] + count:
+        for name in self.gpus:
+            if number in self.numbers_on(name):
                 return name
         there = ", ".join(f"{name} has {self._range(name)}" for name in self.gpus)
         raise RunError(

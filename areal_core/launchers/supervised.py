@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from areal_core.messages import Channel
     from areal_core.messages.processes import NodeReady
 
+BEAT_S, SLOWEST_BEAT_S = 1.0, 5.0
+BEATS_PER_S = 200
+"""Of nodes, and of processes, from which on each beats less often: what is heard costs the supervisor CPU."""
+
+
+def beat_interval(count: int) -> float:
+    """Seconds between the beats of each of so many; nobody beats so seldom that it seems silent."""
+    return min(SLOWEST_BEAT_S, max(BEAT_S, count / BEATS_PER_S))
+
 
 class Node:
     """A node that a warden has come from."""
@@ -27,6 +36,7 @@ class Node:
         self.ready = ready
         self.heard = time.monotonic()
         self.stopped: tuple[str, ...] = ()
+        self.has_left = False
 
     def post(self, message: Any) -> None:
         """Tell the warden; nothing happens where the node is gone."""

@@ -36,6 +36,7 @@ from areal_core.messages.processes import (
     FindPort,
     Leave,
     NodeBeat,
+    NodeLeft,
     NodeNotice,
     NodeReady,
     Port,
@@ -52,6 +53,10 @@ BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
 SILENT_EXIT_CODE = 3
 """Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
+LET_GO_EXIT_CODE = 4
+"""Of a warden that has said that its node is about to be taken away, and whose run goes on without it."""
+LEFT_EXIT_CODE = 5
+"""Of a warden that was told to leave: the epoch is over."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
@@ -74,9 +79,10 @@ class Warden:
         self._lease_s = lease_s
         self._heard = time.monotonic()
         self._beat_s = BEAT_S
+        self._has_given_notice = self._has_to_leave = False
 
-    async def run(self) -> bool:
-        """Until the supervisor is gone; on return nothing is left. Whether it went, and did not just fall silent."""
+    async def run(self) -> int:
+        """Until the supervisor is gone; on return nothing is left. The exit code."""
         orders = start_task(self._take_orders(), "orders of the supervisor")
         told = -math.inf
         try:
@@ -85,12 +91,27 @@ class Warden:
                 if time.monotonic() - told < self._beat_s - BEAT_S / 2:
                     continue
                 told = time.monotonic()
-                with contextlib.suppress(ChannelClosed):
-                    self._channel.post(NodeBeat(self._keepers.stopped()))
-            return orders.done()
+                self._post(NodeBeat(self._keepers.stopped()))
+            return self._exit_code() if orders.done() else SILENT_EXIT_CODE
         finally:
             orders.cancel()
             await self._keepers.close()
+            if self._has_to_leave:
+                self._post(NodeLeft())
+
+    def give_notice(self, number: int) -> None:
+        """This node is about to be taken away."""
+        self._has_given_notice = True
+        self._post(NodeNotice(number))
+
+    def _exit_code(self) -> int:
+        if self._has_to_leave:
+            return LEFT_EXIT_CODE
+        return LET_GO_EXIT_CODE if self._has_given_notice else 0
+
+    def _post(self, message: object) -> None:
+        with contextlib.suppress(ChannelClosed):
+            self._channel.post(message)
 
     async def _take_orders(self) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -101,6 +122,7 @@ class Warden:
                     case Beat(every_s):
                         self._beat_s = every_s
                     case Leave():
+                        self._has_to_leave = True
                         return
                     case FindPort():
                         self._channel.reply(number, Port(free_port()))
@@ -133,8 +155,7 @@ class Warden:
 
     async def _report_end(self, process: KeptProcess) -> None:
         end = await process.wait()
-        with contextlib.suppress(ChannelClosed):
-            self._channel.post(ProcessEnded(process.name, end.code, end.last_words))
+        self._post(ProcessEnded(process.name, end.code, end.last_words))
 
 
 @contextlib.contextmanager
@@ -155,7 +176,9 @@ def scratch_folder() -> Iterator[Path]:
 
 
 async def main(supervisor: str, lease_s: float, *options: str, joining: Credentials | None = None) -> int:
-    """Connect, report, and serve until the supervisor is gone; the exit code, 0 or `SILENT_EXIT_CODE`.
+    """Connect, report, and serve until the supervisor is gone; the exit code.
+
+    That is 0, `SILENT_EXIT_CODE`, or, where `joining`, `LEFT_EXIT_CODE` or `LET_GO_EXIT_CODE`.
 
     Args:
         supervisor: its address.
@@ -168,30 +191,26 @@ async def main(supervisor: str, lease_s: float, *options: str, joining: Credenti
         asyncio.get_running_loop().add_reader(0, _end_with_input, asyncio.current_task())
     credentials = joining or Credentials.from_environment()
     channel = await connect(supervisor, CONNECT_TIMEOUT_S, "warden", credentials)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
-            asyncio.get_running_loop().add_signal_handler(number, _give_notice, channel, number)
     with scratch_folder() as scratch:
+        warden = Warden(channel, scratch, lease_s)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
+                asyncio.get_running_loop().add_signal_handler(number, warden.give_notice, number)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         host, address, cores = socket.gethostname(), channel.own_host, len(os.sched_getaffinity(0))
         name, pid = os.environ.get(NODE_VARIABLE) or host, os.getpid()
         interface = interface_of(address)
         has = (cores, memory, count_gpus())
         channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable, bool(joining)))
-        was_told = await Warden(channel, scratch, lease_s).run()
+        code = await warden.run()
     await channel.close()
-    return 0 if was_told else SILENT_EXIT_CODE
+    return code if joining or code == SILENT_EXIT_CODE else 0
 
 
 def _end_with_input(serving: asyncio.Task[int] | None) -> None:
     if serving is not None and not os.read(0, 4096):
         asyncio.get_running_loop().remove_reader(0)
         serving.cancel()
-
-
-def _give_notice(channel: Channel, number: int) -> None:
-    with contextlib.suppress(ChannelClosed):
-        channel.post(NodeNotice(number))
 
 
 def _end_at_once(name: str, error: BaseException) -> None:

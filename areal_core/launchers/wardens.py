@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import LOST, ProcessEnd
+from areal_core.launchers.arrivals import PROGRESS_S, wait_for_nodes
 from areal_core.launchers.nodes import Nodes
 from areal_core.launchers.shared_folder import who_cannot_see
-from areal_core.launchers.supervised import Node, SupervisedProcess
+from areal_core.launchers.supervised import Node, SupervisedProcess, beat_interval
 from areal_core.messages import Channel, serve
 from areal_core.messages.processes import (
     Alive,
@@ -25,26 +26,22 @@ from areal_core.messages.processes import (
     Found,
     Leave,
     NodeBeat,
+    NodeLeft,
     NodeNotice,
     ProcessEnded,
     StartProcess,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
     from areal_core.messages import Credentials, Server
 
-BEAT_S, SLOWEST_BEAT_S = 1.0, 5.0
-BEATS_PER_S = 200
-"""Of nodes, and of processes, from which on each beats less often: what is heard costs the supervisor CPU."""
 LEASE_S = 60.0
 """Silence of the supervisor after which a warden ends everything, and of a node after which it counts as lost."""
 MARGIN_S = 15.0
 """Beyond the lease: for a warden's last processes to end."""
-START_TIMEOUT_S = 120.0
-PROGRESS_S = 10.0
 PORT_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 30.0
 LET_GO_S = 10.0
@@ -53,11 +50,6 @@ LAST_WORDS_S = 5.0
 """For what an ended process has said to arrive."""
 SUPERVISOR_VARIABLE, NAME_VARIABLE, BEAT_VARIABLE = "AREAL_SUPERVISOR", "AREAL_PROCESS", "AREAL_BEAT_S"
 """Where a process that speaks finds its supervisor, its own name, and how often it beats."""
-
-
-def beat_interval(count: int) -> float:
-    """Seconds between the beats of each of so many; nobody beats so seldom that it seems silent."""
-    return min(SLOWEST_BEAT_S, max(BEAT_S, count / BEATS_PER_S))
 
 
 class Wardens:
@@ -96,7 +88,12 @@ class Wardens:
         self._folder = Path()
         self.address = ""
         self.nodes: dict[str, Node] = {}
+        self._checked: dict[str, Node] = {}
+        """Nodes that have come late, while it is looked whether they see the run's folder."""
+        self._unconfirmed: dict[str, Node] = {}
+        """Nodes that had joined and are lost: what ran there may run for as long as their lease."""
         self.has_gone = self.has_lost = self._is_closing = False
+        self._is_over = asyncio.Event()
         self._say: Callable[[str], None] = print
         self.processes: dict[str, SupervisedProcess] = {}
 
@@ -122,34 +119,16 @@ class Wardens:
         command = [sys.executable, "-m", "areal_core.launchers.warden", self.address, str(LEASE_S)]
         self._say = say
         count = await asyncio.to_thread(launcher.bring, command, self.credentials.as_environment())
-        began = time.monotonic()
-        joining_s = getattr(launcher, "joining_s", 0.0)
-        told = began - PROGRESS_S if joining_s else began  # who has to type the command sees it at once
-        limit_s, hint = joining_s or START_TIMEOUT_S, f"; on each of the others: areal join {folder}" * bool(joining_s)
-        lost: dict[str, str] = {}
-        while len(self.nodes) + len(lost) < count:
-            now = time.monotonic()
-            for name, reason in launcher.lost().items():
-                if name not in lost:
-                    lost[name] = reason
-                    say(f"the node {name} is left out: {reason}")
-            if now - began > limit_s:
-                here = f"{len(self.nodes)} of {count} nodes have reported within {limit_s:g} s"
-                say(f"{here}: the run does without the others")
-                break
-            if now - told > PROGRESS_S:
-                told = now
-                names = f" ({', '.join(sorted(self.nodes))})" if self.nodes else ""
-                say(f"waiting for nodes: {len(self.nodes)} of {count} have reported{names}{hint}")
-            await asyncio.sleep(0.02)
-        self._folder, checked = folder, set[str]()
-        while unchecked := {name: node.channel for name, node in self.nodes.items() if name not in checked}:
-            checked |= unchecked.keys()
-            for name, reason in (await who_cannot_see(folder, unchecked)).items():
+        lost = await wait_for_nodes(launcher, count, self.nodes, say, folder)
+        self._folder, seen = folder, set[Node]()
+        while unseen := {name: node for name, node in self.nodes.items() if node not in seen}:
+            seen |= {*unseen.values()}
+            for name, reason in (await who_cannot_see(folder, {n: node.channel for n, node in unseen.items()})).items():
                 lost[name] = reason
                 say(f"the node {name} is left out: {reason}")
-                if node := self.nodes.pop(name, None):
-                    await node.channel.close()
+                await unseen[name].channel.close()
+                if self.nodes.get(name) is unseen[name]:
+                    del self.nodes[name]
         if not self.nodes:
             reasons = "; ".join(f"{lone}: {reason}" for lone, reason in lost.items()) or "none has reported"
             raise RunError(f"no process can be started on any node: {reasons}")
@@ -173,12 +152,19 @@ class Wardens:
             name = self._numbered.choose(gpus, self._load())
         else:
             live = [process for process in self.processes.values() if not process.ended.done()]
-            held = {gpu for process in live for gpu in process.specification.needs.gpus or ()}
+            held = {gpu for process in live for gpu in self._held_by(process)}
             served = {process.node.name for process in live if process.specification.port}
             name, gpus = self._numbered.find_room(spare, gpus, held, served)
         node = self.nodes[name]
         port = await node.channel.request(FindPort(), PORT_TIMEOUT_S, f"a free port of {node.name}")
         return Found(node.name, node.ready.address, port.number, gpus)
+
+    def _held_by(self, process: SupervisedProcess) -> Collection[int]:
+        """GPUs that are not free while a process runs: a rank that names none takes what it sees."""
+        needs, name = process.specification.needs, process.node.name
+        if needs.gpus is None and process.specification.role == "trainer" and name in self._numbered.gpus:
+            return self._numbered.numbers_on(name)
+        return needs.gpus or ()
 
     def adopt(self, owner: str, name: str) -> Found:
         """Where a process runs that was started for one called `owner`; see `Processes.adopt`."""
@@ -248,15 +234,21 @@ class Wardens:
         node.post(StartProcess(process.name, (program, *words), environment, str(log), gpus))
         return process
 
-    async def let_go(self, node: Node) -> None:
-        """Do without a node that is about to be taken away: what runs there is ended, and its warden with it."""
-        self._forget(node)
+    def let_go(self, node: Node) -> None:
+        """Do without a node that is about to be taken away; it may say so twice."""
+        if self.nodes.get(node.name) is node:
+            self._forget(node)
+            start_task(self._end_all_on(node), f"letting go of {node.name}")
+
+    async def _end_all_on(self, node: Node) -> None:
+        """End what runs there, and its warden with it."""
         running = self._running_on(node)
         self._say(f"the run goes on without {node.name}; ended there: {', '.join(running) or 'nothing'}")
         for name in running:
             node.post(EndProcess(name, LET_GO_S))
         if running:
             await asyncio.wait([self.processes[name].ended for name in running], timeout=END_TIMEOUT_S)
+        node.has_left = all(self.processes[name].ended.done() for name in running)
         await node.channel.close()
 
     def _forget(self, node: Node) -> None:
@@ -267,26 +259,33 @@ class Wardens:
     async def close(self) -> None:
         """Let go of all nodes: their wardens end everything.
 
-        Those that have joined, which no launcher can end, confirm it, or their lease is waited for.
+        Those that have joined, which no launcher can end, confirm it, or their lease is waited for; also that of those
+        that were lost.
         """
-        if self._server is not None:
-            self._server.close()
         self._is_closing, nodes = True, self.nodes
         self.nodes = {name: node for name, node in nodes.items() if node.ready.has_joined}
+        began = told = time.monotonic()
         for name, node in nodes.items():
             if name in self.nodes:
+                node.heard = began  # its lease begins with the last that it hears
                 node.post(Leave())
             else:
                 await node.channel.close()
-        began = told = time.monotonic()
-        while self.nodes and (now := time.monotonic()) - began < LEASE_S + MARGIN_S:
-            if now - told > PROGRESS_S:
-                told, ends_s = now, LEASE_S + MARGIN_S - now + began
-                self._say(f"no word from {', '.join(sorted(self.nodes))}: what runs there ends within {ends_s:.0f} s")
+        while left := {
+            name: ends_s
+            for name, node in {**self._unconfirmed, **self.nodes}.items()
+            if (ends_s := node.heard + LEASE_S + MARGIN_S - time.monotonic()) > 0
+        }:
+            if (now := time.monotonic()) - told > PROGRESS_S:
+                told = now
+                self._say(f"no word from {', '.join(left)}: what runs there ends within {max(left.values()):.0f} s")
             await asyncio.sleep(0.02)
-        left, self.nodes = self.nodes, {}
-        for node in left.values():
+        silent, self.nodes = self.nodes, {}
+        for node in silent.values():
             await node.channel.close()
+        if self._server is not None:  # until now somebody may have asked how the run is
+            self._server.close()
+        self._is_over.set()
 
     async def _serve(self, channel: Channel) -> None:
         """Whoever has come, until it goes."""
@@ -305,27 +304,22 @@ class Wardens:
 
     async def _serve_warden(self, channel: Channel) -> None:
         node = Node(channel, await channel.receive())
-        while node.name in self.nodes:
+        if self._is_closing:  # it has nothing to do here, and the next epoch to wait for
+            await self._is_over.wait()
+            return
+        while node.name in self.nodes or node.name in self._checked:
             node.name += "'"
-        if self._numbered.gpus:  # it comes late
-            if problem := (await who_cannot_see(self._folder, {node.name: channel})).get(node.name):
-                self._say(f"the node {node.name}, which came late, is left out: {problem}")
-                return
-            self._numbered.add(node.name, node.ready.gpus)
-            self._say(f"the node {node.name} has come, with {node.ready.gpus} GPUs")
+        self._tell_of_twin(node)
+        if self._numbered.gpus and not await self._may_come_late(node):
+            return
         self.nodes[node.name] = node
         try:
             while True:
-                message = await channel.receive()
-                node.heard = time.monotonic()
-                if isinstance(message, ProcessEnded) and (process := self.processes.get(message.name)) is not None:
-                    start_task(self._has_ended(process, message), f"end of {message.name}")
-                elif isinstance(message, NodeBeat):
-                    self._note_stopped(node, message.stopped)
-                elif isinstance(message, NodeNotice):
-                    self._on_notice(node, message.number)
+                self._hear_of_node(node, await channel.receive())
         finally:
             ended = self._running_on(node)
+            if node.ready.has_joined and not node.has_left:
+                self._unconfirmed[f"{node.name} (lost)"] = node
             if self.nodes.get(node.name) is node:
                 self._forget(node)
                 if not self._is_closing:  # when it has left as it was told to
@@ -334,6 +328,40 @@ class Wardens:
             # Whatever runs there has ended, or will within the lease.
             for name in ended:
                 self._set_end(self.processes[name], ProcessEnd(LOST, ""))
+
+    def _tell_of_twin(self, node: Node) -> None:
+        twins = [one.name for one in self.nodes.values() if one.ready.host == node.ready.host]
+        if twins and node.ready.has_joined and node.ready.gpus:
+            self._say(f"{node.name} and {twins[0]} are the same machine: hide the GPUs of each from the other")
+
+    def _hear_of_node(self, node: Node, message: Any) -> None:
+        node.heard = time.monotonic()
+        match message:
+            case ProcessEnded() if (process := self.processes.get(message.name)) is not None:
+                start_task(self._has_ended(process, message), f"end of {message.name}")
+            case NodeBeat():
+                self._note_stopped(node, message.stopped)
+            case NodeNotice():
+                self._on_notice(node, message.number)
+            case NodeLeft():
+                node.has_left = True
+
+    async def _may_come_late(self, node: Node) -> bool:
+        """Whether a node that was not there at the beginning sees the run's folder; its GPUs are counted then."""
+        self._checked[node.name] = node
+        try:
+            problem = (await who_cannot_see(self._folder, {node.name: node.channel})).get(node.name)
+        except RunError as error:
+            problem = error.message
+        finally:
+            del self._checked[node.name]
+        if problem:
+            self._say(f"the node {node.name}, which came late, is left out: {problem}")
+        if problem or self._is_closing:
+            return False
+        self._numbered.add(node.name, node.ready.gpus)
+        self._say(f"the node {node.name} has come, with {node.ready.gpus} GPUs")
+        return True
 
     def _running_on(self, node: Node) -> list[str]:
         """Names of the processes of a node that have not ended."""
@@ -372,7 +400,7 @@ class Wardens:
         while True:
             every_s = beat_interval(len(self.nodes))
             await asyncio.sleep(every_s)
-            for node in [] if self._is_closing else list(self.nodes.values()):
+            for node in [] if self._is_closing else [*self.nodes.values(), *self._checked.values()]:
                 node.post(Beat(every_s))
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back

@@ -86,7 +86,7 @@ def audit(
     _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)
     try:
-        _check_witness(run_dir, facts, rows, result)
+        _check_witness(run_dir, facts, rows, result, reads_all=running is None)
     except (OSError, ValueError, LookupError, TypeError) as error:
         path = run_dir / facts["checkpoint"] / "trainer.json"
         result.problems.append(f"{path} is damaged or of another version: {type(error).__name__}: {error}")
@@ -128,7 +128,9 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
             audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {right[0]} of {right[1]}")
 
 
-def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit) -> None:
+def _check_witness(
+    run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit, *, reads_all: bool
+) -> None:
     """What the ledger says was consumed up to the commit is what the trainer saw, token by token."""
     if "checkpoint" not in facts:
         return
@@ -139,7 +141,7 @@ def _check_witness(run_dir: Path, facts: dict[str, str], rows: list[GroupRow], a
     state = json.loads(path.read_text())
     if state["step"] != audit.committed_step:
         audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
-    audit.problems += changed_files(path.parent, state.get("files", {}))
+    audit.problems += changed_files(path.parent, state.get("files", {}), state.get("digests") if reads_all else None)
     ledger: dict[int, dict[int, str]] = {}
     for number, _, _, group_state, _, digest, step, _ in rows:
         if group_state == "consumed" and step is not None and digest is not None:

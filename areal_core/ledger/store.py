@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS publications (version INTEGER PRIMARY KEY, trained IN
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INTEGER, error TEXT);
 """
+KEPT = "kept "
+"""Begins the name of a fact, before the step of a checkpoint that was committed; position and place are its value."""
 KEPT_TRACEBACKS = 10_000
 """Of the latest failures; of older ones only that they were is kept, or a run of months would be made of them."""
 
@@ -115,7 +117,9 @@ class Ledger:
         source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
         if source is not None and not (folder / DATABASE).is_file():
             copy_database(source, folder)
-        return cls(folder, run_dir)
+        ledger = cls(folder, run_dir)
+        ledger._go_back()
+        return ledger
 
     # What happens to groups. Kept in memory until the next flush.
 
@@ -207,7 +211,12 @@ class Ledger:
             raise RunError(f"somebody else has taken over the run in {self._run_dir}; this process has no say in it")
         name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
+            gone = [
+                (KEPT + str(number),) for number, _, former in self._kept() if not (self._run_dir / former).is_dir()
+            ]
+            database.executemany("DELETE FROM facts WHERE name = ?", gone)
             facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
+            facts[f"{KEPT}{step}"] = f"{position} {name}"
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
             used = database.execute(
                 "SELECT DISTINCT segment FROM groups WHERE segment IS NOT NULL "
@@ -235,6 +244,33 @@ class Ledger:
         """The folder of the last committed checkpoint; None before the first."""
         name = self.facts().get("checkpoint")
         return None if name is None else self._run_dir / name
+
+    def _kept(self) -> list[tuple[int, int, str]]:
+        """Step, position and name of each checkpoint that was committed and not known to be gone, the oldest first."""
+        found = [(name, *value.split(" ", 1)) for name, value in self.facts().items() if name.startswith(KEPT)]
+        return sorted((int(name[len(KEPT) :]), int(position), path) for name, position, path in found)
+
+    def _go_back(self) -> None:
+        """Where somebody has put the committed checkpoint aside, go back to the one that was committed before it.
+
+        What was consumed since is issued again: its trajectories are gone.
+        """
+        if self.checkpoint is None or self.checkpoint.is_dir():
+            return
+        kept = [one for one in self._kept() if (self._run_dir / one[2]).is_dir()]
+        if not kept:  # whoever loads it will say so
+            return
+        step, position, name = kept[-1]
+        with self._transaction() as database:
+            facts = [("committed_step", step), ("checkpoint", name), ("committed_position", position)]
+            database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts])
+            later = [(f"{KEPT}{number}",) for number, *_ in self._kept() if number > step]
+            database.executemany("DELETE FROM facts WHERE name = ?", later)
+            database.execute(
+                "UPDATE groups SET state = 'running', reason = NULL, segment = NULL, digest = NULL, step = NULL, "
+                "place = NULL WHERE state = 'consumed' AND step >= ?",
+                (step,),
+            )
 
     def facts(self) -> dict[str, str]:
         """What was committed, by name."""

@@ -68,7 +68,7 @@ class TryFolder:
 
 @message
 class Leave:
-    """The run needs this node no more: end everything, then close the connection, which confirms it."""
+    """The run needs this node no more: end everything. Answered with `NodeLeft`."""
 
 
 @message
@@ -131,6 +131,11 @@ class NodeBeat:
     """
 
     stopped: tuple[str, ...] = ()
+
+
+@message
+class NodeLeft:
+    """Nothing of the run is left on the node, which was told to leave."""
 
 
 @message

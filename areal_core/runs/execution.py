@@ -161,7 +161,8 @@ async def _own_and_supervise(
         if is_owner:
             has_trained = any(int(path.name.rpartition("-")[2]) for path in run.checkpoints())
             anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
-            error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
+            if not any("areal run --resume" in hint for hint in error.hints):  # an error may know better how to go on
+                error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
         if isinstance(error, LostError):
             recoveries.note(error, _last_checkpoint(run))
             outcome = RECOVERING
@@ -243,7 +244,7 @@ async def _supervise_or_lose(
             raise
         recoveries.note(error, _last_checkpoint(owned.run))
         claim(latest, owned.address, renewed)
-        release(owned.epoch, "failed")
+        release(owned.epoch, RECOVERING)
         owned.epoch, owned.credentials = latest, renewed
         return None
 
@@ -290,7 +291,7 @@ def specifications(resolved: Resolved, run: RunFolder, supervisor: Supervisor) -
     config, ranks = resolved.config, resolved.config.trainer_processes
     gpus, launcher = config.placement.training, config.launcher.keywords()
     if gpus and (each := launcher.get("gpus_per_node")):
-        supervisor.require_gpus(each)
+        supervisor.require_gpus(each, [*gpus, *(config.placement.generation or ())])
     nodes = supervisor.spread(ranks, gpus)
     processes = []
     if config.inference_engine is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
 from areal_core.launchers import warden
+from areal_core.launchers.shared_folder import STALE_S
 from areal_core.launchers.wardens import LEASE_S, MARGIN_S
 from areal_core.messages import Credentials
 from areal_core.messages.processes import Owner, WhoOwns
@@ -23,8 +24,12 @@ ANSWER_S = 5.0
 POLL_S = 0.5
 ASK_EVERY_S = 10.0
 PROGRESS_S = 10.0
-TRIES = 3
-"""Times that a run may let go of this node within one epoch: it does not want it."""
+TRIES, TRIES_S = 3, 600.0
+"""Times that a run may let go of this node within one epoch and so many seconds: it does not want it."""
+SETTLED_S = 120.0
+"""After which a run that is done, and that another rank was to go on with, stays as it is."""
+GONE_S = LEASE_S + 2 * MARGIN_S + STALE_S
+"""For an owner to let go of all nodes, which may take a lease and its margin, and for its last word to be seen here."""
 
 
 class Joining:
@@ -35,15 +40,27 @@ class Joining:
         has_warden: whether this process is the one that runs the node's warden; others only wait for the end.
         patience_s: for the run to be there.
         say: shows a line to the user.
+        is_started: whether another rank of the same scheduler starts the run, or goes on with it, about now: that it
+            was done before says nothing for a while.
     """
 
-    def __init__(self, run: RunFolder, *, has_warden: bool, patience_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        has_warden: bool,
+        patience_s: float,
+        say: Callable[[str], None],
+        is_started: bool = False,
+    ) -> None:
+        self._is_started = is_started
         self._run = run
         self._has_warden = has_warden
         self._patience_s = patience_s
         self._say = say
-        self._stood: list[int] = []
-        """The epochs in which it was a node."""
+        self._stood: list[tuple[int, float]] = []
+        """The epochs in which it was a node, and since when."""
+        self._was_let_go, self._left = False, 0
 
     def serve(self) -> int:
         """Until the run has ended; its exit code.
@@ -56,14 +73,18 @@ class Joining:
             epoch = self._run.last_epoch
             code = exit_code_of(epoch) if epoch is not None else None
             # A run that failed or was stopped before this node came may be about to go on: another one starts it.
-            if code is not None and (self._stood or not code):
+            is_settled = not self._is_started or time.monotonic() - began > SETTLED_S
+            if code is not None and (self._stood or (not code and is_settled)):
                 self._say(f"the run in {self._run.path} has ended with exit code {code}")
                 return code
-            if epoch is not None and code is None and self._is_owned(epoch):
+            if epoch is not None and code is None and epoch.number != self._left and self._is_owned(epoch):
                 self._stand(epoch)
+                if self._was_let_go:
+                    self._say(f"the run in {self._run.path} goes on without this node, which is to be taken away")
+                    return 0
                 began = told = time.monotonic()
                 continue
-            now, limit_s = time.monotonic(), LEASE_S + MARGIN_S if self._stood else self._patience_s
+            now, limit_s = time.monotonic(), GONE_S if self._stood else self._patience_s
             if now - began > limit_s:
                 raise self._given_up(limit_s)
             if now - told > PROGRESS_S:
@@ -76,6 +97,8 @@ class Joining:
         return str(self._run.path)
 
     def _waits_for(self, epoch: EpochFolder | None) -> str:
+        if self._is_started:
+            return f"rank 0 is to start the run in {self._here}, or to go on with it"
         if epoch is None:
             start = f"areal run ... launcher.type=joined launcher.nodes=N run_dir={self._here}"
             return f"no run is in {self._here} yet; start it with: {start}"
@@ -95,12 +118,13 @@ class Joining:
 
     def _stand(self, epoch: EpochFolder) -> None:
         """Be a node, or wait beside one, until the owner of the epoch lets go of it or is gone."""
-        if self._stood.count(epoch.number) == TRIES:
+        now = time.monotonic()
+        if sum(number == epoch.number and now - since < TRIES_S for number, since in self._stood) == TRIES:
             raise RunError(
                 f"the run in {self._here} has let go of this node {TRIES} times: it does not take it",
                 hints=["what areal run has written says why: a folder that is not the same here, most of all"],
             )
-        self._stood.append(epoch.number)
+        self._stood.append((epoch.number, now))
         self._say(f"joined the run in {self._here}, epoch {epoch.number}")
         if self._has_warden:
             self._run_warden(epoch)
@@ -125,6 +149,8 @@ class Joining:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+        self._was_let_go = code == warden.LET_GO_EXIT_CODE
+        self._left = epoch.number if code == warden.LEFT_EXIT_CODE else 0
         if code == warden.SILENT_EXIT_CODE:
             self._say(f"the owner of the run has said nothing for {LEASE_S:g} s: everything here was ended")
 

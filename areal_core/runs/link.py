@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import on_failure, start_thread
 from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.launcher import Place, ProcessEnd
-from areal_core.launchers.wardens import BEAT_S, BEAT_VARIABLE, NAME_VARIABLE, SUPERVISOR_VARIABLE
+from areal_core.launchers.supervised import BEAT_S
+from areal_core.launchers.wardens import BEAT_VARIABLE, NAME_VARIABLE, SUPERVISOR_VARIABLE
 from areal_core.messages import BlockingChannel, ChannelClosed
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import (

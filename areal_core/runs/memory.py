@@ -56,8 +56,28 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
                 raise ValueError(f"{file.name} is no safetensors file")
             header: dict[str, Any] = json.loads(opened.read(size))
         header.pop("__metadata__", None)
+        needed = 8 + size + max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
+        if (found := file.stat().st_size) != needed:
+            raise ValueError(f"{file.name} has {found} bytes, and by its header it should have {needed}")
         shapes |= {name: tuple(map(operator.index, tensor["shape"])) for name, tensor in header.items()}
+    _check_index(folder, shapes)
     return shapes
+
+
+def _check_index(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `ValueError` where an index is none, or names files or tensors that are not there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file() or (folder / "model.safetensors").is_file():  # which is read first
+        return
+    try:
+        places = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{index.name} is no index: {type(error).__name__}: {error}") from error
+    missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
+    if missing:
+        raise ValueError(f"{index.name} names files that are missing: {', '.join(missing[:3])}")
+    if absent := sorted(places.keys() - shapes.keys()):
+        raise ValueError(f"{index.name} names tensors that no file holds: {', '.join(absent[:3])}")
 
 
 def gpu_bytes_of(config: RunConfig) -> int | None:
@@ -126,7 +146,8 @@ class MemoryPlan:
     def parts(self, role: str) -> str:
         """What a role takes, in words."""
         memory = self.roles[role]
-        parts = (f"{name} {getattr(memory, name) / GIB:.1f}" for name in PARTS if getattr(memory, name))
+        choices = {"activations": f" ({memory.recomputing})" if memory.recomputing else ""}
+        parts = (f"{name} {size / GIB:.1f}{choices.get(name, '')}" for name in PARTS if (size := getattr(memory, name)))
         return f"{role} {memory.total / GIB:.1f} GiB: {', '.join(parts)}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def place_rows(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, st
         return
     nodes, needed = Nodes(), -(-(max(named, default=-1) + 1) // (each or 1))
     for number in range(count or needed):
-        nodes.add(f"node {number + 1}", each or 0)
+        nodes.add(f"node-{number}", each or 0)  # as the local launcher calls them
     try:
         rows = [*_trainer(config, nodes), *_generation(config, nodes)]
     except RunError as error:
@@ -53,6 +53,15 @@ def place_rows(config: RunConfig, problems: list[str]) -> Iterator[tuple[str, st
         yield "", f"and {len(rows) - MOST_ROWS - 1} more rows"
     if count is None:
         yield "", f"launcher has to bring {needed} nodes with {each} GPUs each"
+
+
+def leaves_nodes(config: RunConfig) -> bool:
+    """Whether the placement puts trainer and servers on different nodes; False where it does not say so."""
+    launcher, placement = config.launcher.keywords(), config.placement
+    each, training = launcher.get("gpus_per_node"), placement.training
+    if launcher.get("nodes") == 1 or not each or not training or not placement.generation:
+        return False
+    return len({gpu // each for gpu in (*training, *placement.generation)}) > 1
 
 
 def _trainer(config: RunConfig, nodes: Nodes) -> Iterator[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from areal_core.config.needs import roles_of
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.runs.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, StoredModel, gpu_bytes_of, read_shapes
-from areal_core.runs.places import place_rows
+from areal_core.runs.places import leaves_nodes, place_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -175,11 +175,16 @@ def _publication_rows(
     element = ELEMENT_BYTES[config.model.dtype]
     sizes = [element * math.prod(shape) for shape in model.shapes.values()]
     total, rate = sum(sizes), BYTES_PER_S.get(config.publication.transport)
-    seconds = total / rate if rate is not None and memory.gpu_bytes is not None else None
-    figures["publication"] = {"bytes": total, "largest_tensor": max(sizes), "seconds": seconds}
+    goes_out = leaves_nodes(config)
+    if memory.gpu_bytes is None or goes_out:
+        rate = None
+    figures["publication"] = {"bytes": total, "largest_tensor": max(sizes), "seconds": total / rate if rate else None}
     told = f"{total / 1e9:.2f} GB in {config.model.dtype}, the largest tensor {max(sizes) / 1e9:.2f} GB"
-    if seconds is not None and rate is not None:
-        told += f", about {seconds:.2g} s by {config.publication.transport} at {rate / 1e9:g} GB/s (as on an H200)"
+    by = f" by {config.publication.transport}"
+    if rate is not None:
+        told += f", about {total / rate:.2g} s{by} at {rate / 1e9:g} GB/s within one machine (as on H200s)"
+    elif memory.gpu_bytes is not None and goes_out:
+        told += f",{by} between nodes: how long that takes, their network decides"
     yield "publication", told
     if config.placement.in_turns and memory.gpu_bytes is not None:
         left = (memory.gpu_bytes - memory.resident) / GIB

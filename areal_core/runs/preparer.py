@@ -3,25 +3,76 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
+import os
+import socket
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from areal_core.config import load_run
+from areal_core.interfaces.model import FindsModel
 from areal_core.runs.folder import cache_folder
+from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from areal_core.config.selection import Selection
+    from areal_core.interfaces import ModelSource
     from areal_core.runs.folder import RunFolder
     from areal_core.runs.link import Link
+
+POLL_S = 0.1
+PROGRESS_S = 10.0
 
 
 def play(run: RunFolder, link: Link) -> int:
     """Ask the config's source for the model, and note where it lies."""
-    source = load_run(run.path).config.model.source
-    assert source is not None
+    chosen = load_run(run.path).config.model.source
+    assert chosen is not None
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
-    # Runs that start at the same time make a model once; the lock goes with its process, however that ends.
-    with link.phase("prepare"), (cache / ".preparing").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = source.build().prepare(cache)
-    run.model_note.write_text(str(folder))
+    with link.phase("prepare"):
+        run.model_note.write_text(str(prepare_model(chosen, cache, say)))
     return 0
+
+
+def prepare_model(chosen: Selection, cache: Path, say: Callable[[str], None]) -> Path:
+    """The folder of a model, which runs that start at the same time make once.
+
+    Args:
+        chosen: the source.
+        cache: where it makes its models.
+        say: told whom it is waited for.
+    """
+    source: ModelSource = chosen.build()
+    if isinstance(source, FindsModel) and (found := source.find(cache)) is not None:
+        return found
+    said = json.dumps(chosen.to_tree(), sort_keys=True)
+    with _alone(cache / f".preparing-{hashlib.sha256(said.encode()).hexdigest()[:16]}", say):
+        return source.prepare(cache)
+
+
+@contextmanager
+def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock, which goes with its process, however that ends; meanwhile the file says who has it, since when."""
+    with path.open("a+") as lock:
+        began, told = time.monotonic(), -PROGRESS_S
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            waited = time.monotonic() - began
+            if waited - told >= PROGRESS_S:
+                told = waited
+                held_s = max(0.0, time.time() - path.stat().st_mtime)
+                who = path.read_text(errors="replace") or "another process"
+                say(f"waiting since {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
+            time.sleep(POLL_S)
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield

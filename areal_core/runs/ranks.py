@@ -43,9 +43,11 @@ def take_rank() -> Rank | None:
     Raises:
         UsageError: a variable is no number.
     """
-    found = next((name for name in _RANKS if os.environ.get(name)), "")
-    if not found:
+    said = [name for name in _RANKS if os.environ.get(name)]
+    if not said:
         return None
+    # SLURM's own PMI says the rank and not which one of the node it is; SLURM itself says both.
+    found = next((name for name in said if os.environ.get(_RANKS[name][0])), said[0])
     local, nodes, size, local_size = (_number(name) for name in _RANKS[found])
     rank = _number(found) or 0
     if nodes is None and size is not None:

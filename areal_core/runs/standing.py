@@ -52,7 +52,7 @@ def node_rows(owner: Owner) -> list[tuple[str, str]]:
 
 
 def _describe(owner: Owner, node: str, processes: list[str]) -> str:
-    """`trainer 0-7: training, controller: generating; silent for 12 s: trainer 3`."""
+    """`trainer 0-7: train, controller: generating; silent for 12 s: trainer 3`."""
     silent = {name: seconds for name in processes if (seconds := owner.silent.get(name, 0.0)) > QUIET_S}
     doing: dict[tuple[str, str], list[str]] = {}
     for name in processes:

@@ -159,14 +159,20 @@ class Supervisor:
         """Those of some GPUs that a node has; None where none are named."""
         return self._wardens.gpus_on(node, gpus)
 
-    def require_gpus(self, count: int) -> None:
+    def require_gpus(self, count: int, named: Sequence[int]) -> None:
         """Refuse nodes with another number of GPUs than they were counted with; one that does not say is believed.
+
+        Args:
+            count: of each node.
+            named: GPUs of the run; nodes that have none of them may have any number.
 
         Raises:
             RunError: there is one.
         """
-        others = {name: node.ready.gpus for name, node in self._wardens.nodes.items() if node.ready.gpus}
-        if len(self._wardens.nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
+        nodes = self._wardens.nodes
+        used = [node for node in nodes.values() if node.ready.gpus and self.gpus_on(node, named)]
+        others = {node.name: node.ready.gpus for node in used}
+        if len(nodes) > 1 and (wrong := {name: has for name, has in others.items() if has != count}):
             told = ", ".join(f"{name} has {has}" for name, has in sorted(wrong.items()))
             raise RunError(
                 f"GPUs were counted with launcher.gpus_per_node={count}, and {told}",
@@ -349,8 +355,8 @@ class Supervisor:
         essential = self._essential()
         if self.signals or not essential or any(p.node is node and not p.ended.done() for p in essential):
             self._see_signal(number)
-        elif node.name in self._wardens.nodes:  # some give notice twice
-            start_task(self._wardens.let_go(node), f"letting go of {node.name}")
+        else:
+            self._wardens.let_go(node)
 
     async def _receive_visitor(self, channel: Channel) -> None:
         """Somebody who knows the run's token asks something."""

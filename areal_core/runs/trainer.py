@@ -136,7 +136,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     written = beginning.step - (witness.unevaluated is not None)
     journal = _journal(resolved, run, link, written) if is_first else None
     trainer = Trainer(config, learner, publication, run.path, epoch.checkpoints, source, journal)
-    link.enter("training", limit)
+    link.enter("train", limit)
     interruption.listen()
     try:
         return trainer.run(beginning.step, beginning.version, witness)

@@ -32,7 +32,7 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         without a word; unreachable, where it does not answer and cannot be seen from here), `epoch`, `step`, `steps`,
         `checkpoint` (its step, or None), `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `processes`:
         by name, `node`, `phase` and `silent_s`, `nodes`: by name, `gpus` and `silent_s`, and `node_rows`: the same in
-        words, where there are several.
+        words, where there are several, and `waits_for_nodes`: whether none has been given a process yet.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -56,6 +56,8 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         return {**found, "state": "lost" if is_lost else outcome}
     owner = ask_owner(epoch, WhoOwns(), ANSWER_S)
     if not isinstance(owner, Owner):
+        if epoch.released.exists():  # it has ended while it was asked
+            return run_status(run)
         return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
     processes = {
         name: {"node": owner.nodes.get(name, ""), "phase": phase, "silent_s": owner.silent.get(name, 0.0)}
@@ -63,7 +65,8 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     }
     nodes = {name: {"gpus": gpus, "silent_s": owner.silent_nodes.get(name, 0.0)} for name, gpus in owner.gpus.items()}
     told = {"processes": processes, "nodes": nodes, "node_rows": node_rows(owner)}
-    return {**found, "host": owner.host, "pid": owner.pid, **told}
+    waits = not processes and not epoch.ledger.exists() and not epoch.checkpoints.exists()  # later they have ended
+    return {**found, "host": owner.host, "pid": owner.pid, **told, "waits_for_nodes": waits}
 
 
 def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:
@@ -90,7 +93,8 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
         why = answer.text if isinstance(answer, Failed) else "its owner does not answer"
         raise RunError(f"the run in {run.path} cannot be stopped from here: {why}")
     while time.monotonic() - began < patience_s:
-        if (state := run_status(run)["state"]) not in ("running", RECOVERING):
+        # An owner that ends does not listen any more, and has released the run only when all has ended.
+        if (state := run_status(run)["state"]) not in ("running", RECOVERING, "unreachable"):
             return str(state)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
+import zlib
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from areal_core.data.digest import chain_digests, group_digests
-from areal_core.disk import changed_files, file_sizes, replacing_folder, sync_names
+from areal_core.disk import changed_files, file_digests, file_sizes, replacing_folder, sync_names
 from areal_core.errors import RunError
+from areal_core.training.distribution import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,18 +83,69 @@ class Witness:
 def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witness:
     """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective.
 
+    Rank 0 reads all of it beforehand, and holds it against the digests of what was written.
+
     Raises:
-        RunError: a file of it is missing or was cut off.
+        RunError: a file of it is missing, cut off or changed, or an engine cannot load it; says what can be gone on
+            with.
     """
-    state = json.loads((folder / STATE_FILE).read_text())
-    if changed := changed_files(folder, state.get("files", {})):
-        raise RunError(f"the checkpoint is damaged: {'; '.join(changed)}")
-    for role, engine in engines.items():
-        engine.load(folder / role)
+    if damage := share_text(damage_of(folder) if dist.get_rank() == 0 else ""):
+        raise RunError(f"the checkpoint is damaged: {damage}", hints=_ways_on(folder))
+    try:
+        for role, engine in engines.items():
+            engine.load(folder / role)
+    except RunError as error:
+        error.hints = (*error.hints, *_ways_on(folder))
+        raise
+    return _read_witness(folder, json.loads((folder / STATE_FILE).read_text()))
+
+
+def damage_of(folder: Path) -> str:
+    """What a checkpoint is not as it was written, in words; empty where nothing is. Older ones have no digests."""
+    path = folder / STATE_FILE
+    try:
+        state = json.loads(path.read_text())
+        own = state.pop("digest", None)
+        if own not in (None, _digest(state)):
+            return f"{path} holds other bytes than were written"
+        if changed := changed_files(folder, state.get("files", {}), state.get("digests")):
+            return "; ".join(changed)
+        _read_witness(folder, state)
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read: {error.strerror or error}"
+    except SafetensorError as error:
+        return f"{folder / ALGORITHM_FILE} cannot be read: {error}"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return f"{path} cannot be read or is of another version: {type(error).__name__}: {error}"
+    return ""
+
+
+def _ways_on(folder: Path) -> list[str]:
+    """What helps where a checkpoint cannot be loaded: an older one, or that there is none."""
+    run = folder.parents[3] if len(folder.parents) > 3 else folder.parent
+    older = [path for path in run.glob("epochs/*/checkpoints/step-*") if path.name < folder.name]
+    if older and folder.is_dir():
+        latest = max(older, key=lambda path: (path.name, path))
+        aside, resume = shlex.join(["mv", str(folder), str(run / f"damaged-{folder.name}")]), shlex.quote(str(run))
+        return [
+            f"an older one is kept: {latest}; put this one aside, and the run goes back to it: "
+            f"{aside} && areal run --resume {resume}"
+        ]
+    best = f"; {run / 'best'} holds the model of the best evaluation" if (run / "best").is_dir() else ""
+    told = "no older one is kept" if folder.is_dir() else "bring it back: the ledger knows of no older one that is kept"
+    return [f"{told}; areal run --resume cannot go on without, so start again with another run_dir{best}"]
+
+
+def _read_witness(folder: Path, state: Mapping[str, Any]) -> Witness:
     best = -math.inf if state["best"] is None else state["best"]
     steps = [[(number, digest) for number, digest in step] for step in state["steps"]]
     own = load_file(folder / ALGORITHM_FILE)
     return Witness(state["before"], state["first"], steps, best, state["unevaluated"], own)
+
+
+def _digest(state: Mapping[str, Any]) -> int:
+    """Of the file that holds the other files' digests."""
+    return zlib.crc32(json.dumps(state).encode())
 
 
 def write_checkpoint(
@@ -129,8 +184,10 @@ def write_checkpoint(
             best = witness.best if math.isfinite(witness.best) else None
             save_file(witness.state, folder / ALGORITHM_FILE)
             seen = asdict(replace(witness, state={}))
-            state = {**seen, "step": step, "best": best, "files": file_sizes(folder)}
-            (folder / STATE_FILE).write_text(json.dumps(state))
+            state = {**seen, "step": step, "best": best, "files": file_sizes(folder), "digests": file_digests(folder)}
+            # As it will be read: JSON knows neither tuples nor numbers as keys.
+            digest = _digest(json.loads(json.dumps(state)))
+            (folder / STATE_FILE).write_text(json.dumps({**state, "digest": digest}))
             sync_names(checkpoints, checkpoints.parent)
     wait_for_all()
     return target

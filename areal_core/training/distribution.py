@@ -93,8 +93,13 @@ def share_beginning(beginning: Beginning | None) -> Beginning:
     """What rank 0 was told of where the run begins, on every rank; None on the others."""
     known = beginning or Beginning(0, None, 0)
     step, version = int(agree(known.step)), int(agree(known.version))
-    folder = _share_bytes(str(known.checkpoint or "").encode())
-    return Beginning(step, Path(folder.decode()) if folder else None, version)
+    folder = share_text(str(known.checkpoint or ""))
+    return Beginning(step, Path(folder) if folder else None, version)
+
+
+def share_text(text: str) -> str:
+    """Rank 0's text on every rank."""
+    return _share_bytes(text.encode()).decode()
 
 
 def distribute(result: tuple[PackedBatch | None, dict[str, float]] | None) -> PackedBatch | None:

@@ -64,7 +64,7 @@ def test_nodes_that_hold_no_rank_come_and_go_and_the_run_goes_on(
     assert nodes(workplace) == {"node-0", "node-1", "node-2"}
     late += [join(workplace, "late"), join(workplace, "later")]
     workplace.wait_for(lambda: nodes(workplace) >= {"late", "later"}, process)
-    assert "(nothing yet)          on late" in workplace.areal("status", "run").out
+    assert "  late                   nothing" in workplace.areal("status", "run").out
     os.kill(wardens(workplace, "node-2")[0], signal.SIGTERM)
     late[0].send_signal(signal.SIGTERM)
     assert late[0].wait(HANG_S) == 0, "a node that is let go ends in order"

@@ -146,6 +146,33 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     assert workplace.areal("audit", "run").code == 0
 
 
+@pytest.mark.parametrize("damage", ["a bit", LONG("zeros"), LONG("no state")])
+def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workplace, damage: str) -> None:
+    done = workplace.areal("run", "run.yaml", "run_dir=run", "checkpoint.every=1", "launcher.trainer_processes=2")
+    assert done.code == 0, done.err
+    checkpoint = workplace.folder / "run/epochs/000001/checkpoints/step-000004"
+    path = checkpoint / ("trainer.json" if damage == "no state" else "actor/__0_0.distcp")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data if damage == "a bit" else bytes(len(data)))
+    if damage == "no state":
+        path.unlink()
+    refused = workplace.areal("run", "--resume", "run", "steps=6")
+    assert refused.code == 1
+    assert str(path) in refused.err
+    assert "Traceback" not in refused.err
+    assert "go on with:" not in refused.err, "it would fail for ever"
+    assert workplace.areal("audit", "run").code == 1
+    aside, _, resume = refused.err.partition("goes back to it: ")[2].splitlines()[0].partition(" && ")
+    subprocess.run(aside, shell=True, check=True)
+    assert resume == f"areal run --resume {workplace.folder / 'run'}"
+    done = workplace.areal(*resume.split()[1:], "steps=6")
+    assert done.code == 0, done.err
+    assert [line["step"] for line in workplace.metrics()] == [1, 2, 3, 4, 5, 6]
+    audit = workplace.areal("audit", "run")
+    assert audit.code == 0, audit.out
+
+
 @pytest.mark.parametrize("deterministic", [True, LONG(False)])
 def test_killed_at_any_moment_nothing_is_lost(workplace: Workplace, deterministic: bool) -> None:
     """SIGKILL of the parent, three times: its children end with it, audits are clean, and in deterministic mode the

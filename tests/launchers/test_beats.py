@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from areal_core.interfaces.launcher import ProcessSpecification
-from areal_core.launchers import wardens
+from areal_core.launchers import supervised
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
-from areal_core.launchers.wardens import beat_interval
+from areal_core.launchers.supervised import beat_interval
 from areal_core.messages import Credentials
 from areal_core.runs.silence import TOLD_S
 from areal_core.runs.supervisor import Supervisor
@@ -29,7 +29,7 @@ def test_many_beat_less_often_and_never_so_seldom_that_they_seem_silent() -> Non
 
 @pytest.mark.slow
 def test_a_warden_and_a_process_beat_as_often_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wardens, "BEATS_PER_S", 0.25)  # one is many: a beat in 4 s
+    monkeypatch.setattr(supervised, "BEATS_PER_S", 0.25)  # one is many: a beat in 4 s
 
     async def work() -> None:
         launcher = LocalLauncher(LocalSettings())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,6 +99,17 @@ def test_a_checkpoint_that_was_cut_off_is_a_finding(run_dir: Path) -> None:
     assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == [f"{path} had 100 bytes and has 99"]
     path.unlink()
     assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == [f"{path} had 100 bytes and is missing"]
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_a_finding(run_dir: Path) -> None:
+    ledger, checkpoint = run_dir / "epochs/000001/ledger", run_dir / "epochs/000001/checkpoints/step-000004"
+    state = json.loads((checkpoint / "trainer.json").read_text())
+    state["digests"] = {"actor/parameters": zlib.crc32(bytes(100))}
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    assert audit_folder(ledger, run_dir).problems == []
+    path = checkpoint / "actor" / "parameters"
+    path.write_bytes(bytes(99) + b"\1")
+    assert audit_folder(ledger, run_dir).problems == [f"{path} holds other bytes than were written"]
 
 
 def test_one_of_an_older_version_too(run_dir: Path) -> None:

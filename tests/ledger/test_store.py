@@ -114,6 +114,36 @@ def test_segments_go_when_their_groups_are_committed(tmp_path: Path, batch_of: A
     assert groups[0].batch.select(list(groups[0].rows))["input_ids"].unique().tolist() == [2]
 
 
+def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path, batch_of: Any) -> None:
+    ledger = open_ledger(tmp_path)
+    checkpoints = [tmp_path / f"epochs/000001/checkpoints/step-00000{step}" for step in range(4)]
+    for number in range(6):
+        ledger.issued(number, number, 0)
+    for step, folder in enumerate(checkpoints[1:], 1):
+        ledger.flush(*batch_of([step - 1]))
+        ledger.consumed([step - 1], step=step - 1)
+        folder.mkdir(parents=True)
+        ledger.commit(step, folder, step + 2)
+    ledger.flush(*batch_of([3]))
+    checkpoints[1].rmdir()  # as `checkpoint.keep` has it
+    ledger.close()
+    checkpoints[3].rename(tmp_path / "damaged-step-000003")
+    (tmp_path / "epochs/000001/checkpoints/step-000009").mkdir()  # that nobody has committed
+    again = Ledger.take_over(tmp_path / "epochs/000002/ledger", [ledger.folder], tmp_path)
+    again.rollback(discard=False)
+    assert (again.committed_step, again.checkpoint) == (2, checkpoints[2])
+    assert again.facts()["committed_position"] == "4"
+    assert again.unfinished() == [2, 4, 5], "what the step after it had consumed is generated anew"
+    assert [group.number for group in again.finished()] == [3]
+    again.flush(*batch_of([2]))
+    again.consumed([2], step=2)
+    again.close()
+    checkpoints[2].rename(tmp_path / "damaged-step-000002")
+    last = Ledger.take_over(tmp_path / "epochs/000003/ledger", [again.folder], tmp_path)
+    assert last.checkpoint == checkpoints[2], "there is none that it could go back to: whoever loads it is told"
+    last.close()
+
+
 def test_a_segment_is_whole_before_it_is_named(tmp_path: Path, batch_of: Any) -> None:
     """A process killed between segment and transaction leaves a file that no row names; it is never read."""
     ledger = open_ledger(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,8 @@ def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
           "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_PROCID": "1"}, Rank(7, 3, 2)),
         ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Rank(2, 0, 2)),
         ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"}, Rank(3, 1, 2)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"},
+         Rank(3, 1, 2)),
         ({"SLURM_PROCID": "0", "RANK": "1", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"}, Rank(1, 1, 1)),
         ({"JOB_COMPLETION_INDEX": "2"}, Rank(2, 0, None)),
     ],
@@ -88,7 +91,8 @@ def test_requests_that_cannot_be_are_refused(
 class Supervising:
     """The supervisor's side of a run whose nodes join; in a thread of its own."""
 
-    def __init__(self, run: RunFolder, number: int = 1) -> None:
+    def __init__(self, run: RunFolder, number: int = 1, *, lets_go: bool = False) -> None:
+        self._lets_go = lets_go
         self.epoch = run.epoch(number)
         self.credentials = Credentials.create(number)
         self.said: list[str] = []
@@ -112,8 +116,13 @@ class Supervising:
 
     async def _serve(self) -> None:
         launcher = JoinedLauncher(JoinedSettings(nodes=1, host="127.0.0.1", joining_timeout_s=60))
-        nothing = dict.fromkeys(("on_message", "on_end", "on_notice"), lambda *_: None)
-        wardens = Wardens(self.credentials, **nothing, on_visitor=self._answer)
+        nothing = dict.fromkeys(("on_message", "on_end"), lambda *_: None)
+        wardens = Wardens(
+            self.credentials,
+            **nothing,
+            on_notice=lambda node, _: wardens.let_go(node) if self._lets_go else None,
+            on_visitor=self._answer,
+        )
         await wardens.listen(launcher.host)
         claim(self.epoch, wardens.address, self.credentials)
         await wardens.bring(launcher, self.said.append, self._run.path)
@@ -171,6 +180,40 @@ def test_a_run_that_is_done_ends_at_once_and_one_that_failed_before_is_waited_fo
 
 
 @pytest.mark.slow
+def test_a_node_that_the_run_lets_go_stays_away(tmp_path: Path) -> None:
+    """It was told to go, and came again as soon as the run had done without it."""
+    run = RunFolder(tmp_path / "run")
+    node = subprocess.Popen(
+        [sys.executable, "-m", "areal_core", "join", str(run.path)], stdout=subprocess.PIPE, text=True
+    )
+    with Supervising(run, 1, lets_go=True) as supervising:
+        deadline = time.monotonic() + 60
+        while not supervising.nodes and time.monotonic() < deadline:
+            time.sleep(0.02)
+        node.terminate()
+        node.send_signal(signal.SIGHUP)  # some give notice twice
+        out, _ = node.communicate(timeout=60)
+    assert node.returncode == 0
+    assert "goes on without this node, which is to be taken away" in out
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_run_that_is_done_and_shall_go_on_is_waited_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_settled: bool
+) -> None:
+    monkeypatch.setattr(module, "SETTLED_S", 0.3 if is_settled else 60.0)
+    run = RunFolder(tmp_path / "run")
+    claim(run.epoch(1), "tcp:127.0.0.1:1", Credentials.create(1))
+    release(run.epoch(1), "done 4")
+    waits = joining(run, [], patience_s=1.0, is_started=True)
+    if is_settled:
+        assert waits.serve() == 0
+    else:
+        with pytest.raises(RunError, match="rank 0 is to start the run"):
+            waits.serve()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("has_warden", [True, False])
 def test_a_node_goes_from_epoch_to_epoch_and_ends_with_the_runs_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_warden: bool
@@ -204,8 +247,7 @@ def test_a_node_goes_from_epoch_to_epoch_and_ends_with_the_runs_exit_code(
 def test_an_owner_that_is_gone_without_a_word_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEASE_S", 0.5)
-    monkeypatch.setattr(module, "MARGIN_S", 0.5)
+    monkeypatch.setattr(module, "GONE_S", 1.0)
     monkeypatch.setattr(module, "ASK_EVERY_S", 0.1)
     run, said = RunFolder(tmp_path / "run"), list[str]()
     node = joining(run, said, has_warden=False)
@@ -242,22 +284,24 @@ def test_a_run_that_lets_go_of_a_node_again_and_again_does_not_want_it(
         joining(run, []).serve()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
 def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    """Nobody here can end it: the run's end is confirmed only then."""
+    """Nobody here can end it: the run's end is confirmed only then; a connection that has ended confirms nothing."""
     from areal_core.messages import connect
     from areal_core.messages.processes import Beat, Leave, NodeReady
 
     monkeypatch.setattr(wardens_module, "PROGRESS_S", 0.2)
-    credentials, said, heard = Credentials.create(1), list[str](), list[object]()
+    credentials, said, heard, may_end = Credentials.create(1), list[str](), list[object](), threading.Event()
 
     async def serve_one(address: str, is_there: asyncio.Event) -> None:
         channel = await connect(address, 10, "warden", credentials)
         channel.post(NodeReady("mute", "mute", "127.0.0.1", "lo", 1, 1, 0, str(tmp_path), 1, "python", True))
         is_there.set()
-        while True:
+        while not may_end.is_set():
             heard.append(await channel.receive())
+        await channel.close()
 
     async def work() -> float:
         nothing = dict.fromkeys(("on_message", "on_end", "on_notice", "on_visitor"), lambda *_: None)
@@ -268,14 +312,25 @@ def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_i
         await is_there.wait()
         while not wardens.nodes:
             await asyncio.sleep(0.01)
+        if is_lost:
+            may_end.set()
+            while wardens.nodes:
+                await asyncio.sleep(0.01)
         began = time.monotonic()
-        monkeypatch.setattr(wardens_module, "LEASE_S", 0.5)
+        monkeypatch.setattr(wardens_module, "LEASE_S", 30.0 if is_lost else 0.5)
         monkeypatch.setattr(wardens_module, "MARGIN_S", 0.5)
-        await wardens.close()
+        closing = asyncio.ensure_future(wardens.close())
+        if is_lost:
+            await asyncio.sleep(1.0)
+            assert not closing.done()
+            for lost in wardens._unconfirmed.values():
+                lost.heard -= 30.0
+        await closing
         took = time.monotonic() - began
         await asyncio.wait({node}, timeout=10)
         return took
 
     assert asyncio.run(work()) >= 1.0
-    assert "no word from mute: what runs there ends within" in said[0]
-    assert isinstance(next(message for message in heard if not isinstance(message, Beat)), Leave)
+    assert f"no word from mute{' (lost)' * is_lost}: what runs there ends within" in said[-1]
+    if not is_lost:
+        assert isinstance(next(message for message in heard if not isinstance(message, Beat)), Leave)

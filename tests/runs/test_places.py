@@ -36,12 +36,12 @@ def test_every_node_is_told_with_its_processes_and_their_gpus(table):
     assert table("placement=train=4x2 generate=tp2x6") == (
         [
             "node    processes             GPUs",
-            "node 1  trainer 0-3           0-3",
-            "node 1  controller, 1 reward",
-            "node 1  server 0-1            4-5, 6-7",
-            "node 2  trainer 4-7           8-11",
-            "node 2  server 2-3            12-13, 14-15",
-            "node 3  server 4-5            16-17, 18-19",
+            "node-0  trainer 0-3           0-3",
+            "node-0  controller, 1 reward",
+            "node-0  server 0-1            4-5, 6-7",
+            "node-1  trainer 4-7           8-11",
+            "node-1  server 2-3            12-13, 14-15",
+            "node-2  server 4-5            16-17, 18-19",
         ],
         [],
     )
@@ -52,21 +52,21 @@ def test_uneven_lists_by_hand_are_told_as_well(table):
     rows, problems = table(*words)
     assert problems == []
     assert rows[1:] == [
-        "node 1  trainer 0-1           0-1",
-        "node 1  controller, 1 reward",
-        "node 1  server 0-1            2, 4",
-        "node 2  trainer 2             9",
-        "node 4  server 2              31",
+        "node-0  trainer 0-1           0-1",
+        "node-0  controller, 1 reward",
+        "node-0  server 0-1            2, 4",
+        "node-1  trainer 2             9",
+        "node-3  server 2              31",
     ]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["placement.generation=[6,7,8,9]", "inference_engine.tensor_parallel=4"], "belong together and lie on node 1"),
+        (["placement.generation=[6,7,8,9]", "inference_engine.tensor_parallel=4"], "belong together and lie on node-0"),
         (["placement.generation=[6]", "inference_engine.servers=2"], "2 servers on 1 GPUs each need 2"),
         (["placement.generation=[4]", "launcher=core/local", "launcher.nodes=2", "launcher.gpus_per_node=2"],
-         "placement names GPU 4, which there is not: node 1 has 0 to 1, node 2 has 2 to 3"),
+         "placement names GPU 4, which there is not: node-0 has 0 to 1, node-1 has 2 to 3"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_placed_is_refused_with_what_there_is(table, words, message):
@@ -89,9 +89,9 @@ def test_ranks_without_gpus_stand_in_blocks(table):
     rows, _ = table("launcher=core/local", "launcher.nodes=2", "launcher.trainer_processes=2")
     assert rows == [
         "node    processes             GPUs",
-        "node 1  trainer 0",
-        "node 1  controller, 1 reward",
-        "node 2  trainer 1",
+        "node-0  trainer 0",
+        "node-0  controller, 1 reward",
+        "node-1  trainer 1",
         "any     server 0",
     ]
 

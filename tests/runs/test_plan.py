@@ -73,12 +73,74 @@ def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
     assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "selective"),  # left open, and layers are compiled on a GPU
+        (["train_engine.activation_checkpointing=none"], "no checkpointing"),
+        (["train_engine.activation_checkpointing=full"], "full"),
+        (["train_engine.compile=false"], "no checkpointing"),
+    ],
+)
+def test_the_choice_of_checkpointing_that_was_reckoned_with_is_told(model: Path, words: list[str], said: str) -> None:
+    found = plan(model, "placement.gpu_memory_gib=80", *words)
+    kept = found.figures["memory"]["roles"]["actor"]["activations"] / 2**30
+    assert f", activations {kept:.1f} ({said}), " in str(found)
+
+
+def test_the_time_of_a_publication_is_that_within_one_machine(model: Path) -> None:
+    pytest.importorskip("areal_sglang", reason="the first-party plugins are not installed")
+    words = [
+        "placement.gpu_memory_gib=80",
+        "inference_engine={type: sglang/sglang, servers: 1}",
+        "launcher.gpus_per_node=2",
+    ]
+    one = plan(model, *words, "placement.training=[0]", "placement.generation=[1]", "launcher.nodes=1")
+    assert "by broadcast at 135 GB/s within one machine (as on H200s)" in str(one)
+    two = plan(model, *words, "placement.training=[0,1]", "placement.generation=[2]", "launcher.nodes=2")
+    assert "by broadcast between nodes: how long that takes, their network decides" in str(two)
+    assert "GB/s" not in str(two)
+    assert two.figures["publication"]["seconds"] is None
+
+
 def test_a_folder_without_a_tokenizer_is_refused(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(ConfigError) as raised:
         plan(model)
     (problem,) = raised.value.problems
     assert str(problem) == f"model.path: {model} holds no tokenizer; save one there with save_pretrained"
+
+
+def problem_of(model: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    (problem,) = raised.value.problems
+    return str(problem)
+
+
+def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -> None:
+    path = model / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    for size in (7, 9):
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+        needed = 8 + len(header) + 8
+        told = f"model.safetensors has {needed - 8 + size} bytes, and by its header it should have {needed}"
+        assert told in problem_of(model)
+
+
+def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
+    first, index = model / "model-00001-of-00002.safetensors", model / "model.safetensors.index.json"
+    (model / "model.safetensors").rename(first)
+    places = dict.fromkeys(SHAPES, first.name)
+    index.write_text(json.dumps({"weight_map": places}))
+    plan(model)
+    index.write_text(json.dumps({"weight_map": {**places, "more": first.name}}))
+    assert f"{index.name} names tensors that no file holds: more" in problem_of(model)
+    index.write_text(json.dumps({"weight_map": {**places, "more": "model-00002-of-00002.safetensors"}}))
+    assert f"{index.name} names files that are missing: model-00002-of-00002.safetensors" in problem_of(model)
+    for text in ("not JSON", "[]", "{}", '{"weight_map": 3}'):
+        index.write_text(text)
+        assert f"{index.name} is no index: " in problem_of(model)
 
 
 def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:

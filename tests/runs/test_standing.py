@@ -10,10 +10,10 @@ from rich.console import Console
 
 from areal_core.cli.commands.status import _lines
 from areal_core.messages.codec import FrameDecoder, encode_frame
-from areal_core.messages.processes import Owner
+from areal_core.messages.processes import Done, Owner, StopRun
 from areal_core.runs import watching
 from areal_core.runs.folder import RunFolder
-from areal_core.runs.ownership import Credentials, claim
+from areal_core.runs.ownership import Credentials, claim, release
 from areal_core.runs.standing import MOST_NODES, node_rows
 from areal_core.runs.terminal import Terminal
 from areal_core.runs.view import LiveView, PlainView, RunState
@@ -28,15 +28,15 @@ OWNER = Owner(
     "head",
     77,
     3,
-    {**dict.fromkeys(RANKS, "training"), "trainer-6": "saving", "controller": "generating", "server-0": "running"},
+    {**dict.fromkeys(RANKS, "train"), "trainer-6": "checkpoint", "controller": "generating", "server-0": "running"},
     {**RANKS, "controller": "node-0", "server-0": "node-2", "ended": "node-2"},
     {f"node-{number}": 8 for number in range(4)},
     {"trainer-7": 12.4, "trainer-1": 5.0},
     {"node-0": 0.2, "node-1": 1.0, "node-2": 30.0, "node-3": 2.0},
 )
 ROWS = [
-    ("node-0", "trainer 0-3: training, controller: generating"),
-    ("node-1", "trainer 4-5, 7: training, trainer 6: saving; silent for 12 s: trainer-7"),
+    ("node-0", "trainer 0-3: train, controller: generating"),
+    ("node-1", "trainer 4-5, 7: train, trainer 6: checkpoint; silent for 12 s: trainer-7"),
     ("node-2", "server 0: running; silent for 30 s"),
     ("node-3", "nothing"),
 ]
@@ -48,9 +48,7 @@ def test_each_node_is_told_with_its_roles_phases_and_silence() -> None:
 
 
 def test_one_node_needs_no_rows() -> None:
-    assert (
-        node_rows(Owner("head", 77, 3, {"trainer-0": "training"}, {"trainer-0": "a"}, {"a": 0}, {}, {"a": 0.0})) == []
-    )
+    assert node_rows(Owner("head", 77, 3, {"trainer-0": "train"}, {"trainer-0": "a"}, {"a": 0}, {}, {"a": 0.0})) == []
 
 
 def test_of_very_many_nodes_the_silent_ones_are_shown() -> None:
@@ -79,9 +77,9 @@ def test_the_panel_shows_them_below_the_run(tmp_path: Path) -> None:
         "areal · sums · step 2/4",
         "━" * 30,
         "trained reward     0.500  ▁█",
-        "trainer         training",
-        "node-0          trainer 0-3: training, controller: generating",
-        "node-1          trainer 4-5, 7: training, trainer 6: saving; silent for 12 s: trainer-7",
+        "trainer         train",
+        "node-0          trainer 0-3: train, controller: generating",
+        "node-1          trainer 4-5, 7: train, trainer 6: checkpoint; silent for 12 s: trainer-7",
         "node-2          server 0: running; silent for 30 s",
         "node-3          nothing",
         "",
@@ -103,8 +101,42 @@ def test_status_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
     monkeypatch.setattr(watching, "ask_owner", lambda *_: OWNER)
     status = watching.run_status(run)
-    assert status["processes"]["trainer-7"] == {"node": "node-1", "phase": "training", "silent_s": 12.4}
+    assert status["processes"]["trainer-7"] == {"node": "node-1", "phase": "train", "silent_s": 12.4}
     assert _lines(status, tmp_path)[-5:] == [
         f"  {'owner':22s} process 77 on head",
         *(f"  {name:22s} {text}" for name, text in ROWS),
     ]
+
+
+def test_a_run_whose_nodes_are_missing_says_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path)
+    claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    monkeypatch.setattr(watching, "ask_owner", lambda *_: Owner("head", 77, 1, {}, {}, {"a": 8}, {}, {"a": 0.0}))
+    status = watching.run_status(run)
+    assert (status["state"], status["waits_for_nodes"]) == ("running", True)
+    assert _lines(status, tmp_path)[0].startswith("waiting for nodes  step 0")
+    run.epoch(1).ledger.mkdir()
+    assert not watching.run_status(run)["waits_for_nodes"], "its processes have ended"
+    monkeypatch.setattr(watching, "ask_owner", lambda *_: OWNER)
+    assert _lines(watching.run_status(run), tmp_path)[0].startswith("running  ")
+
+
+def test_an_owner_that_is_stopping_is_asked_until_it_has_released_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens no more while it ends its processes, and this one, which it is here, is not gone."""
+    run, asked = RunFolder(tmp_path), []
+
+    def answer(_: object, question: object, __: float) -> object:
+        asked.append(question)
+        if isinstance(question, StopRun):
+            return Done()
+        if len(asked) == 5:
+            release(run.epoch(1), "interrupted 3 143")
+        return OWNER if len(asked) < 2 else None
+
+    claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    monkeypatch.setattr(watching, "ask_owner", answer)
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+    assert watching.stop_run(run, now=True, patience_s=60.0, say=lambda _: None) == "interrupted"
+    assert len(asked) == 5

@@ -22,9 +22,10 @@ def test_nodes_with_another_number_of_gpus_than_counted_are_named(tmp_path, monk
         try:
             await supervisor.listen()
             await supervisor.bring_nodes(tmp_path)
-            supervisor.require_gpus(2)
+            supervisor.require_gpus(2, [0, 3])
+            supervisor.require_gpus(4, [])
             with pytest.raises(RunError, match="gpus_per_node=4, and node-0 has 2, node-1 has 2") as told:
-                supervisor.require_gpus(4)
+                supervisor.require_gpus(4, [0, 2])
             assert "set it to null" in told.value.hints[0]
         finally:
             await supervisor.close()

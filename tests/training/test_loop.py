@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,61 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(RunError, match=r"the checkpoint is damaged: .* bytes and has "):
         restore_checkpoint(checkpoint, engines)
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["actor/parameters", "algorithm.safetensors", "trainer.json"])
+def test_a_flipped_bit_is_refused_with_the_way_to_an_older_checkpoint(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    train(run, Parts(), config(2, checkpoint=CheckpointSection(every=1)))
+    first, last = (run / f"epochs/1/checkpoints/step-00000{step}" for step in (1, 2))
+    flip_a_bit(last / name)
+    again: Any = Parts()
+    with pytest.raises(RunError, match="the checkpoint is damaged: ") as raised:
+        restore_checkpoint(last, {"actor": again})
+    assert str(last / name) in raised.value.message
+    assert again.asked == [], "nothing was loaded"
+    (hint,) = raised.value.hints
+    assert f"{first};" in hint
+    assert hint.endswith(f"mv {last} {run}/damaged-step-000002 && areal run --resume {run}")
+    shutil.rmtree(first)
+    with pytest.raises(RunError) as raised:
+        restore_checkpoint(last, {"actor": again})
+    assert "no older one is kept" in raised.value.hints[0]
+
+
+def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    train(tmp_path, Parts(), config(1))
+    checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"
+    path = checkpoint / "trainer.json"
+    engines: Any = {"actor": Parts()}
+    for text in ("{}", "[]", "", "not JSON"):
+        path.write_text(text)
+        with pytest.raises(RunError, match=f"damaged: {path} cannot be read or is of another version: "):
+            restore_checkpoint(checkpoint, engines)
+    path.unlink()
+    with pytest.raises(RunError, match=f"damaged: {path} cannot be read: No such file"):
+        restore_checkpoint(checkpoint, engines)
+    shutil.rmtree(checkpoint)
+    with pytest.raises(RunError, match=f"damaged: {path} cannot be read: No such file") as raised:
+        restore_checkpoint(checkpoint, engines)
+    assert raised.value.hints[0].startswith("bring it back: the ledger knows of no older one")
+
+
+def test_an_older_checkpoint_has_no_digests_and_is_loaded(tmp_path: Path) -> None:
+    train(tmp_path, Parts(), config(1))
+    checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"
+    state = json.loads((checkpoint / "trainer.json").read_text())
+    del state["digest"], state["digests"]
+    (checkpoint / "trainer.json").write_text(json.dumps(state))
+    engines: Any = {"actor": Parts()}
+    restore_checkpoint(checkpoint, engines)
+    assert engines["actor"].asked == ["load 1"]
 
 
 def test_what_the_trainer_saw_does_not_grow_with_the_run(tmp_path: Path) -> None:

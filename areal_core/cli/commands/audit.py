@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
         for state, count in sorted(report["groups"].items()):
             say(f"  {state:20s} {count:8,d} groups")
         if report["provisional"]:
-            say(f"  of which a resume trains on {report['provisional']} again: their steps are in no checkpoint yet")
+            say(f"  of those consumed, {report['provisional']:,d} are behind that step: a resume trains on them again")
         for problem in report["problems"]:
             say(f"problem: {problem}")
         if not report["problems"]:

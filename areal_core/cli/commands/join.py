@@ -52,7 +52,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from areal_core.runs.terminal import say
 
     is_first = rank is None or rank.local_rank == 0
-    return Joining(RunFolder(run_dir), has_warden=is_first, patience_s=arguments.wait, say=say).serve()
+    return Joining(
+        RunFolder(run_dir), has_warden=is_first, patience_s=arguments.wait, say=say, is_started=any(request)
+    ).serve()
 
 
 def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int:

@@ -53,7 +53,8 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     state, since = status["state"], status["seconds_since_step"]
     of = "" if status["steps"] is None else f" of {status['steps']}"
     ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
-    lines = [f"{state}  step {status['step']}{of}{ago}  (epoch {status['epoch']})"]
+    shown = "waiting for nodes" if status.get("waits_for_nodes") else state
+    lines = [f"{shown}  step {status['step']}{of}{ago}  (epoch {status['epoch']})"]
     lines += [f"  {name:22s} {value:.4g}" for name, value in status["metrics"].items()]
     kept = status["checkpoint"]
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")

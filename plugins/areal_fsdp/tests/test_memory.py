@@ -112,6 +112,17 @@ def test_parts_follow_what_the_engine_holds():
     assert settings.memory(replace(SMALL, description={**SMALL.description, "num_experts": 8})) is None
 
 
+@pytest.mark.parametrize(
+    ("budget", "said"), [(60, "selective, 4 of 28 layers"), (20, "selective, 17 of 28 layers whole"), (1, "full")]
+)
+def test_a_plan_says_which_layers_compute_again_within_a_budget(budget, said):
+    settings = FSDPConfig(
+        max_tokens_per_microbatch=TOKENS, activation_checkpointing="selective", activation_memory_gib=budget
+    )
+    assert settings.memory(SMALL).recomputing == said
+    assert settings.memory(replace(SMALL, role=REFERENCE)).recomputing == ""
+
+
 def test_what_layers_of_no_compiler_keep_is_more():
     eager = FSDPConfig(max_tokens_per_microbatch=TOKENS, compile=False, activation_checkpointing="none").memory(SMALL)
     compiled = FSDPConfig(max_tokens_per_microbatch=TOKENS, activation_checkpointing="none").memory(SMALL)
@@ -199,6 +210,8 @@ def test_settings_of_checkpointing_that_contradict_one_another():
     assert FSDPConfig(activation_checkpointing=False).activation_checkpointing == "none"
     with pytest.raises(ValueError, match="leave the budget out"):
         FSDPConfig(activation_memory_gib=4)
+    with pytest.raises(ValueError, match="less than or equal to 1048576"):
+        FSDPConfig(activation_checkpointing="selective", activation_memory_gib=1e300)
     with pytest.raises(ValueError, match="'none', 'selective' or 'full'"):
         FSDPConfig(activation_checkpointing="most")
 

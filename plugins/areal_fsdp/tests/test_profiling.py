@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+from types import SimpleNamespace
+
+from areal_fsdp.config import FSDPConfig
 
 
 def test_the_updates_that_are_asked_for_are_traced_and_no_others(make_engine, program, batch, tmp_path, capsys):
@@ -23,3 +26,12 @@ def test_a_trace_that_cannot_be_written_costs_no_update(make_engine, program, ba
     engine = make_engine(profile={"updates": [1], "folder": str(taken)})
     assert program.train(engine, batch)["gradient_norm"] > 0
     assert f"the trace of update 1 cannot be written to {taken}/" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_a_file_is_refused_before_the_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name, count in (("file", 1), ("file/below", 1), ("new/below", 0)):
+        settings = FSDPConfig(profile={"updates": [1], "folder": str(tmp_path / name)})
+        problems = list(settings.check(SimpleNamespace(longest_sequence=1, trainer_processes=1)))
+        assert len(problems) == count
+        assert not count or f"profile.folder: {tmp_path / 'file'} is a file" in problems[0]

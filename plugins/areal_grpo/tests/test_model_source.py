@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import shutil
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from areal_core.interfaces import FindsModel
 from areal_core.testing.conformance import ModelSourceSuite
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.long
@@ -19,3 +24,14 @@ class TestAdditionModel(ModelSourceSuite):
     @pytest.fixture(autouse=True)
     def _one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def test_a_cache_that_was_copied_has_the_model(self, tmp_path: Path) -> None:
+        """It is known by what it was made of: neither where the cache lies nor who asks is part of that."""
+        source, copied = self.make(), tmp_path / "copied"
+        assert isinstance(source, FindsModel)
+        assert source.find(tmp_path / "cache") is None
+        made = source.prepare(tmp_path / "cache")
+        shutil.copytree(tmp_path / "cache", copied)
+        assert self.make().find(copied) == copied / made.relative_to(tmp_path / "cache")
+        (copied / made.relative_to(tmp_path / "cache") / "config.json").unlink()
+        assert self.make().find(copied) is None

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from areal_core.errors import ConfigError, RunError, UsageError
+from areal_slurm.sizes import gpus_of
 from areal_slurm.submission import main, task_numbers
 
 RUN = """
@@ -89,3 +90,60 @@ def test_a_folder_that_is_there_is_gone_on_with():
 def test_a_launcher_that_was_chosen_stays():
     with pytest.raises(UsageError, match="the launcher of the run is local, which knows nothing of the job"):
         main(["run.yaml", "launcher.type=local", "--dry-run"])
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [("gpu:8", 8), ("gpu", 1), ("gpu:h200:4", 4), ("gpu:a100", 1), ("nvme:1,gpu:h200:2,gpu:a100:1(S:0-1)", 3),
+     ("nvme:2", None), ("gpufs:2", None), (None, None)],
+)  # fmt: skip
+def test_gpus_of_each_node(gres, gpus):
+    assert gpus_of(gres) == gpus
+
+
+PLACED = ["--plugins", "sglang", "inference_engine=sglang", "placement=train=8x2 generate=tp2x4", "--dry-run"]
+
+
+@pytest.fixture
+def placed():
+    """Words of a job whose run needs three nodes with eight GPUs."""
+    pytest.importorskip("areal_sglang", reason="the first-party plugins are not installed")
+    return ["run.yaml", "run_dir=run", *PLACED]
+
+
+def test_gpus_of_a_node_follow_from_what_the_job_asks_for(capsys, placed):
+    with pytest.raises(ConfigError, match="known how many GPUs a node has"):
+        main([*placed, "--nodes=3"])
+    assert main([*placed, "--nodes=3", "--gres=gpu:8"]) == 0
+    assert "--nodes=3" in directives(capsys.readouterr().out)
+    assert main([*placed, "--nodes=3-4", "--gres=gpu:h200:8", "launcher.gpus_per_node=8"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes=2", "--gres=gpu:8"],
+         "needs 3 nodes with 8 GPUs each, GPU 23 being the last, and --nodes 2 asks for 2\n"),
+        (["--nodes=2-3", "--gres=gpu:8"], "--nodes 2-3 asks for 2 at least"),
+        (["launcher.gpus_per_node=8"], "needs 3 nodes .* --nodes 1 asks for 1"),
+        (["--nodes=3", "--gres=gpu:4", "launcher.gpus_per_node=8"], "gpus_per_node=8, and --gres asks for 4"),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_too_small_is_refused(placed, words, message):
+    with pytest.raises(UsageError, match=message):
+        main([*placed, *words])
+
+
+def test_a_job_of_several_groups_of_nodes_is_left_to_slurm(placed):
+    assert main([*placed, "launcher.gpus_per_node=8", "--nodes=2", "--sbatch=hetjob", "--sbatch=--nodes=1"]) == 0
+
+
+def test_a_run_that_goes_on_is_held_against_its_new_job(folder, placed):
+    (folder / "old").mkdir()
+    words = ["launcher: {type: slurm, gpus_per_node: 8}", "plugins: [sglang, slurm]"]
+    words += ['placement: "train=8x2 generate=tp2x4"', f"base_dir: {folder}"]
+    text = RUN.replace("inference_engine: parts.py:Part", "inference_engine: sglang") + "\n".join(words)
+    (folder / "old" / "config.yaml").write_text(text)
+    with pytest.raises(UsageError, match="needs 3 nodes"):
+        main(["--resume", "old", "--nodes=2", "--dry-run"])
+    assert main(["--resume", "old", "--nodes=3", "--dry-run"]) == 0

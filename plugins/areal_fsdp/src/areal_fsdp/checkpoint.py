@@ -106,9 +106,11 @@ def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
         if f"random.{rank}.cpu" not in known:
             del state["random"]
         load(state, checkpoint_id=folder)
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+    except (CheckpointException, Exception) as error:  # whatever unpickling a damaged file may raise
+        causes = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+        told = sorted({str(cause).partition("\n")[0] for cause, _ in causes})  # torch's go on for a screen
         raise RunError(
-            f"the checkpoint '{folder}' cannot be loaded: {error}",
+            f"the checkpoint '{folder}' cannot be loaded: {'; '.join(told)}",
             hints=["it must be a folder that `save` of the same model and role has finished"],
         ) from error
     torch.set_rng_state(random["cpu"])

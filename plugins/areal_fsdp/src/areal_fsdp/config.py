@@ -15,6 +15,7 @@ from areal_planning.recomputing import Checkpointing, Recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import Memory, RankLoad, Role
@@ -38,6 +39,11 @@ class ProfileSettings(Settings):
         description="where each rank writes ROLE-rankR-updateN-PROCESS.json.gz, for ui.perfetto.dev; relative to the "
         "config"
     )
+
+    @property
+    def taken(self) -> Path | None:
+        """A file in the place of the folder, or of one above it."""
+        return next((path for path in (self.folder, *self.folder.parents) if path.is_file()), None)
 
 
 class FSDPConfig(Settings):
@@ -75,6 +81,7 @@ class FSDPConfig(Settings):
     activation_memory_gib: float | None = Field(
         None,
         gt=0,
+        le=1 << 20,
         description="for selective: what all layers of a rank may keep of max_tokens_per_microbatch tokens; the least "
         "that keeps within it is computed again. null: no whole layer is",
     )
@@ -124,6 +131,8 @@ class FSDPConfig(Settings):
             )
         if problem := self.parallel.problem(config.trainer_processes):
             yield problem
+        if self.profile is not None and (taken := self.profile.taken):
+            yield f"profile.folder: {taken} is a file, and traces need a folder there: name another one"
 
     @property
     def tokens_at_once(self) -> int:

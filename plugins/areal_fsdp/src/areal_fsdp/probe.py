@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 
 from areal_core.errors import RunError
+from areal_parallel.loading import refuse_damaged_weights
 from areal_parallel.ranks import fail_together, rank_and_ranks
 from areal_parallel.tensor import decoder_layers
 
@@ -82,6 +83,8 @@ def check_module(
         packed = _computed(module, sequences, torch.cat(targets))
     kind, expected = module.model.config.model_type, torch.cat(wanted)
     allowed = _TOLERANCE[dtype] * max(1.0, float(expected.abs().max()) / _MODERATE)
+    if not (torch.isfinite(alone).all() and torch.isfinite(expected).all()):
+        refuse_damaged_weights(module.model)
     if not (error := _distance(alone, expected)) <= allowed:
         raise _changed_logits(kind, f"a probe differs by {error:.3g}, allowed are {allowed:.3g}")
     if not (error := _distance(packed, expected)) <= allowed:

@@ -236,7 +236,11 @@ def load(
                 except (RuntimeError, TypeError, AttributeError) as why:  # an error of the files will come back
                     log.warning("'%s': %s. Each rank reads the whole model into its memory", source, why)
             torch.manual_seed(0)
-            return *factory.from_pretrained(source, output_loading_info=True, **options), None
+            options["ignore_mismatched_sizes"] = True  # transformers names neither tensor nor shapes; the report does
+            model, report = factory.from_pretrained(source, output_loading_info=True, **options)
+            if wrong := sorted(report.get("mismatched_keys", ())):
+                raise _unreadable(source, _of_another_shape(wrong))
+            return model, report, None
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise _unreadable(source, str(error)) from error
 
@@ -264,6 +268,15 @@ def _load_in_parts(factory: Any, source: str, **options: Any) -> tuple[PreTraine
     return model, report, files
 
 
+def refuse_damaged_weights(model: PreTrainedModel) -> None:
+    """Raise `RunError` where a tensor of this rank's holds NaN or infinity; for models whose outputs are not finite."""
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    own = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in parameters.items()}
+    if odd := [name for name, value in own.items() if not torch.isfinite(value).all()]:
+        more = f", and so do {len(odd) - 1} more" if len(odd) > 1 else ""
+        raise _unreadable(str(model.name_or_path), f"its tensor '{odd[0]}' holds NaN or infinity{more}")
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without progress bars, and without transformers' report of missing weights, which the caller judges."""
@@ -283,6 +296,12 @@ def _unreadable(source: str, why: str) -> RunError:
         f"the model '{source}' cannot be loaded: {why}",
         hints=["check the folder: config.json, *.safetensors; or download it again"],
     )
+
+
+def _of_another_shape(wrong: list[tuple[str, Any, Any]]) -> str:
+    (name, stored, needed), *more = wrong
+    others = f", and {len(more)} more tensors differ" if more else ""
+    return f"'{name}' has shape {list(stored)} in its files, and its config.json needs {list(needed)}{others}"
 
 
 def _memory(tensor: torch.Tensor) -> int:

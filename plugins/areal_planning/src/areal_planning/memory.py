@@ -152,7 +152,8 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         moment_bytes=0 if choices.offloads_moments and on_gpu else _FLOAT // (2 if choices.half_moments else 1),
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
-    return peak_memory(part, replace(load, ranks=holders), way)
+    told = again.words(model.layers) if load.role.trains else ""
+    return replace(peak_memory(part, replace(load, ranks=holders), way), recomputing=told)
 
 
 def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:

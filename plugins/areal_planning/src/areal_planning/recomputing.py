@@ -55,6 +55,16 @@ class Recomputing:
         amounts.append(("nothing", count - self.whole - self.elementwise))
         return [amount for amount, layers in amounts for _ in range(layers)]
 
+    def words(self, count: int) -> str:
+        """The choice for so many layers: `no checkpointing`, `selective`, `full`, and where a budget lies between."""
+        if self.whole == count:
+            return "full"
+        if self.whole:
+            return f"selective, {self.whole} of {count} layers whole"
+        if self.elementwise:
+            return "selective" if self.elementwise == count else f"selective, {self.elementwise} of {count} layers"
+        return "no checkpointing"
+
     @classmethod
     def of(cls, mode: Checkpointing, layers: int, sizes: dict[Amount, int] | None, budget: int | None) -> Recomputing:
         """The least that keeps within `budget`: first what is elementwise in ever more layers, then whole layers.

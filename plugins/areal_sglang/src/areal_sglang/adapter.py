@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
 from areal_servers.connection import raise_told
 from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
@@ -98,7 +97,7 @@ class SGLangAdapter:
             "enable_memory_saver": settings.memory_saver,
         }
         if self._key_file is not None and "config" in settings.options:
-            raise RunError("the key reaches SGLang through its own `config`: write what that file says into `options`")
+            raise ServerRefusedError("the key reaches SGLang by its own `config`: write what that says into `options`")
         if self._key_file is not None:
             options["config"] = self._key_file.name
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]

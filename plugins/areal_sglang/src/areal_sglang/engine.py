@@ -34,4 +34,6 @@ class SGLangEngine(ServerFleet):
                 hints=["pip install 'areal-sglang[engine]'; or set program, where it is installed, or addresses"],
             )
         settings = settings.with_key(log_dir.parent, processes)
-        super().__init__(settings, SGLangAdapter(settings, scratch), log_dir, processes, gpus)
+        # Servers on other nodes see the run's folder, and not this node's own.
+        seen_by_all = log_dir if processes is not None and log_dir.is_dir() else scratch
+        super().__init__(settings, SGLangAdapter(settings, seen_by_all), log_dir, processes, gpus)

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 from areal_core.cli.output import say
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.config import load_run, resolve
-from areal_core.errors import RunError, UsageError
+from areal_core.errors import ConfigError, RunError, UsageError
 from areal_core.runs import RunFolder, execute, write_down
 from areal_slurm.commands import slurm
 from areal_slurm.config import SlurmSettings
 from areal_slurm.requeue import VARIABLE
+from areal_slurm.sizes import check_sizes, gpus_of, says_more
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +130,8 @@ def submit(arguments: argparse.Namespace) -> int:
         "follow": f"squeue --jobs={job}; tail -F {submission.folder / submission_log(submission, '*')}",
         "stop in order": f"scancel --batch --signal=INT {job}",
         "stop at once": f"scancel {job}",
-        "go on later": f"areal slurm submit --resume {next(iter(submission.runs), arguments.resume)}",
+        "go on later": f"areal slurm submit --resume {next(iter(submission.runs), arguments.resume)}"
+        f"{'' if arguments.nodes == '1' else f' --nodes {arguments.nodes}'}",
     }
     for label, text in rows.items():
         say(f"{label:<15}{text}")
@@ -143,7 +145,8 @@ def submission_log(submission: Submission, task: str) -> str:
 
 def _new(arguments: argparse.Namespace, request: Request) -> Submission:
     """A job of a new run, or of several."""
-    resolved = _resolve(request)
+    gpus = _gpus(arguments)
+    resolved = _resolve(request, gpus)
     name = f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     folder = (resolved.run_dir or Path("runs") / name).resolve()
     require_place("the run folder", folder, "choose another: run_dir=PATH")
@@ -155,7 +158,7 @@ def _new(arguments: argparse.Namespace, request: Request) -> Submission:
     runs = {folder: resolved}
     if arguments.array:
         numbers = task_numbers(arguments.array)
-        runs = {folder / f"{TASK_FOLDER}{n}": _resolve(request, f"seed={n}") for n in numbers}
+        runs = {folder / f"{TASK_FOLDER}{n}": _resolve(request, gpus, f"seed={n}") for n in numbers}
     return _submission(arguments, folder, runs, resolved)
 
 
@@ -170,11 +173,25 @@ def _again(arguments: argparse.Namespace, request: Request) -> Submission:
     return _submission(arguments, folder, {}, load_run(folder))
 
 
-def _resolve(request: Request, *more: str) -> Resolved:
-    """The config with this plugin's launcher, whatever it says of another one."""
+def _resolve(request: Request, gpus: int | None, *more: str) -> Resolved:
+    """The config with this plugin's launcher, whatever it says of another one; a placement is counted with the job's
+    `gpus` of each node, where nobody has written how many they have."""
     chosen = [word for word in request.overrides if word.startswith(("launcher=", "launcher.type="))]
     words = [*([] if chosen else ["launcher.type=slurm/slurm"]), *request.overrides, *more]
-    return resolve(request.config, request.plugins, words)
+    try:
+        resolved = resolve(request.config, request.plugins, words)
+        placement, counted = resolved.config.placement, resolved.config.launcher.keywords().get("gpus_per_node")
+        if not gpus or counted or not (placement.training or placement.generation):
+            return resolved
+    except ConfigError as error:
+        if not gpus or not any("set launcher.gpus_per_node" in hint for hint in error.hints):
+            raise
+    return resolve(request.config, request.plugins, [*words, f"launcher.gpus_per_node={gpus}"])
+
+
+def _gpus(arguments: argparse.Namespace) -> int | None:
+    """GPUs of each node of the job; None where the job does not say, or not for all nodes alike."""
+    return None if says_more(arguments.sbatch) else gpus_of(arguments.gres)
 
 
 def _submission(
@@ -186,6 +203,8 @@ def _submission(
             f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of the job's nodes",
             hints=["leave launcher.type out, or set launcher.type=slurm"],
         )
+    if not says_more(arguments.sbatch):
+        check_sizes(resolved.config, arguments.nodes, _gpus(arguments))
     submission = Submission(folder, runs, settings, is_array=bool(arguments.array))
     given = {option: getattr(arguments, option.replace("-", "_")) for option in PASSED_ON}
     submission.options = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from areal_core.config import Resolved
     from areal_grpo.demonstration.settings import AdditionModelSettings
 
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
@@ -78,24 +79,36 @@ class AdditionModel:
         self._steps = settings.steps
         self._seed = settings.seed
 
+    def find(self, cache: Path) -> Path | None:
+        """The fine-tuned model's folder, where it is whole; see `FindsModel.find`."""
+        model = cache / "addition_model" / self._key() / "model"
+        return model if (model / "config.json").is_file() else None
+
     def prepare(self, cache: Path) -> Path:
         """The fine-tuned model's folder; see `ModelSource.prepare`."""
-        from areal_core.config import resolve
         from areal_core.runs import execute
 
-        folder = cache / "addition_model"
-        initial = folder / f"initial-{self._seed}"
+        if found := self.find(cache):
+            return found
+        trained = cache / "addition_model" / self._key()
+        initial = trained.with_name(f"{trained.name}-initial")
         if not initial.is_dir():  # it takes its name when it is whole
-            fresh = folder / f".{initial.name}"
+            fresh = trained.with_name(f".{initial.name}")
             shutil.rmtree(fresh, ignore_errors=True)
             make_model(fresh, seed=self._seed).rename(initial)
-        overrides = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
-        overrides += [f"dataset.rows={64 * self._steps}"]
-        resolved = resolve("grpo/addition_lessons", ["grpo"], overrides, environment={})
-        # The config alone: where this process happens to stand makes no other model.
-        key = hashlib.sha256(resolved.config.model_dump_json().encode()).hexdigest()[:16]
-        trained = folder / key
-        if not (trained / "model" / "config.json").is_file():
-            shutil.rmtree(trained, ignore_errors=True)
-            execute(resolved, run_dir=trained, resume=None, dry_run=False, allow_changed_plugins=False)
+        shutil.rmtree(trained, ignore_errors=True)
+        resolved = self._lessons(initial)
+        execute(resolved, run_dir=trained, resume=None, dry_run=False, allow_changed_plugins=False)
         return trained / "model"
+
+    def _key(self) -> str:
+        """Of the config of the fine-tuning alone: neither where the cache lies nor who asks is part of it."""
+        config = self._lessons("initial").config
+        return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+
+    def _lessons(self, initial: Path | str) -> Resolved:
+        from areal_core.config import resolve
+
+        words = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
+        words += [f"dataset.rows={64 * self._steps}"]
+        return resolve("grpo/addition_lessons", ["grpo"], words, environment={})

@@ -1,0 +1,55 @@
+"""Damaged weights and checkpoints: what is wrong is named in one line."""
+
+import re
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from areal_core.errors import RunError
+
+
+def rewritten(source, target, change):
+    """A copy of a model's folder whose tensors were changed."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def test_a_tensor_that_holds_nan_is_named(make_engine, model_folder, tmp_path):
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def spoil(tensors):
+        tensors[name][3, 2] = float("nan")
+
+    with pytest.raises(RunError, match=f"cannot be loaded: its tensor '{name}' holds NaN or infinity"):
+        make_engine(rewritten(model_folder(), tmp_path / "spoilt", spoil))
+
+
+def test_a_tensor_of_another_shape_is_named_with_both(make_engine, model_folder, tmp_path):
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def cut(tensors):
+        tensors[name] = tensors[name][:-1].contiguous()
+
+    with pytest.raises(RunError) as raised:
+        make_engine(rewritten(model_folder(), tmp_path / "cut", cut))
+    found = re.search(
+        r": '(.*)' has shape \[(\d+), (\d+)\] in its files, .* needs \[(\d+), (\d+)\]$", raised.value.message
+    )
+    assert found, raised.value.message
+    assert found[1] == name
+    assert (int(found[2]) + 1, found[3]) == (int(found[4]), found[5])
+
+
+def test_a_damaged_checkpoint_is_refused_in_a_line(make_engine, tmp_path):
+    engine = make_engine()
+    for name in (".metadata", "__0_0.distcp"):
+        engine.save(tmp_path / name)
+        path = tmp_path / name / name
+        path.write_bytes(bytes(path.stat().st_size))
+        with pytest.raises(RunError, match="cannot be loaded: ") as raised:
+            engine.load(tmp_path / name)
+        assert "\n" not in raised.value.message
