@@ -77,7 +77,7 @@ def _trainer(config: RunConfig, nodes: Nodes) -> Iterator[tuple[str, str, str]]:
     if config.inference_engine is not None:
         embedded = "" if config.has_servers else ", the inference engine"
         rewards = config.rollout.reward_processes
-        yield next(iter(ranks)), f"controller, {rewards} reward{embedded}", ""
+        yield next(iter(ranks)), f"controller, {config.rollout.workers} workflow, {rewards} reward{embedded}", ""
 
 
 def _generation(config: RunConfig, nodes: Nodes) -> Iterator[tuple[str, str, str]]:

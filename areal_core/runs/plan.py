@@ -81,7 +81,9 @@ def _processes(config: RunConfig) -> str:
     trainer = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
     if config.inference_engine is None:
         return trainer
-    return f"1 controller, {config.rollout.reward_processes} reward, {_engines(config.inference_engine)}, {trainer}"
+    workers = f"{config.rollout.workers} workflow, " if config.rollout.workers else ""
+    rewards = f"{config.rollout.reward_processes} reward"
+    return f"1 controller, {workers}{rewards}, {_engines(config.inference_engine)}, {trainer}"
 
 
 def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:

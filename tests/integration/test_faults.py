@@ -51,15 +51,50 @@ def faulty(workplace: Workplace, fault: str) -> list[str]:
     return ["run", "run.yaml", "run_dir=run", "workflow=mine.py:Mine", "rewards=[]", "rollout.max_retries=0"]
 
 
-def test_a_workflow_that_blocks_is_told_with_its_line_and_ends_the_run(workplace: Workplace) -> None:
-    done = workplace.areal(*faulty(workplace, "time.sleep(10_000)"), "rollout.blocked_timeout_s=15")
-    assert done.code == 1
-    told = done.out + done.err
-    assert "a call blocks everything else since 5 s" in done.out
-    assert "mine.py" in told
-    assert "time.sleep(10_000)" in told
-    assert workplace.areal("audit", "run").code in (0, 1), "the ledger can be opened"
+ONCE = "os.path.exists('done') or (open('done', 'w').close(), {fault})"
+"""In the first row that misbehaves, and in no other."""
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("time.sleep(10_000)", "a call blocks everything else since 15 s"),
+        LONG("os.kill(os.getpid(), 9)", "it was killed by SIGKILL"),
+        LONG("os._exit(0)", "it ended with exit code 0"),
+    ],
+)
+def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
+    workplace: Workplace, fault: str, told: str
+) -> None:
+    words = faulty(workplace, ONCE.replace("{fault}", fault))
+    done = workplace.areal(*words, "rollout.blocked_timeout_s=15", "rollout.workers=2")
+    assert done.code == 0, done.err
+    assert told in done.out
+    assert "is replaced, for it " in done.out
+    if "sleep" in fault:
+        assert "a call blocks everything else since 5 s" in done.out
+        assert "mine.py" in done.out
+    assert len(workplace.metrics()) == 4
+    assert workplace.areal("audit", "run").code == 0
     assert not subprocess.run(["pgrep", "-f", str(workplace.folder / "run")], capture_output=True, check=False).stdout
+
+
+@pytest.mark.long
+def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Workplace) -> None:
+    done = workplace.areal(*faulty(workplace, "os._exit(0)"), "rollout.workers=2", "steps=3")
+    assert done.code == 0, done.err
+    assert "3 workflow workers were lost with this prompt" in done.out
+    assert sum(line.get("groups/failed", 0) for line in workplace.metrics()) > 0
+    assert workplace.areal("audit", "run").code == 0
+
+
+@pytest.mark.long
+def test_without_workers_a_workflow_that_blocks_ends_the_run_with_its_line(workplace: Workplace) -> None:
+    words = faulty(workplace, "time.sleep(10_000)")
+    done = workplace.areal(*words, "rollout.blocked_timeout_s=15", "rollout.workers=0")
+    assert done.code == 1
+    assert "mine.py" in done.out + done.err
+    assert "time.sleep(10_000)" in done.out + done.err
 
 
 @pytest.mark.parametrize(
@@ -88,7 +123,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-@pytest.mark.parametrize("words", [LONG("=controller"), LONG("=trainer-0"), "areal_hf.server"])
+@pytest.mark.parametrize("words", [LONG("=controller"), LONG("=trainer-0"), LONG("=workflow-0"), "areal_hf.server"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""
     log = workplace.folder / "out"

@@ -120,10 +120,13 @@ def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace:
     assert not processes_of(workplace.folder / "run")
 
 
-@pytest.mark.parametrize("name", [LONG("warden"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0")])
+@pytest.mark.parametrize(
+    "name", [LONG("warden"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0"), LONG("workflow-0")]
+)
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
-    """Of the engine and the warden with the words of how; a reward process is replaced, and the run goes on."""
-    steps = 2000 if name != "reward-0" else 12
+    """Of the engine and the warden with the words of how; a worker is replaced, and the run goes on."""
+    is_replaced = name in ("reward-0", "workflow-0")
+    steps = 12 if is_replaced else 2000
     changes = (f"steps={steps}", "checkpoint.every=1", "launcher.recoveries_per_hour=0")
     process = workplace.start("run", "run.yaml", "run_dir=run", *changes)
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
@@ -134,7 +137,7 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     _, err = process.communicate(timeout=HANG_S)
     assert not processes_of(workplace.folder / "run")
     assert workplace.areal("audit", "run").code == 0
-    if name == "reward-0":
+    if is_replaced:
         assert process.returncode == 0, err
         return
     assert process.returncode == 1
