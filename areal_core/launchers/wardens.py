@@ -179,7 +179,6 @@ class Wardens:
         Raises:
             LostError: one has not ended in time, or a node was lost: what runs there cannot be known.
         """
-        self.credentials = credentials
         deadline = time.monotonic() + END_TIMEOUT_S
         # What one of them had asked for may be started after it has ended.
         while ending := [p for p in self.processes.values() if not p.ended.done() and not keep(p)]:
@@ -190,6 +189,7 @@ class Wardens:
                 raise LostError(f"{len(left)} processes have not ended within {END_TIMEOUT_S:g} s")
         if self.has_lost:
             raise LostError("a node was lost")
+        self.credentials = credentials
         self.processes = {name: p for name, p in self.processes.items() if not p.ended.done()}
 
     def _load(self) -> Callable[[str], int]:

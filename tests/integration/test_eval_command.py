@@ -146,7 +146,7 @@ def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
         (["rewards=[slow.py:never]"], "all 10 episodes failed; the last one:\ndata row "),
         (["rewards=[slow.py:never]"], ", sample 0: reward 'never' raised ValueError: never"),
         (["rewards=[slow.py:nix]"], "has no 'nix'"),
-        (["--model", "cut_off"], "the embedded engine could not load"),
+        (["--model", "cut_off"], "cut_off cannot be read"),
         (["--model", "no_header"], "no_header cannot be read"),
     ],
 )

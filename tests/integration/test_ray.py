@@ -6,6 +6,7 @@ A node is a process namespace (which needs root): killing it kills all that it e
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -356,7 +357,7 @@ def test_a_node_that_the_cluster_has_later_joins_the_run_and_goes_without_stoppi
     assert "has come" not in out.read_text()
     cluster.repair()
     workplace.wait_for(lambda: "the node n2 has come, with 1 GPUs" in out.read_text(), process)
-    assert workplace.areal("status", "run", "--json").out.count('"n2"') == 1
+    assert [*json.loads(workplace.areal("status", "run", "--json").out)["nodes"]].count("n2") == 1
     cluster.kill("n2")
     workplace.wait_for(lambda: "the node n2 is lost, and with it: nothing" in out.read_text(), process)
     done = len(workplace.metrics())

@@ -1,4 +1,4 @@
-"""The suite of launchers passes a correct one (tests/launchers) and catches each of these broken ones."""
+"""The suite of launchers passes a correct one (test_launchers.py) and catches each of these broken ones."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class SGLangAdapter:
         self._key_file: Any = None
         if settings.key:
             # Everybody can read a command line, and SGLang reads no environment. The file goes with this object.
-            self._key_file = tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=scratch)  # noqa: SIM115
+            made = tempfile.NamedTemporaryFile("w", prefix="key-", suffix=".yaml", dir=scratch)  # noqa: SIM115
+            self._key_file = made
             self._key_file.write(json.dumps({"api-key": settings.key}))
             self._key_file.flush()
 
