@@ -252,7 +252,7 @@ class RunProcess:
         role: what it is for.
         gpus: that it sees, counted through all nodes; None leaves all of its node's.
         cores: that it computes with.
-        node, beside, port: see `ProcessSpecification`.
+        node, beside, port, speaks: see `ProcessSpecification`.
     """
 
     name: str
@@ -264,6 +264,7 @@ class RunProcess:
     node: str
     beside: str
     port: int
+    speaks: bool
 
 
 @message

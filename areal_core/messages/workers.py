@@ -40,10 +40,19 @@ class WorkerServer:
         ready: the kind of message with which a worker says that it is ready.
         timeout_s: within which it says so.
         greeting: what each is told first; None for nothing.
+        speaks: see `ProcessSpecification`.
     """
 
     def __init__(
-        self, address: str, processes: Processes, *, role: str, ready: type, timeout_s: float, greeting: object = None
+        self,
+        address: str,
+        processes: Processes,
+        *,
+        role: str,
+        ready: type,
+        timeout_s: float,
+        greeting: object = None,
+        speaks: bool = False,
     ) -> None:
         self.address = address
         self._processes = processes
@@ -51,6 +60,7 @@ class WorkerServer:
         self._ready = ready
         self._timeout_s = timeout_s
         self._greeting = greeting
+        self._speaks = speaks
         self._arriving: dict[str, asyncio.Future[tuple[Channel, Any]]] = {}
         self._closing = asyncio.Event()
         self._server: Server | None = None
@@ -66,8 +76,9 @@ class WorkerServer:
             RunError: it has ended before, or takes too long; with its own words.
         """
         arriving = self._arriving[name] = asyncio.get_running_loop().create_future()
+        needs, end = Needs(cores=1), EndMeans.REPLACED
         process = await self._processes.start(
-            ProcessSpecification(name, self._role, command, needs=Needs(cores=1), end=EndMeans.REPLACED)
+            ProcessSpecification(name, self._role, command, needs=needs, end=end, speaks=self._speaks)
         )
         exited = asyncio.ensure_future(process.wait())
         try:

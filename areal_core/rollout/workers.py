@@ -104,9 +104,14 @@ class WorkflowWorkers:
         self._scorer = scorer
         self._count = count
         self._tell = tell
-        address, timeout = f"unix:{folder / 'workflows.sock'}", start_timeout_s
         self._server = WorkerServer(
-            address, processes, role="workflow", ready=WorkflowsReady, timeout_s=timeout, greeting=welcome
+            f"unix:{folder / 'workflows.sock'}",
+            processes,
+            role="workflow",
+            ready=WorkflowsReady,
+            timeout_s=start_timeout_s,
+            greeting=welcome,
+            speaks=True,
         )
         self._workers: list[_Worker] = []
         self._changed = asyncio.Event()

@@ -8,6 +8,7 @@ With `areal_core.runs.controller.RolloutHalf` it generates and scores as a run d
 """
 
 from areal_core.launchers.supervised import SupervisedProcess
+from areal_core.runs.event_loops import run_event_loop
 from areal_core.runs.execution import execute, write_down
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import Link, LinkedProcesses, run_role
@@ -33,6 +34,7 @@ __all__ = [
     "make_plan",
     "model_reference",
     "role_process",
+    "run_event_loop",
     "run_role",
     "sampling_parameters",
     "write_down",

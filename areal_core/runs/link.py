@@ -214,6 +214,7 @@ class LinkedProcesses:
             specification.node,
             "" if specification.node else specification.beside or self._link.name,
             specification.port,
+            specification.speaks,
         )
         await self._request(asked, specification.name)
         return process

@@ -318,7 +318,8 @@ class Supervisor:
             asked.node,
             asked.beside,
             EndMeans.REPLACED,
-            port=asked.port,
+            asked.speaks,
+            asked.port,
         )
         try:
             self._wardens.start(specification, self._log(asked.name), owner.name)

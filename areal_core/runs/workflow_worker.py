@@ -43,9 +43,8 @@ def play(run: RunFolder, link: Link, address: str) -> int:
 
 async def _serve(run: RunFolder, link: Link, address: str) -> None:
     resolved = load_run(run.path)
-    limit_s = resolved.config.training.phase_timeout_s
     channel = await connect(address, CONNECT_TIMEOUT_S, link.name)
-    with link.phase("loading workflow and data", limit_s):
+    with link.phase("loading workflow and data"):
         welcome = await channel.receive()
         engine = RemoteEngine(channel, tells_places=welcome.tells_places)
         scorer = RemoteScorer(channel)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data.trajectory import Episode, FinishReason, TrajectoryBuilder
-from areal_core.workflows.prompts import apply_template, encode, prompt_messages, render
+from areal_core.workflows.prompts import apply_template, between_turns, prompt_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from areal_core.interfaces.workflow import WorkflowContext
     from areal_core.workflows.settings import MultiTurnSettings
@@ -37,7 +37,7 @@ class MultiTurn:
         input_ids, text = apply_template(context.tokenizer, messages)
         builder.add_context(input_ids)
         rewards: list[float] = []
-        for turn in range(settings.max_turns):
+        for number in range(settings.max_turns):
             room = settings.max_tokens - len(builder.input_ids)
             if room <= 0:  # the opening alone is too long
                 break
@@ -45,44 +45,17 @@ class MultiTurn:
             builder.add_generation(generation)
             completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
             answer, turn_reward = await environment.step(completion)
-            rewards.append(settings.turn_discount**turn * turn_reward)
+            rewards.append(settings.turn_discount**number * turn_reward)
             text += completion
-            if answer is None or generation.finish_reason is FinishReason.ABORT or turn + 1 == settings.max_turns:
+            if answer is None or generation.finish_reason is FinishReason.ABORT or number + 1 == settings.max_turns:
                 break
-            between, between_text = _between_turns(
-                context.tokenizer, messages, completion, answer, generation.output_ids
-            )
+            turn = {"role": "assistant", "content": completion}
+            following = [{"role": "user", "content": answer}]
+            between, between_text = between_turns(context.tokenizer, messages, turn, following, generation.output_ids)
             if len(builder.input_ids) + len(between) >= settings.max_tokens:
                 break
             builder.add_context(between)
             text += between_text
-            messages += [{"role": "assistant", "content": completion}, {"role": "user", "content": answer}]
+            messages += [turn, *following]
         turns = {"turn_rewards": torch.tensor(rewards, dtype=torch.float32)}
         return Episode([builder.build(turns=turns)], sum(rewards), text=text)
-
-
-def _between_turns(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], completion: str, answer: str, output_ids: list[int]
-) -> tuple[list[int], str]:
-    """What the template puts between the end of the policy's turn and the start of its next one.
-
-    The end of the turn is the policy's own where it wrote it; where it was cut at its length, or stopped at something
-    else, the template's is put there, as context that is not learnt from.
-    """
-    assistant = {"role": "assistant", "content": completion}
-    before = render(tokenizer, [*messages, assistant], add_generation_prompt=False).rstrip("\n")
-    conversation = [*messages, assistant, {"role": "user", "content": answer}]
-    after = render(tokenizer, conversation, add_generation_prompt=True)
-    if not after.startswith(before):
-        raise ValueError(
-            "the chat template rewrites earlier turns, so tokens cannot be appended; use a workflow that starts a new "
-            "trajectory for each turn"
-        )
-    probe = render(tokenizer, [*messages, {**assistant, "content": _PROBE}], add_generation_prompt=False)
-    end = probe.rpartition(_PROBE)[2].rstrip("\n") if _PROBE in probe else ""
-    end_ids = encode(tokenizer, end)[0]
-    has_ended = output_ids[len(output_ids) - len(end_ids) :] == end_ids
-    return encode(tokenizer, ("" if has_ended else end) + after[len(before) :])
-
-
-_PROBE = "probe"

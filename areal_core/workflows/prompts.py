@@ -52,21 +52,85 @@ def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tup
     return encode(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-    """A conversation as the tokenizer's template writes it, for `encode`: special tokens are the template's alone."""
-    guarded = [{key: guard(tokenizer, value) for key, value in message.items()} for message in messages]
-    text: str = tokenizer.apply_chat_template(guarded, tokenize=False, add_generation_prompt=add_generation_prompt)
+def render(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **arguments: Any
+) -> str:
+    """A conversation as the tokenizer's template writes it, for `encode`: special tokens are the template's alone.
+
+    Args:
+        tokenizer: of the model.
+        messages: with `role`, `content`, and whatever else the template knows.
+        add_generation_prompt: whether the policy's turn is opened at the end.
+        arguments: further ones of the template, such as `tools`.
+    """
+    text: str = tokenizer.apply_chat_template(
+        guard(tokenizer, list(messages)),
+        tokenize=False,
+        add_generation_prompt=add_generation_prompt,
+        **{name: guard(tokenizer, value) for name, value in arguments.items()},
+    )
     return text
 
 
+class RewrittenPrefixError(ValueError):
+    """The chat template writes earlier turns in another way than before, so that tokens cannot be appended to them."""
+
+
+def between_turns(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any],
+    following: Sequence[Mapping[str, Any]],
+    output_ids: Sequence[int],
+    **arguments: Any,
+) -> tuple[list[int], str]:
+    """What the template puts between the end of a turn of the policy's and the start of its next one: ids and text.
+
+    It is the difference of two renderings. The end of the turn is the policy's own where it wrote it; where it was cut
+    at its length, or stopped at something else, the template's is put there, as context that is not learnt from.
+
+    Args:
+        tokenizer: of the model.
+        messages: before the policy's turn.
+        answer: the turn as a message.
+        following: the messages behind it.
+        output_ids: the turn as it was sampled.
+        arguments: of the template; see `render`.
+
+    Raises:
+        RewrittenPrefixError: the template writes earlier turns anew once others follow (some drop old thoughts).
+    """
+    before = render(tokenizer, [*messages, answer], add_generation_prompt=False, **arguments).rstrip("\n")
+    after = render(tokenizer, [*messages, answer, *following], add_generation_prompt=True, **arguments)
+    if not after.startswith(before):
+        raise RewrittenPrefixError(
+            "the chat template rewrites earlier turns, so tokens cannot be appended; use a workflow that starts a new "
+            "trajectory for each turn"
+        )
+    probing = [*messages, {"role": "assistant", "content": _PROBE}]
+    probe = render(tokenizer, probing, add_generation_prompt=False, **arguments)
+    end = probe.rpartition(_PROBE)[2].rstrip("\n") if _PROBE in probe else ""
+    end_ids = encode(tokenizer, end)[0]
+    has_ended = list(output_ids[len(output_ids) - len(end_ids) :]) == end_ids
+    return encode(tokenizer, ("" if has_ended else end) + after[len(before) :])
+
+
+_PROBE = "probe"
+
+
 def guard(tokenizer: Any, content: Any) -> Any:
-    """Content in which a stand-in takes the place of whatever spells a special token; what is no text stays as it is.
+    """Content in which a stand-in takes the place of whatever spells a special token, at any depth.
 
     Content that spells none is not changed at all, and neither are its tokens.
     """
     if isinstance(content, str):
         for number, spelling in enumerate(_special_tokens(tokenizer)):
             content = content.replace(spelling, chr(_STAND_INS + number))
+        return content
+    if isinstance(content, dict):
+        return {key: guard(tokenizer, value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [guard(tokenizer, value) for value in content]
     return content
 
 

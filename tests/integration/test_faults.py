@@ -67,7 +67,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
     workplace: Workplace, fault: str, told: str
 ) -> None:
     words = faulty(workplace, ONCE.replace("{fault}", fault))
-    done = workplace.areal(*words, "rollout.blocked_timeout_s=15", "rollout.workers=2")
+    done = workplace.areal(*words, "rollout.blocked_timeout_s=15")
     assert done.code == 0, done.err
     assert told in done.out
     assert "is replaced, for it " in done.out

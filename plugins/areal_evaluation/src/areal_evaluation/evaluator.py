@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config import load_run
 from areal_core.data import FinishReason
 from areal_core.messages.processes import Notice, ProcessEnded
-from areal_core.runs import INTERRUPTED_EXIT_CODE, LinkedProcesses, RunFolder, run_role
+from areal_core.runs import INTERRUPTED_EXIT_CODE, LinkedProcesses, RunFolder, run_event_loop, run_role
 from areal_core.runs.controller import RolloutHalf
-from areal_core.runs.event_loops import run_event_loop
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
