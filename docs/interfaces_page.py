@@ -29,6 +29,8 @@ PROTOCOLS: Final = {
     ),
     "workflows": (interfaces.RolloutWorkflow, interfaces.WorkflowContext, interfaces.RewardScore),
     "environments": (interfaces.Environment,),
+    "agents": (interfaces.Agent, interfaces.Endpoint),
+    "sandboxes": (interfaces.Sandbox, interfaces.SandboxResult),
     "reward_functions": (interfaces.Reward,),
     "datasets": (interfaces.Dataset,),
     "algorithms": (interfaces.Algorithm, interfaces.Context, interfaces.Pass, interfaces.LossResult),

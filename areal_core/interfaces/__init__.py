@@ -4,6 +4,7 @@ Protocols and the plain records that pass between them; no implementation. The r
 run meet only here and in `areal_core.data`.
 """
 
+from areal_core.interfaces.agent import Agent, Endpoint
 from areal_core.interfaces.algorithm import (
     Advantage,
     Aggregation,
@@ -48,6 +49,7 @@ from areal_core.interfaces.launcher import (
 )
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource
+from areal_core.interfaces.sandbox import Sandbox, SandboxResult
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
     ACTOR,
@@ -68,6 +70,7 @@ __all__ = [
     "CRITIC",
     "REFERENCE",
     "Advantage",
+    "Agent",
     "Aggregation",
     "Algorithm",
     "BroadcastGroup",
@@ -78,6 +81,7 @@ __all__ = [
     "Dataset",
     "Encoder",
     "EndMeans",
+    "Endpoint",
     "Environment",
     "FindsModel",
     "Follows",
@@ -113,6 +117,8 @@ __all__ = [
     "RolloutWorkflow",
     "RunningProcess",
     "SamplingParameters",
+    "Sandbox",
+    "SandboxResult",
     "SnapshotEngine",
     "Stage",
     "TensorDescription",

@@ -73,6 +73,30 @@ def areal_environments() -> Iterable[Component]:
 
 
 @hookspec
+def areal_agents() -> Iterable[Component]:
+    """Agents: programs that talk to a language model over HTTP and know nothing of training.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Agent` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
+def areal_sandboxes() -> Iterable[Component]:
+    """Sandboxes: where code that nobody has read may run.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Sandbox` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
 def areal_reward_functions() -> Iterable[Component]:
     """Reward functions: what an answer is worth.
 

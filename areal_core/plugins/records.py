@@ -23,6 +23,8 @@ KINDS: Final[Mapping[str, str]] = {
     "inference_engines": "inference engine",
     "workflows": "workflow",
     "environments": "environment",
+    "agents": "agent",
+    "sandboxes": "sandbox",
     "reward_functions": "reward function",
     "datasets": "data set",
     "algorithms": "algorithm",
