@@ -186,12 +186,14 @@ class Episode:
         reward: the outcome reward of the episode, given to each of its trajectories.
         rewards: named components of the reward, for metrics.
         text: prompt and completion as text, for the report; never used in training.
+        metrics: further figures of it, such as `agents/turns`; their means over episodes are logged.
     """
 
     trajectories: list[Trajectory]
     reward: float
     rewards: dict[str, float] = field(default_factory=dict)
     text: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def oldest_version(self) -> int:

@@ -74,6 +74,7 @@ class GroupFacts:
 
     Attributes:
         rewards: of the episodes that ended well, as they were before the group was shaped.
+        metrics: sums over these episodes; see `Episode`.
         shown: a few of them.
         failed: episodes that failed.
         failure: why; empty where none did.
@@ -81,6 +82,7 @@ class GroupFacts:
     """
 
     rewards: tuple[float, ...]
+    metrics: Mapping[str, float]
     shown: tuple[EpisodeShown, ...]
     failed: int
     failure: str

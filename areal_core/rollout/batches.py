@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from areal_core.config.sections import RolloutSection
     from areal_core.data.batch import PackedBatch
+    from areal_core.messages.workflows import GroupFacts
 
 
 @dataclass(slots=True)
@@ -24,7 +25,16 @@ class Tally:
 
     events: Counter[str] = field(default_factory=Counter)
     rewards: list[float] = field(default_factory=list)
+    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Of the metrics of episodes."""
     failed_episodes: int = 0
+
+    def add(self, facts: GroupFacts) -> None:
+        """A group has ended."""
+        self.rewards += facts.rewards
+        self.failed_episodes += facts.failed
+        for name, value in facts.metrics.items():
+            self.sums[name] += value
 
     def take(self) -> dict[str, float]:
         """The metrics; what follows is counted anew."""
@@ -33,8 +43,10 @@ class Tally:
             metrics["episodes/failed"] = float(self.failed_episodes)
         if self.rewards:
             metrics["reward/all_episodes"] = sum(self.rewards) / len(self.rewards)
+            metrics |= {name: value / len(self.rewards) for name, value in self.sums.items()}
         self.events.clear()
         self.rewards.clear()
+        self.sums.clear()
         self.failed_episodes = 0
         return metrics
 

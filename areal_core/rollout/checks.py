@@ -42,10 +42,12 @@ class EpisodeChecks:
             raise TypeError(f"Episode.text is {episode.text!r:.80}; it must be a text")
         if not isinstance(episode.trajectories, list) or not episode.trajectories:
             raise TypeError(f"Episode.trajectories is {episode.trajectories!r:.80}; it must be a list of at least one")
-        if not isinstance(episode.rewards, dict):
-            raise TypeError(f"Episode.rewards is {episode.rewards!r:.80}; it must be a mapping from names to numbers")
+        for name, numbers in (("rewards", episode.rewards), ("metrics", episode.metrics)):
+            if not isinstance(numbers, dict):
+                raise TypeError(f"Episode.{name} is {numbers!r:.80}; it must be a mapping from names to numbers")
         episode.reward = _reward("reward", episode.reward)
         episode.rewards = {_writable(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
+        episode.metrics = {_writable(name): _reward(f"metrics['{name}']", v) for name, v in episode.metrics.items()}
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")

@@ -261,7 +261,7 @@ class RolloutController:
             self._fail(error)
             return  # its fate is open: a resume issues it again
         if group.batch is not None and (fault := self._checks.fault(group.batch, self._published)):
-            group.batch, facts = None, replace(facts, rewards=(), failed=len(samples), failure=fault)
+            group.batch, facts = None, replace(facts, rewards=(), metrics={}, failed=len(samples), failure=fault)
             self._ledger.failed(group.number, 0, 0, fault)
         group.rows = range(0 if group.batch is None else len(group.batch))
         self._group_ended(group, facts)
@@ -269,8 +269,7 @@ class RolloutController:
     def _group_ended(self, group: PromptGroup, facts: GroupFacts) -> None:
         self.counts.running -= 1
         self._open.discard(group.number)
-        self._tally.rewards += facts.rewards
-        self._tally.failed_episodes += facts.failed
+        self._tally.add(facts)
         if facts.failure:
             self._count_failure(facts.failure)
         else:

@@ -113,7 +113,8 @@ class Evaluator:
         if batch is None:
             return Played(row, sample, None, facts.failure)
         (shown,) = facts.shown
-        return Played(row, sample, Episode(batch.to_trajectories(), shown.reward, dict(shown.rewards), shown.text))
+        said = dict(shown.rewards), shown.text, dict(facts.metrics)
+        return Played(row, sample, Episode(batch.to_trajectories(), shown.reward, *said))
 
     async def run(self, rollout: RolloutSection) -> dict[str, float]:
         """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.
@@ -139,5 +140,7 @@ class Evaluator:
             named["response_length"].append(float(sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)))
             for name, value in episode.rewards.items():
                 named[f"reward/{name}"].append(value)
+            for name, value in episode.metrics.items():
+                named[name].append(value)
         metrics |= {name: statistics.fmean(values) for name, values in named.items()}
         return {f"evaluation/{name}": value for name, value in metrics.items()}

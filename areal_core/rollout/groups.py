@@ -111,7 +111,7 @@ class LocalGroups:
             told = "".join(traceback.format_exception(error))
             failure = f"{'held-out ' * task.is_evaluation}{name_row(dataset, task.row)} cannot be read: {told}"
             self.on_failure(task.number, 0, 0, failure)
-            return None, GroupFacts((), (), len(task.samples), failure, is_kept=True)
+            return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
         failures: list[str] = []
 
         async def run_episode(sample: int) -> Episode | None:
@@ -132,6 +132,8 @@ class LocalGroups:
         ended = await _gather([run_episode(sample) for sample in task.samples])
         episodes = {s: episode for s, episode in zip(task.samples, ended, strict=True) if episode is not None}
         rewards = tuple(episode.reward for episode in episodes.values())
+        names = {name for episode in episodes.values() for name in episode.metrics}
+        metrics = {name: sum(episode.metrics.get(name, 0.0) for episode in episodes.values()) for name in names}
         shown = tuple(EpisodeShown(e.text, e.reward, e.rewards) for e in [*episodes.values()][:SHOWN_EPISODES])
         kept: Sequence[Episode] | None = [*episodes.values()]
         if failures and self._section.incomplete_groups != "use":
@@ -143,7 +145,7 @@ class LocalGroups:
             shaped = dict(zip(episodes, kept, strict=True))
             batch = pack_episodes(task.number, (task.row, task.epoch), len(task.samples), shaped)
         failure = failures[-1] if failures else ""
-        return batch, GroupFacts(rewards, shown, len(failures), failure, is_kept=kept is not None)
+        return batch, GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None)
 
 
 async def _gather(works: Sequence[Coroutine[Any, Any, Episode | None]]) -> list[Episode | None]:

@@ -155,7 +155,7 @@ class WorkflowWorkers:
                     lost = worker.process.name
             failure = f"{MOST_LOSSES} workflow workers were lost with this prompt, {lost} the last: see its log"
             self.on_failure(task.number, task.samples[0], MOST_LOSSES, failure)
-            return None, GroupFacts((), (), len(task.samples), failure, is_kept=True)
+            return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
         finally:
             self._running -= 1
             if not self._running:

@@ -47,9 +47,9 @@ def encode_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettin
     return list(ids), written
 
 
-def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], str]:
-    """Token ids and text of a conversation that waits for the policy's turn."""
-    return encode(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
+def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> tuple[list[int], str]:
+    """Token ids and text of a conversation that waits for the policy's turn; arguments are those of `render`."""
+    return encode(tokenizer, render(tokenizer, messages, add_generation_prompt=True, **arguments))
 
 
 def render(

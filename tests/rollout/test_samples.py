@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-FACTS = GroupFacts((1.0,), (EpisodeShown("x" * 100, 1.0, {}),), 1, "", is_kept=True)
+FACTS = GroupFacts((1.0,), {}, (EpisodeShown("x" * 100, 1.0, {}),), 1, "", is_kept=True)
 
 
 def test_a_long_run_is_shown_whole_and_its_past_thinner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,13 +35,13 @@ def table(tmp_path):
 def test_every_node_is_told_with_its_processes_and_their_gpus(table):
     assert table("placement=train=4x2 generate=tp2x6") == (
         [
-            "node    processes             GPUs",
-            "node-0  trainer 0-3           0-3",
-            "node-0  controller, 1 reward",
-            "node-0  server 0-1            4-5, 6-7",
-            "node-1  trainer 4-7           8-11",
-            "node-1  server 2-3            12-13, 14-15",
-            "node-2  server 4-5            16-17, 18-19",
+            "node    processes                         GPUs",
+            "node-0  trainer 0-3                       0-3",
+            "node-0  controller, 1 workflow, 1 reward",
+            "node-0  server 0-1                        4-5, 6-7",
+            "node-1  trainer 4-7                       8-11",
+            "node-1  server 2-3                        12-13, 14-15",
+            "node-2  server 4-5                        16-17, 18-19",
         ],
         [],
     )
@@ -52,11 +52,11 @@ def test_uneven_lists_by_hand_are_told_as_well(table):
     rows, problems = table(*words)
     assert problems == []
     assert rows[1:] == [
-        "node-0  trainer 0-1           0-1",
-        "node-0  controller, 1 reward",
-        "node-0  server 0-1            2, 4",
-        "node-1  trainer 2             9",
-        "node-3  server 2              31",
+        "node-0  trainer 0-1                       0-1",
+        "node-0  controller, 1 workflow, 1 reward",
+        "node-0  server 0-1                        2, 4",
+        "node-1  trainer 2                         9",
+        "node-3  server 2                          31",
     ]
 
 
@@ -88,9 +88,9 @@ def test_what_a_launcher_does_not_say_is_said(table):
 def test_ranks_without_gpus_stand_in_blocks(table):
     rows, _ = table("launcher=core/local", "launcher.nodes=2", "launcher.trainer_processes=2")
     assert rows == [
-        "node    processes             GPUs",
+        "node    processes                         GPUs",
         "node-0  trainer 0",
-        "node-0  controller, 1 reward",
+        "node-0  controller, 1 workflow, 1 reward",
         "node-1  trainer 1",
         "any     server 0",
     ]
