@@ -30,6 +30,7 @@ PROTOCOLS: Final = {
     "workflows": (interfaces.RolloutWorkflow, interfaces.WorkflowContext, interfaces.RewardScore),
     "environments": (interfaces.Environment,),
     "agents": (interfaces.Agent, interfaces.Endpoint),
+    "tools": (interfaces.Tool,),
     "sandboxes": (interfaces.Sandbox, interfaces.SandboxResult),
     "reward_functions": (interfaces.Reward,),
     "datasets": (interfaces.Dataset,),

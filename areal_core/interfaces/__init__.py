@@ -4,7 +4,7 @@ Protocols and the plain records that pass between them; no implementation. The r
 run meet only here and in `areal_core.data`.
 """
 
-from areal_core.interfaces.agent import Agent, Endpoint
+from areal_core.interfaces.agent import Agent, Endpoint, Tool
 from areal_core.interfaces.algorithm import (
     Advantage,
     Aggregation,
@@ -122,6 +122,7 @@ __all__ = [
     "SnapshotEngine",
     "Stage",
     "TensorDescription",
+    "Tool",
     "Tracker",
     "TrainEngine",
     "UpdateMode",

@@ -49,3 +49,15 @@ class Agent(Protocol):
 
     def __call__(self, **arguments: Any) -> Awaitable[Mapping[str, Any] | float | str | None] | object:
         """Play it to its end. An exception is a failed episode."""
+
+
+class Tool(Protocol):
+    """A function that the policy may call, or a coroutine function; others run in a thread.
+
+    Its name, the annotations of its parameters and its docstring (Google's form, with a line for each parameter) are
+    what the policy reads of it. Arguments are checked against the annotations, and what it raises is told to the
+    policy. Keys beside `type:` bind parameters, which the policy then does not see.
+    """
+
+    def __call__(self, **arguments: Any) -> Any:
+        """The result: a text, or what JSON can write."""

@@ -85,6 +85,18 @@ def areal_agents() -> Iterable[Component]:
 
 
 @hookspec
+def areal_tools() -> Iterable[Component]:
+    """Tools: typed functions that the policy may call.
+
+    Supplies: `Component` records; each leads to what `areal_core.interfaces.Tool` describes.
+    When: while plugins are loaded, before the config is validated.
+    Process: every process of a run, and every command that needs a config.
+    How often: once for every loaded plugin.
+    Exception: the plugin counts as broken and the program ends with exit code 2, naming it.
+    """
+
+
+@hookspec
 def areal_sandboxes() -> Iterable[Component]:
     """Sandboxes: where code that nobody has read may run.
 

@@ -24,6 +24,7 @@ KINDS: Final[Mapping[str, str]] = {
     "workflows": "workflow",
     "environments": "environment",
     "agents": "agent",
+    "tools": "tool",
     "sandboxes": "sandbox",
     "reward_functions": "reward function",
     "datasets": "data set",

@@ -20,7 +20,7 @@ LIBRARIES = {"areal_attention", "areal_parallel", "areal_planning", "areal_serve
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
 
 
-SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation"}
+SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "agents", "sandboxes"}
 """Words that are a plugin's name and also a section of every config."""
 
 

@@ -1,0 +1,173 @@
+"""Ways to bring an agent: a function, a command in any language, a service that is called for each episode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from areal_agents.config import CommandSettings, ServiceSettings
+    from areal_core.interfaces.agent import Endpoint
+
+MOST_OUTPUT = 16 * 2**20
+"""Bytes that are kept of what a command writes; what comes before them is left out."""
+MOST_THREADS = 1024
+"""Episodes whose agents are ordinary functions at a time; the others wait."""
+LAST_WORDS_S = 2.0
+"""For what a program has written, once it has ended, to be read; what it has left behind may hold its pipes open."""
+RUN_VARIABLES = "AREAL_"
+"""How the names of variables begin that are the run's own, its secrets among them: no program of others sees them."""
+SHOWN = 4000
+"""Characters of a command's errors in a message."""
+
+
+class AgentFailedError(Exception):
+    """An agent did not play its episode to the end; says what became of it."""
+
+
+class FunctionAgent:
+    """Calls a function of a user's with those arguments that it names; one that is no coroutine, in a thread.
+
+    Args:
+        function: see `areal_core.interfaces.Agent`.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        parameters = inspect.signature(function).parameters.values()
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        self._optional = [p.name for p in parameters if p.default is not p.empty]
+        called = function if inspect.isroutine(function) else type(function).__call__
+        self._is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "agent")
+
+    async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        """Play one episode."""
+        offered = {**row, "row": row, "endpoint": endpoint, "model": endpoint.model}
+        offered |= {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+        if missing := [name for name in self._required if name not in offered]:
+            raise AgentFailedError(
+                f"the agent asks for {', '.join(missing)}; it is offered row, endpoint, base_url, api_key, model, and "
+                f"the row's {', '.join(row)}"
+            )
+        names = [*self._required, *(name for name in self._optional if name in offered)]
+        given = offered if self._takes_all else {name: offered[name] for name in names}
+        if self._is_coroutine:
+            return await self._function(**given)
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._threads, lambda: self._function(**given))
+        return await result if inspect.isawaitable(result) else result
+
+
+class CommandAgent:
+    """Runs a program for each episode: the row is its standard input, the model is in its environment.
+
+    Its result is its last line, as JSON where it is that, else as the answer that the run's rewards score.
+    """
+
+    def __init__(self, settings: CommandSettings) -> None:
+        self._settings = settings
+
+    async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        """Play one episode; with it everything in the program's group ends."""
+        settings = self._settings
+        own = {name: value for name, value in os.environ.items() if not name.startswith(RUN_VARIABLES)}
+        variables = {**own, **settings.environment, **endpoint.as_environment()}
+        loop = asyncio.get_running_loop()
+        transport, program = await loop.subprocess_exec(
+            _Program, *settings.command, cwd=settings.folder, env=variables, start_new_session=True
+        )
+        try:
+            given: Any = transport.get_pipe_transport(0)
+            given.write(json.dumps(dict(row), default=str).encode() + b"\n")
+            given.close()  # when all of it is written
+            await program.exited.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(transport.get_pid(), signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await program.silent.wait()
+            transport.close()
+        code = transport.get_returncode()
+        out, error = (said.decode("utf-8", "replace") for said in program.said)
+        if code:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise AgentFailedError(f"the agent's command {how}: {(error or out)[-SHOWN:].strip()}")
+        lines = out.strip().splitlines()
+        if not lines:
+            return None
+        try:
+            return json.loads(lines[-1])
+        except ValueError:
+            return lines[-1]
+
+
+class _Program(asyncio.SubprocessProtocol):
+    """The end of what a program writes; that it has ended is known although others hold its pipes open.
+
+    Attributes:
+        said: to its output and its errors.
+        exited: when it has ended.
+        silent: when both pipes are closed.
+    """
+
+    def __init__(self) -> None:
+        self.said = bytearray(), bytearray()
+        self.exited, self.silent = asyncio.Event(), asyncio.Event()
+        self._open = {1, 2}
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        kept = self.said[fd - 1]
+        kept += data
+        if len(kept) > 2 * MOST_OUTPUT:
+            del kept[:-MOST_OUTPUT]
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open:
+            self.silent.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+
+class ServiceAgent:
+    """Calls a service of the user's for each episode: a row and an endpoint in JSON, and its result comes back."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+
+    async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
+        """Play one episode."""
+        told = {"base_url": endpoint.base_url, "api_key": endpoint.api_key, "model": endpoint.model}
+        body = json.dumps({"row": dict(row), "endpoint": told}, default=str)
+        headers = {"Content-Type": "application/json"}
+        if self._settings.token is not None:
+            headers["Authorization"] = f"Bearer {self._settings.token.get()}"
+        url = self._settings.url
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=headers) as client,
+                client.post(url, data=body) as response,
+            ):
+                text = await response.text()
+                if response.status != 200:
+                    raise AgentFailedError(f"the agent's service {url} answered {response.status}: {text[:SHOWN]}")
+                return json.loads(text) if text.strip() else None
+        except aiohttp.ClientError as error:
+            raise AgentFailedError(f"the agent's service {url} cannot be asked: {error}") from error
+        except ValueError as error:
+            raise AgentFailedError(f"the agent's service {url} answered with no JSON: {error}") from error

@@ -1,0 +1,89 @@
+"""Settings of workflows and agents. Imports no torch."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from areal_core.config import LocalPath, Seconds, Secret, Selection, Settings, component
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
+
+Form = Literal["auto", "hermes", "xml", "mistral", "llama", "none"]
+
+
+class ConversationSettings(Settings):
+    """What every workflow of conversations has."""
+
+    max_tokens: int = Field(default=4096, ge=2, description="tokens of one conversation, answers included")
+    max_answers: int = Field(default=256, ge=1, description="answers that one episode may ask for")
+    chat_template: str | None = Field(
+        default=None, description="in Jinja, in place of the tokenizer's own; base models have none"
+    )
+    tool_form: Form = Field(default="auto", description="how the model writes calls; auto looks at its chat template")
+    trained: Literal["all", "last", "longest"] = Field(
+        default="all",
+        description="which conversations of an episode are trained on; each has the episode's reward, so that with "
+        "`all` an episode of many conversations has more tokens in the loss, unless the aggregation is by episodes",
+    )
+
+
+class AgentSettings(ConversationSettings):
+    """An agent that talks to an endpoint."""
+
+    agent: Selection = component("agents", description="a function, a command or a service")
+    other_sampling: Literal["override", "refuse"] = Field(
+        default="override",
+        description="requests with a temperature or the like of their own: the run's stands in its place, counted in "
+        "agents/other_sampling and said once; or they are refused",
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, description="on which the endpoint listens")
+
+
+class CommandSettings(Settings):
+    """A program of any language."""
+
+    command: list[str] = Field(min_length=1, description="program and arguments; the row is its standard input")
+    folder: LocalPath | None = Field(default=None, description="that it starts in; null for the run's own")
+    environment: dict[str, str] = Field(default_factory=dict, description="variables added to the worker's")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The program must be there."""
+        del config
+        if shutil.which(self.command[0], path=self.environment.get("PATH")) is None and "/" not in self.command[0]:
+            yield f"command: the program {self.command[0]} is not found here; install it or write its path"
+
+
+class ServiceSettings(Settings):
+    """A service that is called for each episode."""
+
+    url: str = Field(pattern=r"^https?://", description="POST of {row, endpoint: {base_url, api_key, model}} in JSON")
+    token: Secret | None = Field(default=None, description="bearer token of the service, as env:NAME")
+    connect_timeout_s: Seconds = Field(default=30.0, gt=0, description="to reach it; its answer has the episode's time")
+
+
+class ToolSettings(ConversationSettings):
+    """A conversation in which the policy calls functions of Python."""
+
+    prompt_key: str = Field(default="prompt", description="the row's key that holds the task: text or messages")
+    system: str | None = Field(default=None, description="system message in front")
+    tools: list[Selection] = component("tools", default=[], description="typed functions that the policy may call")
+    max_turns: int = Field(default=8, ge=1, description="answers of the policy in one episode")
+    tool_timeout_s: Seconds = Field(default=30.0, gt=0, description="for one call of a tool")
+    longest_result: int = Field(default=4000, ge=1, description="characters of a result; what is longer is cut")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """There must be one."""
+        del config
+        if not self.tools:
+            yield "tools: name at least one; without tools use core/single_turn"
+
+    def check_row(self, row: dict[str, Any]) -> str:
+        """Before a run: what keeps it from playing this row; empty where nothing does."""
+        words = f"has no '{self.prompt_key}', only {', '.join(row)}: set workflow.prompt_key, or mend the data"
+        return "" if self.prompt_key in row else words

@@ -1,0 +1,238 @@
+"""The conversations of an episode, as a tree of answers that keeps the exact tokens of each.
+
+A request whose messages continue an earlier answer continues its **token ids**: what the policy has written is never
+tokenised again, and what others add is the difference of two renderings of the chat template. A template that writes
+earlier turns anew, and a conversation that could continue either of two answers, begin a new tree, and are counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from areal_agents.requests import RefusedError
+from areal_core.workflows.prompts import RewrittenPrefixError, apply_template, between_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from areal_agents.answers import Answer
+    from areal_agents.requests import AgentRequest, Message
+    from areal_core.data import Generation
+
+
+@dataclass(eq=False, slots=True)
+class Prompt:
+    """What an answer continues.
+
+    Attributes:
+        parent: the answer before it in the same tree; None for the first one.
+        context_ids: tokens between the end of `parent` and the answer; the whole prompt for a first one.
+        messages: the conversation so far; an answer of the policy's as it was sampled, not as it came back.
+        key: stands for the conversation so far.
+        broken: why it begins a tree although it continues an answer: "rewritten" by the template, or "ambiguous";
+            empty where it does not.
+    """
+
+    parent: Turn | None
+    context_ids: list[int]
+    messages: tuple[Message, ...]
+    key: bytes
+    broken: str = ""
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens so far."""
+        return (self.parent.ids if self.parent else []) + self.context_ids
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """An answer of the policy's.
+
+    Attributes:
+        prompt: what it continues.
+        generation: what was sampled.
+        answer: the same as a message.
+        identifier: under which an agent knows it.
+        children: answers that continue it.
+    """
+
+    prompt: Prompt
+    generation: Generation
+    answer: Answer
+    identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
+    children: list[Turn] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens up to its end."""
+        return self.prompt.ids + self.generation.output_ids
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation with it."""
+        return (*self.prompt.messages, self.answer.message)
+
+    def path(self) -> list[Turn]:
+        """From the first answer of its tree to this one."""
+        turns, turn = [], self
+        while True:
+            turns.append(turn)
+            if turn.prompt.parent is None:
+                return turns[::-1]
+            turn = turn.prompt.parent
+
+
+class Conversations:
+    """Of one episode.
+
+    Args:
+        tokenizer: of the model.
+
+    Attributes:
+        turns: answers that were given, in order.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: defaultdict[bytes, list[Turn]] = defaultdict(list)
+        self.turns: list[Turn] = []
+
+    def find(self, identifier: str) -> Turn:
+        """An answer by its identifier.
+
+        Raises:
+            RefusedError: there is none in this episode.
+        """
+        for turn in self.turns:
+            if turn.identifier == identifier:
+                return turn
+        raise RefusedError(f"there is no answer {identifier!r:.80} in this episode", 404, "not_found")
+
+    def place(self, request: AgentRequest) -> Prompt:
+        """The tokens that answer a request continues.
+
+        Raises:
+            RefusedError: the chat template does not take the messages.
+        """
+        if request.prompt_ids:
+            return self._place_ids(list(request.prompt_ids))
+        messages = list(request.messages)
+        if request.previous:
+            messages = [*self.find(request.previous).messages, *messages]
+        if not messages:
+            raise RefusedError("the conversation has no messages")
+        arguments = {"tools": list(request.tools) or None, **request.template_arguments}
+        keys = list(_keys(messages, arguments))
+        candidates, count = self._continued(messages, keys)
+        parent = _the_one_meant(candidates, messages[count - 1], request.previous)
+        if parent is None:
+            return self._first(tuple(messages), keys[-1], arguments, "ambiguous" if candidates else "")
+        following = messages[count:]
+        history = (*parent.messages, *following)
+        before, said = parent.prompt.messages, parent.answer.message
+        try:
+            with _told_to_the_agent():
+                ids, _ = between_turns(
+                    self._tokenizer, before, said, following, parent.generation.output_ids, **arguments
+                )
+        except RewrittenPrefixError:
+            return self._first(history, keys[-1], arguments, "rewritten")
+        return Prompt(parent, ids, history, keys[-1])
+
+    def _continued(self, messages: Sequence[Message], keys: Sequence[bytes]) -> tuple[list[Turn], int]:
+        """The latest answer among these messages, or several equal ones, and how many messages it ends."""
+        for count in range(len(messages), 0, -1):
+            if candidates := self._known.get(keys[count]):
+                return candidates, count
+        return [], 0
+
+    def add(self, prompt: Prompt, generation: Generation, answer: Answer) -> Turn:
+        """An answer is about to be given; what continues it will be known."""
+        turn = Turn(prompt, generation, answer)
+        self.turns.append(turn)
+        self._known[_extended(prompt.key, answer.message)].append(turn)
+        if prompt.parent is not None:
+            prompt.parent.children.append(turn)
+        return turn
+
+    def discard(self, turns: Iterable[Turn]) -> None:
+        """These answers never arrived; they are as if they had not been given."""
+        for turn in turns:
+            if turn in self.turns:
+                self.turns.remove(turn)
+                self._known[_extended(turn.prompt.key, turn.answer.message)].remove(turn)
+                if turn.prompt.parent is not None:
+                    turn.prompt.parent.children.remove(turn)
+
+    def _first(self, messages: tuple[Message, ...], key: bytes, arguments: Mapping[str, Any], broken: str) -> Prompt:
+        with _told_to_the_agent():
+            ids, _ = apply_template(self._tokenizer, messages, **arguments)
+        return Prompt(None, ids, messages, key, broken)
+
+    def _place_ids(self, ids: list[int]) -> Prompt:
+        """The longest answer that these tokens begin with is what they continue."""
+        parent: Turn | None = None
+        longest = 0
+        for turn in self.turns:
+            known = turn.ids
+            if longest < len(known) <= len(ids) and ids[: len(known)] == known:
+                parent, longest = turn, len(known)
+        key = hashlib.sha256(json.dumps(ids).encode()).digest()
+        return Prompt(parent, ids[longest:], ({"role": "user", "content": ""},), key)
+
+
+@contextmanager
+def _told_to_the_agent() -> Iterator[None]:
+    """A chat template may raise anything at messages that it does not expect."""
+    try:
+        yield
+    except RewrittenPrefixError:
+        raise
+    except Exception as error:
+        raise RefusedError(f"the chat template does not take these messages: {error}") from error
+
+
+def _the_one_meant(candidates: Sequence[Turn], message: Message, previous: str) -> Turn | None:
+    """That of several equal answers which a message repeats, by what an agent may have sent back; None if unknown."""
+    identifiers = {call["id"] for call in message.get("tool_calls") or ()}
+    thought = message.get("reasoning_content")
+    signs = (
+        lambda turn: turn.identifier == previous,
+        lambda turn: bool(identifiers) and {call["id"] for call in turn.answer.calls} == identifiers,
+        lambda turn: thought is not None and turn.answer.message.get("reasoning_content") == thought,
+    )
+    for has_sign in signs:
+        if len(candidates) > 1:
+            candidates = [turn for turn in candidates if has_sign(turn)] or candidates
+    return candidates[0] if len(candidates) == 1 else None
+
+
+def _keys(messages: Sequence[Message], arguments: Mapping[str, Any]) -> Iterator[bytes]:
+    """One for no message, and one for each more."""
+    key = hashlib.sha256(_canonical(arguments)).digest()
+    yield key
+    for message in messages:
+        key = _extended(key, message)
+        yield key
+
+
+def _extended(key: bytes, message: Message) -> bytes:
+    calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+    told = {
+        "role": message.get("role"),
+        "content": message.get("content") or "",
+        "calls": [[call.get("name"), call.get("arguments")] for call in calls],
+        "name": message.get("name") or "",
+    }
+    return hashlib.sha256(key + _canonical(told)).digest()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=repr, ensure_ascii=False).encode("utf-8", "surrogatepass")

@@ -1,0 +1,228 @@
+"""The address that agents talk to: one in every process that runs episodes.
+
+A request is read by the module of its protocol, answered by the session that its key stands for, and written by that
+module. An answer that does not arrive is taken back: its client has gone, and asks again or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from aiohttp import web
+
+from areal_agents import anthropic_messages, openai_chat, openai_responses, token_generate
+from areal_agents.requests import RefusedError
+from areal_core.errors import RunError
+from areal_core.interfaces.agent import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+
+    from areal_agents.answers import AnswerReader
+    from areal_agents.conversations import Turn
+    from areal_agents.openai_chat import Event
+    from areal_agents.requests import AgentRequest
+    from areal_agents.session import Session
+
+LARGEST_BODY: Final = 64 * 2**20
+PING_S: Final = 10.0
+"""Between signs of life while an answer in pieces is waited for; clients give up after minutes of silence."""
+ENDED_KEYS: Final = 10_000
+"""Of episodes that have ended, remembered to say so."""
+
+
+class AgentProtocol(Protocol):
+    """What a module of a protocol has."""
+
+    def read(self, body: Mapping[str, Any]) -> AgentRequest:
+        """A request."""
+
+    def write(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
+        """An answer as a whole."""
+
+    def stream(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
+        """The same in pieces."""
+
+
+Problem = Callable[[RefusedError], dict[str, Any]]
+"""A refusal in the words of a protocol."""
+
+
+class AgentEndpoint:
+    """Serves the sessions of one process.
+
+    Args:
+        host: on which it listens.
+        reader: reads answers.
+        refuses_other_sampling: whether a request with settings other than the run's is refused.
+        on_other_sampling: told of the first of them where it is not.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        reader: AnswerReader,
+        *,
+        refuses_other_sampling: bool = False,
+        on_other_sampling: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._host = host
+        self._reader = reader
+        self._refuses = refuses_other_sampling
+        self._on_other_sampling = on_other_sampling
+        self._has_told = False
+        self._sessions: dict[str, Session] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    async def start(self) -> None:
+        """Listen."""
+        application = web.Application(client_max_size=LARGEST_BODY)
+        for path, protocol, problem in (
+            ("/v1/chat/completions", openai_chat, openai_chat.problem),
+            ("/v1/responses", openai_responses, openai_chat.problem),
+            ("/v1/messages", anthropic_messages, anthropic_messages.problem),
+            ("/inference/v1/generate", token_generate, openai_chat.problem),
+        ):
+            application.router.add_post(path, partial(self._handled, partial(self._answer, protocol, problem), problem))
+        count = partial(self._handled, self._count_tokens, anthropic_messages.problem)
+        application.router.add_post("/v1/messages/count_tokens", count)
+        application.router.add_get("/v1/models", partial(self._handled, self._models, openai_chat.problem))
+        application.router.add_get("/v1/models/{name}", partial(self._handled, self._models, openai_chat.problem))
+        # A client that goes away cancels the handler, and with it what is generated for it.
+        self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, 0)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Listen no more; safe to call twice."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def open(self, session: Session) -> Endpoint:
+        """Serve a session from now on."""
+        self._sessions[session.key] = session
+        return Endpoint(f"http://{self._host}:{self._port}/v1", session.key)
+
+    def end(self, session: Session) -> None:
+        """Its key is worth nothing any more."""
+        del self._sessions[session.key]
+        self._ended[session.key] = None
+        while len(self._ended) > ENDED_KEYS:
+            self._ended.popitem(last=False)
+
+    async def _handled(
+        self,
+        handler: Callable[[web.Request, Session], Awaitable[web.StreamResponse]],
+        problem: Problem,
+        request: web.Request,
+    ) -> web.StreamResponse:
+        """Every refusal in the words of the protocol."""
+        try:
+            return await handler(request, self._session_of(request))
+        except (RefusedError, RunError) as error:
+            refused = as_refused(error)
+            return web.json_response(problem(refused), status=refused.status)
+
+    def _session_of(self, request: web.Request) -> Session:
+        written = request.headers.get("Authorization", "")
+        key = written.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
+        session = self._sessions.get(key)
+        if session is None:
+            known = "the episode of this key has ended" if key in self._ended else "this key is none of an episode's"
+            raise RefusedError(known, 401, "invalid_api_key")
+        return session
+
+    async def _answer(
+        self, protocol: AgentProtocol, problem: Problem, request: web.Request, session: Session
+    ) -> web.StreamResponse:
+        body = await _body(request)
+        asked = protocol.read(body)
+        self._see_sampling(asked)
+        answering = asyncio.ensure_future(session.answer(asked, session.place(asked)))
+        try:
+            if body.get("stream"):
+                return await self._stream(protocol, problem, request, body, answering)
+            response = web.json_response(protocol.write(body, await answering, self._reader))
+            await response.prepare(request)
+            await response.write_eof()
+        except BaseException:
+            answering.cancel()
+            if answering.done() and not answering.cancelled() and answering.exception() is None:
+                session.lose(answering.result())
+            raise
+        return response
+
+    async def _stream(
+        self,
+        protocol: AgentProtocol,
+        problem: Problem,
+        request: web.Request,
+        body: Mapping[str, Any],
+        answering: asyncio.Future[list[Turn]],
+    ) -> web.StreamResponse:
+        """Signs of life until there is an answer, then its pieces. What is refused at once still has its status."""
+        await asyncio.wait({answering}, timeout=PING_S)
+        if answering.done():
+            answering.result()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        while not answering.done():
+            await response.write(b": waiting\n\n")
+            await asyncio.wait({answering}, timeout=PING_S)
+        events: Iterable[Event]
+        try:
+            events = protocol.stream(body, answering.result(), self._reader)
+        except (RefusedError, RunError) as error:
+            events = [("error", problem(as_refused(error)))]
+        for name, data in events:
+            line = f"event: {name}\n" if name else ""
+            await response.write(f"{line}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode())
+        if protocol is openai_chat:
+            await response.write(f"data: {openai_chat.ENDED}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    def _see_sampling(self, asked: AgentRequest) -> None:
+        if not asked.other_sampling:
+            return
+        told = f"agents ask for {', '.join(asked.other_sampling)}, and the run samples as it is configured"
+        if self._refuses:
+            raise RefusedError(f"{told}: workflow.other_sampling is 'refuse'", code="other_sampling")
+        if not self._has_told:
+            self._has_told = True
+            self._on_other_sampling(told)
+
+    async def _count_tokens(self, request: web.Request, session: Session) -> web.StreamResponse:
+        asked = anthropic_messages.read(await _body(request))
+        return web.json_response({"input_tokens": len(session.conversations.place(asked).ids)})
+
+    async def _models(self, request: web.Request, session: Session) -> web.StreamResponse:
+        name = request.match_info.get("name")
+        model = {"id": name or "policy", "object": "model", "owned_by": "areal", "created": 0}
+        model |= {"type": "model", "display_name": model["id"], "max_model_len": session.max_tokens}
+        return web.json_response(model if name else {"object": "list", "data": [model], "has_more": False})
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise RefusedError(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RefusedError("the body must be an object")
+    return body
+
+
+def as_refused(error: RefusedError | RunError) -> RefusedError:
+    """What an agent is told."""
+    return error if isinstance(error, RefusedError) else RefusedError(f"the run has ended: {error}", 503, "run_ended")

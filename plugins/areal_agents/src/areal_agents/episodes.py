@@ -1,0 +1,60 @@
+"""From a session that has ended to the episode of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_agents.trajectories import ends, trajectories
+from areal_core.data import Episode
+
+if TYPE_CHECKING:
+    from areal_agents.conversations import Turn
+    from areal_agents.outcomes import Outcome
+    from areal_agents.session import Session
+    from areal_agents.trajectories import Trained
+    from areal_core.interfaces import RewardScore, WorkflowContext
+
+COUNTED: tuple[str, ...] = ("answers", "calls", "malformed_calls", "tool_errors", "lost_answers", "other_sampling")
+COUNTED += ("rewritten_prefixes", "ambiguous_prefixes")
+"""Of each episode, for metrics."""
+
+
+async def make_episode(
+    session: Session, outcome: Outcome, context: WorkflowContext, trained: Trained, seconds: float
+) -> Episode:
+    """The trajectories of an episode, and its reward.
+
+    Args:
+        session: what was said in it.
+        outcome: what the agent says that it was worth.
+        context: scores it otherwise.
+        trained: which conversations.
+        seconds: that it took.
+
+    Raises:
+        ValueError: the policy was asked for nothing.
+    """
+    turns = session.conversations.turns
+    ended = ends(turns, trained)
+    if not ended:
+        raise ValueError("the agent has asked the policy for nothing that it received: there is nothing to train on")
+    reward, rewards = outcome.reward, dict(outcome.rewards)
+    if reward is None:
+        score = await _scored(turns[-1], outcome.answer, context)
+        reward = score.value + sum(outcome.turn_rewards.values())
+        rewards = {**score.components, **rewards}
+    metrics = {f"agents/{name}": float(session.counts[name]) for name in COUNTED}
+    metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
+    metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
+    text = context.tokenizer.decode(ended[-1].ids)
+    return Episode(trajectories(ended, outcome.turn_rewards), reward, rewards, text=text, metrics=metrics)
+
+
+async def _scored(turn: Turn, answer: str | None, context: WorkflowContext) -> RewardScore:
+    prompt = context.tokenizer.decode(turn.prompt.ids)
+    return await context.score(
+        prompt=prompt,
+        completion=turn.answer.message["content"] if answer is None else answer,
+        completion_ids=turn.generation.output_ids,
+        finish_reason=turn.generation.finish_reason,
+    )

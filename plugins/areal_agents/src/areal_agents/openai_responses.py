@@ -1,0 +1,167 @@
+"""OpenAI's responses: https://platform.openai.com/docs/api-reference/responses."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_agents.openai_chat import ROLES, written_call
+from areal_agents.requests import (
+    AgentRequest,
+    RefusedError,
+    arguments_of,
+    choose_tools,
+    hosted,
+    objects,
+    positive,
+    text_of,
+)
+from areal_core.data import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from areal_agents.answers import AnswerReader
+    from areal_agents.conversations import Turn
+    from areal_agents.openai_chat import Event
+    from areal_agents.requests import Message
+
+PREFIX = "resp_"
+_EMPTY: Final[Mapping[str, dict[str, Any]]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
+"""Of an item, before its pieces have come."""
+
+
+def read(body: Mapping[str, Any]) -> AgentRequest:
+    """A request; raises `RefusedError`."""
+    asked = body.get("input")
+    if isinstance(asked, str):
+        messages: list[Message] = [{"role": "user", "content": asked}]
+    else:
+        messages = _messages(objects(body, "input"))
+    if body.get("instructions"):
+        messages.insert(0, {"role": "system", "content": text_of(body["instructions"], "instructions")})
+    previous = str(body.get("previous_response_id") or "")
+    if previous and messages and messages[0]["role"] == "system":
+        messages = messages[1:]  # those that the conversation began with hold
+    tools, overridden = choose_tools(body, _tool)
+    if (body.get("text") or {}).get("format", {}).get("type", "text") != "text":
+        overridden = (*overridden, "text.format")
+    return AgentRequest(
+        messages=messages,
+        tools=tools,
+        max_tokens=positive(body, "max_output_tokens"),
+        previous=previous.removeprefix(PREFIX),
+        other_sampling=overridden,
+    )
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise hosted(tool)
+    known = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {"type": "function", "function": known}
+
+
+def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Items become messages: a thought and calls belong to the answer beside them."""
+    messages: list[Message] = []
+    thought = ""
+    for number, item in enumerate(items):
+        where, kind = f"input[{number}]", item.get("type", "message")
+        if kind == "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+        elif kind == "function_call":
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            function = {"name": str(item.get("name")), "arguments": arguments_of(item.get("arguments"))}
+            call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            output = item.get("output")
+            told = output if isinstance(output, str) else text_of(output, where)
+            messages.append({"role": "tool", "content": told, "tool_call_id": str(item.get("call_id", ""))})
+        elif kind == "message" and item.get("role") in ROLES:
+            messages.append({"role": ROLES[item["role"]], "content": text_of(item.get("content"), where)})
+        else:
+            raise RefusedError(f"{where}: an item of type {kind!r:.40} is not served")
+        if thought and messages and messages[-1]["role"] == "assistant" and kind != "reasoning":
+            messages[-1]["reasoning_content"] = thought
+            thought = ""
+    return messages
+
+
+def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
+    """An answer as a whole."""
+    del reader
+    (turn,) = turns
+    is_cut = turn.generation.finish_reason is FinishReason.LENGTH
+    written, read_count = len(turn.generation.output_ids), len(turn.prompt.ids)
+    return {
+        "id": PREFIX + turn.identifier,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "model": str(body.get("model", "")),
+        "output": _items(turn),
+        "parallel_tool_calls": True,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "usage": {
+            "input_tokens": read_count,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": written,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": read_count + written,
+        },
+    }
+
+
+def _items(turn: Turn) -> list[dict[str, Any]]:
+    message, name = turn.answer.message, turn.identifier
+    items: list[dict[str, Any]] = []
+    if thought := message.get("reasoning_content"):
+        content = [{"type": "reasoning_text", "text": thought}]
+        items.append({"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content})
+    if message["content"] or not turn.answer.calls:
+        text = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        said = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
+        items.append({**said, "content": [text]})
+    for number, call in enumerate(turn.answer.calls):
+        function = written_call(call)["function"]
+        asked = {"type": "function_call", "id": f"fc_{name}_{number}", "call_id": call["id"], "status": "completed"}
+        items.append({**asked, **function})
+    return items
+
+
+def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
+    """The same in pieces."""
+    whole = write(body, turns, reader)
+    number = -1
+
+    def event(kind: str, **data: Any) -> Event:
+        nonlocal number
+        number += 1
+        return kind, {"type": kind, "sequence_number": number, **data}
+
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    for place, item in enumerate(whole["output"]):
+        at = {"item_id": item["id"], "output_index": place}
+        empty: dict[str, Any] = _EMPTY.get(item["type"], {})
+        yield event("response.output_item.added", output_index=place, item={**item, **empty, "status": "in_progress"})
+        if item["type"] == "message":
+            (part,) = item["content"]
+            within = {**at, "content_index": 0}
+            yield event("response.content_part.added", **within, part={**part, "text": ""})
+            yield event("response.output_text.delta", **within, delta=part["text"], logprobs=[])
+            yield event("response.output_text.done", **within, text=part["text"], logprobs=[])
+            yield event("response.content_part.done", **within, part=part)
+        elif item["type"] == "function_call":
+            yield event("response.function_call_arguments.delta", **at, delta=item["arguments"])
+            told = {"arguments": item["arguments"], "name": item["name"]}
+            yield event("response.function_call_arguments.done", **at, **told)
+        yield event("response.output_item.done", output_index=place, item=item)
+    yield event(f"response.{whole['status']}", response=whole)

@@ -1,0 +1,53 @@
+"""Token ids in, token ids out, as vLLM's `/inference/v1/generate` has it; verifiers' environments ask so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from areal_agents.requests import AgentRequest, RefusedError, other_sampling, positive, stop_texts
+from areal_core.data import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from areal_agents.answers import AnswerReader
+    from areal_agents.conversations import Turn
+    from areal_agents.openai_chat import Event
+
+
+def read(body: Mapping[str, Any]) -> AgentRequest:
+    """A request; raises `RefusedError`."""
+    ids = body.get("token_ids")
+    if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
+        raise RefusedError("token_ids must be a list of at least one token id")
+    settings = body.get("sampling_params") or {}
+    if not isinstance(settings, dict):
+        raise RefusedError("sampling_params must be an object")
+    return AgentRequest(
+        messages=(),
+        prompt_ids=ids,
+        count=positive(settings, "n") or 1,
+        max_tokens=positive(settings, "max_tokens"),
+        stop=stop_texts(settings.get("stop"), "stop"),
+        other_sampling=other_sampling(settings),
+    )
+
+
+def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
+    """An answer as a whole."""
+    del body
+    choices = [
+        {
+            "index": number,
+            "token_ids": turn.generation.output_ids,
+            "logprobs": {"content": reader.logprobs(turn.generation)},
+            "finish_reason": "length" if turn.generation.finish_reason is FinishReason.LENGTH else "stop",
+        }
+        for number, turn in enumerate(turns)
+    ]
+    return {"request_id": turns[0].identifier, "choices": choices, "prompt_token_ids": turns[0].prompt.ids}
+
+
+def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
+    """Nobody asks for it in pieces."""
+    yield "", write(body, turns, reader)

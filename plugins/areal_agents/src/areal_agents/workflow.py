@@ -1,0 +1,73 @@
+"""Plays an episode by letting an agent talk to the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from areal_agents.agents import FunctionAgent
+from areal_agents.answers import AnswerReader
+from areal_agents.endpoint import AgentEndpoint
+from areal_agents.episodes import make_episode
+from areal_agents.outcomes import read_outcome
+from areal_agents.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from areal_agents.config import AgentSettings
+    from areal_core.data import Episode
+    from areal_core.interfaces import WorkflowContext
+
+logger = logging.getLogger(__name__)
+
+
+class AgentWorkflow:
+    """An agent of a user's plays the episode against this process's endpoint.
+
+    Args:
+        settings: which agent, and what of its conversations is trained on.
+        agent: in place of the settings' own.
+    """
+
+    def __init__(self, settings: AgentSettings, agent: Callable[..., Any] | None = None) -> None:
+        self._settings = settings
+        self._agent = FunctionAgent(agent or settings.agent.build())
+        self._reader: AnswerReader | None = None
+        self._endpoint: AgentEndpoint | None = None
+        self._starting = asyncio.Lock()
+
+    async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+        """See `RolloutWorkflow.run_episode`."""
+        settings, began = self._settings, time.monotonic()
+        endpoint, reader = await self._serve(context)
+        session = Session(context, reader, max_tokens=settings.max_tokens, most_answers=settings.max_answers)
+        where = endpoint.open(session)
+        try:
+            outcome = read_outcome(await self._agent(row=row, endpoint=where))
+        finally:
+            endpoint.end(session)
+        return await make_episode(session, outcome, context, settings.trained, time.monotonic() - began)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
+
+    async def _serve(self, context: WorkflowContext) -> tuple[AgentEndpoint, AnswerReader]:
+        """The endpoint of this process, which the first episode starts."""
+        async with self._starting:
+            if self._endpoint is None or self._reader is None:
+                reader = AnswerReader(context.tokenizer, self._settings.tool_form, self._settings.chat_template)
+                endpoint = AgentEndpoint(
+                    self._settings.host,
+                    reader,
+                    refuses_other_sampling=self._settings.other_sampling == "refuse",
+                    on_other_sampling=logger.warning,
+                )
+                await endpoint.start()
+                self._endpoint, self._reader = endpoint, reader
+        return self._endpoint, self._reader

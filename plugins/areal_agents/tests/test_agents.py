@@ -1,0 +1,192 @@
+"""Ways to bring an agent, and what it may say of its episode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+from policies import Policy
+
+from areal_agents.agents import CommandAgent, FunctionAgent, ServiceAgent
+from areal_agents.config import CommandSettings, ServiceSettings
+from areal_agents.outcomes import read_outcome
+from areal_core.interfaces.agent import Endpoint
+
+NOWHERE = Endpoint("http://127.0.0.1:1/v1", "sk-areal-x")
+
+
+def policy() -> Policy:
+    return Policy("chat", lambda number: f"answer {number}")
+
+
+def test_a_function_that_blocks_runs_in_a_thread_and_gets_what_it_names(play):
+    def agent(question: str, base_url: str, api_key: str, hint: str = "none") -> str:
+        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+            message = {"role": "user", "content": f"{question} {hint}"}
+            done = client.chat.completions.create(model="any", messages=[message])
+        return f"{done.choices[0].message.content}!"
+
+    said = policy()
+    episode = play(said, agent, {"question": "why", "other": 1})
+    assert "why none" in said.tokenizer.decode(said.said[0][0])
+    assert said.scored[0]["completion"] == "answer 0!", "a text is what the run's rewards score"
+    assert episode.reward == 1.0
+
+
+def test_many_functions_that_block_wait_side_by_side():
+    async def play_all() -> float:
+        agent = FunctionAgent(lambda: time.sleep(1.0))
+        began = time.monotonic()
+        await asyncio.gather(*(agent(row={}, endpoint=NOWHERE) for _ in range(200)))
+        return time.monotonic() - began
+
+    assert asyncio.run(play_all()) < 100, "two hundred seconds one after another"
+
+
+def test_a_function_that_asks_for_what_there_is_not_is_told_what_there_is(play):
+    with pytest.raises(Exception, match=r"asks for problem; it is offered row, endpoint, .* and the row's question"):
+        play(policy(), lambda problem: None, {"question": "?"})
+
+
+def test_an_agent_that_asks_for_nothing_leaves_nothing_to_train_on(play):
+    with pytest.raises(ValueError, match="asked the policy for nothing"):
+        play(policy(), lambda: 1.0)
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+row = json.loads(sys.stdin.readline())
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": row["question"]}]}
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
+answer = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+print("I asked,", [name for name in os.environ if name.startswith("AREAL_")])
+print(json.dumps({"reward": len(row["question"]), "rewards": {"said": float("answer" in answer)}}))
+"""
+NODE = """
+const row = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const headers = {Authorization: "Bearer " + process.env.OPENAI_API_KEY, "Content-Type": "application/json"};
+const body = JSON.stringify({model: "any", messages: [{role: "user", content: row.question}]});
+fetch(process.env.OPENAI_BASE_URL + "/chat/completions", {method: "POST", headers, body})
+  .then(response => response.json())
+  .then(answer => console.log(answer.choices[0].message.content));
+"""
+
+
+def test_a_command_of_python(play, tmp_path, monkeypatch):
+    monkeypatch.setenv("AREAL_TOKEN", "secret")
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    agent = CommandAgent(CommandSettings(command=[sys.executable, str(tmp_path / "agent.py")]))
+    episode = play(policy(), agent, {"question": "four"})
+    assert (episode.reward, episode.rewards) == (4.0, {"said": 1.0})
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_command_in_another_language(play, tmp_path):
+    (tmp_path / "agent.js").write_text(NODE)
+    said = policy()
+    play(said, CommandAgent(CommandSettings(command=["node", str(tmp_path / "agent.js")])), {"question": "four"})
+    assert said.scored[0]["completion"] == "answer 0", "its last line is no JSON: it is the answer"
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import sys; sys.exit('the reason')", "ended with exit code 1: the reason"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("print('{\"rewrad\": 1}')", "returned rewrad, which is none of reward, rewards, turn_rewards, answer"),
+        ("print('NaN')", "must be finite"),
+    ],
+)
+def test_a_command_that_fails_says_how(play, program, told):
+    agent = CommandAgent(CommandSettings(command=[sys.executable, "-c", program]))
+    with pytest.raises(Exception, match=told):
+        play(policy(), agent)
+
+
+def test_a_command_ends_with_its_episode_and_what_it_started_too(tmp_path):
+    """One that leaves a process behind is not waited for; one that hangs ends when nobody waits for the episode."""
+    mark = tmp_path / "alive"
+    child = f"import time\nwhile True:\n    open({str(mark)!r}, 'w').write(str(time.time()))\n    time.sleep(0.05)"
+    leaves = textwrap.dedent(f"""
+        import subprocess, sys, time
+        subprocess.Popen([sys.executable, "-c", {child!r}])
+        while True:
+            try:
+                open({str(mark)!r}); break
+            except OSError:
+                time.sleep(0.05)
+        print(2.0, flush=True)
+    """)
+
+    async def run(code: str, timeout: float) -> Any:
+        agent = CommandAgent(CommandSettings(command=[sys.executable, "-c", code]))
+        async with asyncio.timeout(timeout):
+            return await agent(row={}, endpoint=NOWHERE)
+
+    assert asyncio.run(run(leaves, 120)) == 2.0
+    with pytest.raises(TimeoutError):
+        asyncio.run(run(leaves + "\ntime.sleep(10_000)", 5))
+    time.sleep(0.5)
+    last = mark.read_text()
+    time.sleep(1.0)
+    assert mark.read_text() == last, "what it has started has ended"
+
+
+def test_a_service_plays_episodes_and_its_failures_are_told(play):
+    async def solve(request: web.Request) -> web.Response:
+        body = await request.json()
+        assert request.headers["Authorization"] == "Bearer hidden"
+        if body["row"].get("fails"):
+            return web.Response(status=500, text="out of order")
+        async with openai.AsyncOpenAI(
+            base_url=body["endpoint"]["base_url"], api_key=body["endpoint"]["api_key"]
+        ) as client:
+            done = await client.responses.create(model="any", input=body["row"]["question"])
+        return web.json_response({"reward": 3, "rewards": {"length": len(done.output_text)}})
+
+    async def serve() -> tuple[web.AppRunner, str]:
+        application = web.Application()
+        application.router.add_post("/solve", solve)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}/solve"
+
+    async def agent(row: Any, endpoint: Any) -> Any:
+        runner, url = await serve()
+        try:
+            return await ServiceAgent(ServiceSettings(url=url, token="env:SERVICE_TOKEN"))(row=row, endpoint=endpoint)
+        finally:
+            await runner.cleanup()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERVICE_TOKEN", "hidden")
+        assert play(policy(), agent, {"question": "?"}).reward == 3.0
+        with pytest.raises(Exception, match="answered 500: out of order"):
+            play(policy(), agent, {"question": "?", "fails": True})
+
+
+def test_an_outcome_is_read_or_refused():
+    assert read_outcome(True).reward == 1.0
+    assert read_outcome({"turn_rewards": {"chatcmpl-a": 1, "resp_b": 0.5}}).reward == 1.5
+    assert read_outcome({"turn_rewards": {"chatcmpl-a": 1}}).turn_rewards == {"a": 1.0}
+    assert read_outcome({"answer": "x"}).reward is None
+    for wrong in (float("inf"), {"reward": "much"}, {"rewards": [1]}, {"answer": 3}, [1.0], object()):
+        with pytest.raises((TypeError, ValueError)):
+            read_outcome(wrong)
+
+
+def test_the_settings_are_those_of_a_json(tmp_path):
+    words = json.loads(json.dumps({"command": ["node", "agent.js"], "folder": str(tmp_path)}))
+    assert Path(str(CommandSettings.model_validate(words).folder)) == tmp_path

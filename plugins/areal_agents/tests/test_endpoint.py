@@ -1,0 +1,218 @@
+"""What the endpoint refuses, loses, counts and says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import pytest
+from policies import Policy
+
+USER = [{"role": "user", "content": "?"}]
+PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+
+
+def ask(base_url: str, api_key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=base_url, api_key=api_key, **options)
+
+
+def test_an_answer_that_its_client_did_not_wait_for_is_not_trained_on(play):
+    policy = Policy("chat", lambda number: f"answer {number}")
+    policy.wait_s = 20.0
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key, max_retries=0) as client:
+            with pytest.raises(openai.APITimeoutError):
+                await client.chat.completions.create(model="any", messages=USER, timeout=0.5)
+            policy.wait_s = 0.0
+            await client.chat.completions.create(model="any", messages=USER)
+        return 1
+
+    episode = play(policy, agent)
+    (trajectory,) = episode.trajectories
+    assert "answer 1" in policy.tokenizer.decode(trajectory.tokens["input_ids"])
+    assert policy.said[0][0] == [], "what nobody waits for is not generated to its end"
+    assert episode.metrics["agents/turns"] == 1
+
+
+def test_a_client_that_goes_away_in_a_stream_loses_its_answer(play):
+    policy = Policy("chat", lambda number: f"answer {number}")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        headers = {"Authorization": f"Bearer {api_key}"}
+        policy.wait_s = 2.0
+        async with aiohttp.ClientSession(headers=headers) as client:
+            body, soon = {"messages": USER, "stream": True}, aiohttp.ClientTimeout(total=0.5)
+            with pytest.raises(asyncio.TimeoutError):
+                await client.post(f"{base_url}/chat/completions", json=body, timeout=soon)
+        policy.wait_s = 0.0
+        async with ask(base_url, api_key) as client:
+            await client.chat.completions.create(model="any", messages=USER)
+        return 1
+
+    assert play(policy, agent).metrics["agents/turns"] == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"messages": PICTURE}, "a part of type 'image_url' is not served"),
+        ({"messages": []}, "no messages"),
+        ({"messages": "hi"}, "messages must be a list of objects"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "the role 'wizard' is none of"),
+        ({"messages": USER, "tools": [{"type": "web_search"}]}, "a hosted tool of type 'web_search' is not served"),
+        ({"messages": USER, "n": 0}, "n is 0; it must be a whole number from 1"),
+        ({"messages": USER, "n": 99}, "asked for 0 answers, and may for 4: workflow.max_answers"),
+        ({"messages": USER, "stop": [""]}, "stop must be a text or a list of texts"),
+        (
+            {"messages": [{"role": "user", "content": "word " * 600}]},
+            "conversations have at most 300: workflow.max_tok",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_words(play, asked, told):
+    policy = Policy("chat", lambda _: "yes")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key, max_retries=0) as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(model="any", **asked)
+            assert told in caught.value.message
+            assert caught.value.status_code in (400, 429)
+            answer = await client.chat.completions.create(model="any", messages=USER)
+        return float(answer.choices[0].message.content == "yes")
+
+    assert play(policy, agent, max_tokens=300, max_answers=4).reward == 1
+
+
+def test_hosted_tools_of_responses_and_messages_are_refused(play):
+    policy = Policy("chat", lambda _: "yes")
+
+    async def agent(endpoint: Any) -> float:
+        async with ask(endpoint.base_url, endpoint.api_key, max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError, match="a hosted tool of type 'web_search' is not served"):
+                await client.responses.create(model="any", input="?", tools=[{"type": "web_search"}])
+            await client.responses.create(model="any", input="?")
+        url = endpoint.base_url.removesuffix("/v1")
+        async with anthropic.AsyncAnthropic(base_url=url, api_key=endpoint.api_key, max_retries=0) as other:
+            tool: Any = {"type": "web_search_20250305", "name": "web_search"}
+            with pytest.raises(anthropic.BadRequestError, match="a hosted tool of type 'web_search_20250305'"):
+                await other.messages.create(model="any", max_tokens=9, messages=USER, tools=[tool])
+        return 1
+
+    play(policy, agent)
+
+
+@pytest.mark.parametrize("setting", ["override", "refuse"])
+def test_sampling_of_the_clients_own_is_counted_or_refused(play, setting, caplog):
+    policy = Policy("chat", lambda _: "yes")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key, max_retries=0) as client:
+            asked: Any = {"model": "any", "messages": USER, "temperature": 0.2, "seed": 1}
+            if setting == "refuse":
+                with pytest.raises(openai.BadRequestError, match="agents ask for temperature, seed"):
+                    await client.chat.completions.create(**asked)
+                await client.chat.completions.create(model="any", messages=USER)
+                return 1
+            for _ in range(2):
+                await client.chat.completions.create(**asked)
+        return 1
+
+    episode = play(policy, agent, other_sampling=setting)
+    assert episode.metrics["agents/other_sampling"] == (2 if setting == "override" else 0)
+    told = [record.message for record in caplog.records if "agents ask for" in record.message]
+    assert len(told) == (setting == "override"), "it is said once"
+
+
+def test_token_ids_go_in_and_come_out_and_continue(play):
+    policy = Policy("chat", lambda number: f"answer {number}")
+    prompt = policy.tokenizer.encode("begin")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        url = base_url.removesuffix("/v1") + "/inference/v1/generate"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as client:
+
+            async def generate(ids: list[int]) -> Any:
+                body = {"token_ids": ids, "sampling_params": {"max_tokens": 50, "temperature": 1.0}}
+                async with client.post(url, json=body) as response:
+                    assert response.status == 200, await response.text()
+                    return (await response.json())["choices"][0]
+
+            first = await generate(prompt)
+            ids = [*prompt, *first["token_ids"], *policy.tokenizer.encode(" and then?")]
+            second = await generate(ids)
+            assert [each["logprob"] for each in second["logprobs"]["content"]] == policy.said[1][1].logprobs
+        return 1
+
+    (trajectory,) = play(policy, agent).trajectories
+    assert trajectory.tokens["input_ids"].tolist() == [*policy.said[1][0], *policy.said[1][1].output_ids]
+    assert trajectory.turns["turn_rewards"].tolist() == [0.0, 0.0]
+
+
+def test_a_stop_text_ends_the_answer_and_the_next_turn_goes_on_behind_it(play):
+    policy = Policy("chat", lambda number: "look\nObservation: I made this up" if not number else "done")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key) as client:
+            first = await client.chat.completions.create(model="any", messages=USER, stop=["Observation:"])
+            said = first.choices[0].message
+            assert said.content == "look"
+            follow = [*USER, said, {"role": "user", "content": "Observation: 4"}]
+            await client.chat.completions.create(model="any", messages=follow)
+        return 1
+
+    (trajectory,) = play(policy, agent).trajectories
+    text = policy.tokenizer.decode(trajectory.tokens["input_ids"])
+    assert "look\nObservation:<|im_end|>\n<|im_start|>user\nObservation: 4<|im_end|>" in text
+
+
+def test_equal_answers_that_cannot_be_told_apart_begin_a_new_conversation(play):
+    policy = Policy("chat", lambda number: "same" if number < 2 else "other")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key) as client:
+            done = await client.chat.completions.create(model="any", messages=USER, n=2)
+            follow = [*USER, done.choices[0].message, *USER]
+            await client.chat.completions.create(model="any", messages=follow)
+        return 1
+
+    episode = play(policy, agent)
+    assert episode.metrics["agents/ambiguous_prefixes"] == 1
+    assert len(episode.trajectories) == 2
+
+
+@pytest.mark.parametrize(("trained", "conversations"), [("all", 3), ("last", 1), ("longest", 1)])
+def test_which_conversations_are_trained_on_is_a_choice(play, trained, conversations):
+    """One begins, two go on from it, and a third stands alone; what two share is learnt once."""
+    texts = ["a b c", "d e f g h i j k", "d", "q"]
+    policy = Policy("chat", lambda number: texts[number])
+
+    async def agent(base_url: str, api_key: str) -> Any:
+        async with ask(base_url, api_key) as client:
+
+            async def turn(messages: list[Any]) -> tuple[str, list[Any]]:
+                done = await client.chat.completions.create(model="any", messages=messages)
+                return done.id, [*messages, done.choices[0].message]
+
+            first, history = await turn(USER)
+            await turn([*history, {"role": "user", "content": "long?"}])
+            second, _ = await turn([*history, {"role": "user", "content": "short?"}])
+            await turn([{"role": "user", "content": "alone"}])
+        return {"reward": 2.0, "turn_rewards": {first: 0.5, second: 1.5}, "rewards": {"style": 0.25}}
+
+    episode = play(policy, agent, trained=trained)
+    decoded = [policy.tokenizer.decode(t.tokens["input_ids"]) for t in episode.trajectories]
+    assert len(decoded) == conversations
+    assert (episode.reward, episode.rewards) == (2.0, {"style": 0.25})
+    if trained == "last":
+        assert "alone" in decoded[0]
+    if trained == "longest":
+        assert "long?" in decoded[0]
+    if trained == "all":
+        learnt = sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)
+        assert learnt == sum(len(said.output_ids) for _, said in policy.said)
+        assert sorted(v for t in episode.trajectories for v in t.turns["turn_rewards"].tolist()) == [0, 0, 0.5, 1.5]
