@@ -32,6 +32,8 @@ def describe(wardens: Wardens) -> Owner:
         {name: node.ready.gpus for name, node in wardens.nodes.items()},
         {process.name: process.silent_s for process in alive},
         {name: now - node.heard for name, node in wardens.nodes.items()},
+        wardens.is_closing,
+        wardens.awaited if wardens.is_closing else {},
     )
 
 

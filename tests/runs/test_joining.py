@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import pytest
@@ -20,15 +21,16 @@ from areal_core.launchers import wardens as wardens_module
 from areal_core.launchers.joined import JoinedLauncher
 from areal_core.launchers.settings import JoinedSettings
 from areal_core.launchers.wardens import Wardens
-from areal_core.messages import Credentials
-from areal_core.messages.processes import Owner
+from areal_core.messages import Credentials, connect
+from areal_core.messages.processes import Beat, Leave, NodeReady, Owner
 from areal_core.runs import joining as module
 from areal_core.runs import ranks as ranks_module
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.joining import Joining
 from areal_core.runs.ownership import RECOVERING, claim, exit_code_of, release
 from areal_core.runs.ranks import Rank, take_rank
-from areal_core.runs.watching import run_status
+from areal_core.runs.standing import describe
+from areal_core.runs.watching import run_status, waits_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,8 +93,8 @@ def test_requests_that_cannot_be_are_refused(
 class Supervising:
     """The supervisor's side of a run whose nodes join; in a thread of its own."""
 
-    def __init__(self, run: RunFolder, number: int = 1, *, lets_go: bool = False) -> None:
-        self._lets_go = lets_go
+    def __init__(self, run: RunFolder, number: int = 1, *, lets_go: bool = False, goes_back: bool = False) -> None:
+        self._lets_go, self._goes_back = lets_go, goes_back
         self.epoch = run.epoch(number)
         self.credentials = Credentials.create(number)
         self.said: list[str] = []
@@ -112,12 +114,12 @@ class Supervising:
     async def _answer(self, channel) -> None:
         while True:
             _, number = await channel.receive_request()
-            channel.reply(number, Owner("here", 1, self.epoch.number, {}, {}, {}))
+            channel.reply(number, describe(self.wardens))
 
     async def _serve(self) -> None:
         launcher = JoinedLauncher(JoinedSettings(nodes=1, host="127.0.0.1", joining_timeout_s=60))
         nothing = dict.fromkeys(("on_message", "on_end"), lambda *_: None)
-        wardens = Wardens(
+        wardens = self.wardens = Wardens(
             self.credentials,
             **nothing,
             on_notice=lambda node, _: wardens.let_go(node) if self._lets_go else None,
@@ -129,6 +131,12 @@ class Supervising:
         self.nodes += wardens.nodes
         while not self._is_over.is_set():
             await asyncio.sleep(0.01)
+        if self._goes_back:
+            latest = self._run.epoch(self.epoch.number + 1)
+            await wardens.begin_epoch(replace(self.credentials, epoch=latest.number), lambda _: False)
+            claim(latest, wardens.address, wardens.credentials)
+            release(self.epoch, RECOVERING)
+            self.epoch = latest
         await wardens.close()
 
 
@@ -278,10 +286,57 @@ def test_a_run_that_lets_go_of_a_node_again_and_again_does_not_want_it(
 ) -> None:
     run = RunFolder(tmp_path / "run")
     claim(run.epoch(1), "tcp:127.0.0.1:1", Credentials.create(1))
-    monkeypatch.setattr(Joining, "_is_owned", lambda *_: True)
+    monkeypatch.setattr(Joining, "_owner", lambda *_: Owner("here", 1, 1, {}, {}, {}))
     monkeypatch.setattr(Joining, "_run_warden", lambda *_: None)
     with pytest.raises(RunError, match="has let go of this node 3 times: it does not take it"):
         joining(run, []).serve()
+
+
+JOIN_AND_TELL = """
+import sys
+from areal_core.cli import main
+from areal_core.runs import joining
+joining.PROGRESS_S = joining.ASK_EVERY_S = 0.2
+sys.exit(main(["join", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_warden", [True, False])
+def test_while_the_run_ends_and_waits_for_a_silent_node_the_others_are_told(tmp_path: Path, has_warden: bool) -> None:
+    """They were told to resume, or came again and were left in silence, where the run had gone back in place."""
+    run, told = RunFolder(tmp_path / "run"), list[str]()
+    second = {} if has_warden else {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    mute = subprocess.Popen([sys.executable, "-m", "areal_core", "join", str(run.path)])
+    node = subprocess.Popen(
+        [sys.executable, "-u", "-c", JOIN_AND_TELL, str(run.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **second, "AREAL_NODE": "well"},
+    )
+    assert node.stdout is not None
+    with Supervising(run, goes_back=True) as supervising:
+        while "joined the run" not in (line := node.stdout.readline()):
+            assert line, "it has ended"
+        deadline = time.monotonic() + 60
+        while len(supervising.wardens.nodes) < 1 + has_warden and time.monotonic() < deadline:
+            time.sleep(0.02)
+        mute.send_signal(signal.SIGSTOP)
+        supervising._is_over.set()
+        while "ends within" not in (told[-1:] or [""])[0]:
+            told.append(node.stdout.readline())
+            assert told[-1], told
+        status = run_status(run)
+        assert status["is_ending"]
+        assert "no word from " in waits_for(status)
+        mute.send_signal(signal.SIGCONT)
+    release(supervising.epoch, "interrupted 4 143")
+    told.append(node.communicate(timeout=60)[0])
+    assert (node.returncode, mute.wait(60)) == (143, 143)
+    words = "".join(told)
+    assert re.search(r"waiting since .* is ending: no word from .*: what runs there ends within \d+ s", words)
+    assert [wrong for wrong in ("has said nothing", "areal run --resume", "no owner") if wrong in words] == []
+    assert words.count("joined the run") == 0
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -289,9 +344,6 @@ def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     """Nobody here can end it: the run's end is confirmed only then; a connection that has ended confirms nothing."""
-    from areal_core.messages import connect
-    from areal_core.messages.processes import Beat, Leave, NodeReady
-
     monkeypatch.setattr(wardens_module, "PROGRESS_S", 0.2)
     credentials, said, heard, may_end = Credentials.create(1), list[str](), list[object](), threading.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,22 @@ def test_status_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"  {'owner':22s} process 77 on head",
         *(f"  {name:22s} {text}" for name, text in ROWS),
     ]
+
+
+def test_a_run_that_stops_says_which_node_it_waits_for_and_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path)
+    claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    monkeypatch.setattr(watching, "ask_owner", lambda *_: OWNER)
+    words = watching.waits_for(watching.run_status(run))
+    assert "the node node-2 is silent, and counts as lost in 30 s, trainer-0 train" in words
+    assert "server-0" not in words, "it stands on the silent node"
+    ending = replace(OWNER, is_ending=True, awaited={"node-2": 35.2})
+    monkeypatch.setattr(watching, "ask_owner", lambda *_: ending)
+    status = watching.run_status(run)
+    assert watching.waits_for(status) == "no word from node-2: what runs there ends within 35 s"
+    assert f"  {'ending':22s} {watching.waits_for(status)}" in _lines(status, tmp_path)
 
 
 def test_a_run_whose_nodes_are_missing_says_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _lines(status: dict[str, Any], run: Path) -> list[str]:
+    from areal_core.runs.watching import waits_for
+
     state, since = status["state"], status["seconds_since_step"]
     of = "" if status["steps"] is None else f" of {status['steps']}"
     ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
@@ -59,6 +61,7 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     kept = status["checkpoint"]
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
     if state == "running":
+        lines += [f"  {'ending':22s} {waits_for(status)}"] if status["is_ending"] else []
         lines.append(f"  {'owner':22s} process {status['pid']} on {status['host']}")
         if status["node_rows"]:
             lines += [f"  {name:22s} {text}" for name, text in status["node_rows"]]
