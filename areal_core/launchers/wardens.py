@@ -14,7 +14,7 @@ from areal_core.background import start_task
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import LOST, ProcessEnd
 from areal_core.launchers.arrivals import PROGRESS_S, no_word, wait_for_nodes
-from areal_core.launchers.nodes import Nodes
+from areal_core.launchers.nodes import Nodes, name_order
 from areal_core.launchers.shared_folder import who_cannot_see
 from areal_core.launchers.supervised import Node, SupervisedProcess, beat_interval
 from areal_core.messages import Channel, serve
@@ -134,7 +134,7 @@ class Wardens:
             reasons = "; ".join(f"{lone}: {reason}" for lone, reason in lost.items()) or "none has reported"
             raise RunError(f"no process can be started on any node: {reasons}")
         self._numbered = Nodes()
-        for name in sorted(self.nodes):
+        for name in sorted(self.nodes, key=name_order):
             self._numbered.add(name, self.nodes[name].ready.gpus)
 
     def spread(self, count: int, gpus: Sequence[int] | None) -> list[str]:
@@ -230,8 +230,8 @@ class Wardens:
             environment[BEAT_VARIABLE] = str(beat_interval(len(self.processes)))
         gpus = self._numbered.local(node.name, needs.gpus)
         program, *words = specification.command
-        if program == sys.executable:  # a node may have its own, in a container for instance
-            program = node.ready.python
+        # A node may have its own Python, in a container for instance.
+        program = node.ready.python if program == sys.executable else program
         node.post(StartProcess(process.name, (program, *words), environment, str(log), gpus))
         return process
 

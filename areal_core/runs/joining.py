@@ -96,7 +96,9 @@ class Joining:
                 raise self._given_up(limit_s)
             if is_due:
                 told = now
-                self._say(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most: {self._waits_for(epoch, owner)}")
+                self._say(
+                    f"waiting since {now - began:.0f} s, of {limit_s:g} s at most: {self._waits_for(epoch, owner)}"
+                )
             time.sleep(POLL_S)
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.yaml_text import parse
 from areal_core.errors import ArealError, RunError, UsageError
 from areal_core.launchers.arrivals import no_word
+from areal_core.launchers.nodes import name_order
 from areal_core.launchers.wardens import LEASE_S
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Done, Owner, StopRun, WhoOwns
@@ -65,7 +66,7 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
     processes = {
         name: {"node": owner.nodes.get(name, ""), "phase": phase, "silent_s": owner.silent.get(name, 0.0)}
-        for name, phase in owner.phases.items()
+        for name, phase in sorted(owner.phases.items(), key=lambda one: name_order(one[0]))
     }
     nodes = {name: {"gpus": gpus, "silent_s": owner.silent_nodes.get(name, 0.0)} for name, gpus in owner.gpus.items()}
     told: dict[str, Any] = {"processes": processes, "nodes": nodes, "node_rows": node_rows(owner)}
@@ -92,7 +93,7 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
         time.sleep(POLL_S)
     epoch = _last_epoch(run)
     if state not in ("running", "unreachable"):
-        raise UsageError(f"the run in {run.path} does not run: it is {state}")
+        raise UsageError(f"the run in {run.path} does not run: areal status says '{state}'")
     answer = ask_owner(epoch, StopRun(now), ANSWER_S)
     if not isinstance(answer, Done):
         why = answer.text if isinstance(answer, Failed) else "its owner does not answer"

@@ -178,7 +178,9 @@ def test_servers_that_the_words_forget_and_lists_beside_words_are_refused(config
     with pytest.raises(ConfigError, match=r"in words .* and in lists"):
         resolve(config, [], ["placement.layout=train=8", "placement.training=[0]"])
     config.write_text(f"{RUN}placement: train=8\n")
-    with pytest.raises(ConfigError, match=r"placement: GPUs are named in words \('train=8'\) and in training: write pl"):
+    with pytest.raises(
+        ConfigError, match=r"placement: GPUs are named in words \('train=8'\) and in training: write pl"
+    ):
         resolve(config, [], ["placement.training=[0]"])
     assert resolve(config, [], ["placement=null", "placement.training=[0]"]).config.placement.training == [0]
 

@@ -1,4 +1,4 @@
-"""A node that joins: which rank it is, how long it waits, and which exit code it ends with."""
+"""A node that joins: how long it waits, and which exit code it ends with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from areal_core.cli import main
-from areal_core.errors import RunError, UsageError
+from areal_core.errors import RunError
 from areal_core.launchers import wardens as wardens_module
 from areal_core.launchers.joined import JoinedLauncher
 from areal_core.launchers.settings import JoinedSettings
@@ -28,7 +28,6 @@ from areal_core.runs import ranks as ranks_module
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.joining import Joining
 from areal_core.runs.ownership import RECOVERING, claim, exit_code_of, release
-from areal_core.runs.ranks import Rank, take_rank
 from areal_core.runs.standing import describe
 from areal_core.runs.watching import run_status, waits_for
 
@@ -42,41 +41,6 @@ def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, None),
-        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3"}, Rank(5, 1, 3)),
-        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}, Rank(3, 1, 3)),
-        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "head"}, Rank(1, 0, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_PROCID": "1"}, Rank(7, 3, 2)),
-        ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Rank(2, 0, 2)),
-        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"}, Rank(3, 1, 2)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"},
-         Rank(3, 1, 2)),
-        ({"SLURM_PROCID": "0", "RANK": "1", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"}, Rank(1, 1, 1)),
-        ({"JOB_COMPLETION_INDEX": "2"}, Rank(2, 0, None)),
-    ],
-)  # fmt: skip
-def test_the_rank_is_what_the_innermost_scheduler_says(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], rank: Rank | None
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert take_rank() == rank
-    left = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "JOB_COMPLETION_INDEX"}
-    assert environment.keys() & os.environ.keys() <= left, "processes of the run would take it for theirs"
-    assert ("TORCHELASTIC_USE_AGENT_STORE" in os.environ) is (rank is None)
-
-
-def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(UsageError, match="RANK is 'first'"):
-        take_rank()
-
-
 def test_requests_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +48,15 @@ def test_requests_that_cannot_be_are_refused(
     assert main(["join", run, "--config", "run.yaml"]) == 2
     assert "no scheduler has said which rank this is" in capsys.readouterr().err
     assert main(["join", run, "--wait", "-1"]) == 2
+    (tmp_path / "file").touch()
+    for place, words in (
+        ("file", "is a file"),
+        ("file/run", "is a file"),
+        ("", "is no run folder, and holds something"),
+    ):
+        capsys.readouterr()
+        assert main(["join", str(tmp_path / place)]) == 2, "at once, and not when the wait is over"
+        assert words in capsys.readouterr().err
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
     assert main(["join", run, "--config", "run.yaml"]) == 2
     assert "add: launcher.nodes=N" in capsys.readouterr().err

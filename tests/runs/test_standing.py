@@ -109,6 +109,15 @@ def test_status_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+def test_node_2_stands_before_node_10() -> None:
+    silent = {f"node-{number}": 1.0 for number in (10, 2, 1)}
+    assert [name for name, _ in node_rows(Owner("head", 77, 3, {}, {}, {}, {}, silent))] == [
+        "node-1",
+        "node-2",
+        "node-10",
+    ]
+
+
 def test_a_run_that_stops_says_which_node_it_waits_for_and_for_how_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
