@@ -70,7 +70,7 @@ def test_where_it_is_asked_is_told_and_nobody_listens_when_it_has_ended(run_dir,
 def test_a_host_that_there_is_not_is_said_and_no_other_port(run_dir):
     tracker = PrometheusTracker(PrometheusSettings(host="no-such-host.invalid"))
     with pytest.raises(
-        RunError, match="no address of this machine is called 'no-such-host.invalid': set host"
+        RunError, match=r"no address of this machine is called 'no-such-host\.invalid': set host"
     ) as found:
         tracker.start(run_dir, {})
     assert "another port" not in str(found.value)
