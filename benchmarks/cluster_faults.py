@@ -75,8 +75,15 @@ def kill_warden(cluster: Any, run: Run) -> None:
 
 
 def lose_node(of: str) -> Callable[[Any, Run], None]:
-    """Switch off the node of a process."""
-    return lambda cluster, run: cluster.kill_node(run.node(of))
+    """Switch off the node of a process; a batch host comes back, for SLURM's requeued job waits for it."""
+
+    def switch_off(cluster: Any, run: Run) -> None:
+        name = run.node(of)
+        cluster.kill_node(name)
+        if isinstance(cluster, Slurm) and of == "trainer-0":
+            later(lambda: cluster.restore_node(name))
+
+    return switch_off
 
 
 def silence_node(cluster: Any, run: Run) -> None:
@@ -151,7 +158,7 @@ def try_fault(cluster: Any, name: str, folder: Path) -> Row:
     wait_for(look, f"the end of the run\n{cluster.log()[known:]}")
     row.exit_code = cluster.end()
     news = cluster.log()[known:]
-    back = re.findall(r"going back to the last checkpoint|queued again|is started again|replaced", news)
+    back = re.findall(r"going back to the last checkpoint|begins anew|queued again|is started again|replaced", news)
     row.happened += f" -> {', '.join(dict.fromkeys(back))}" if back else ""
     with suppress(TimeoutError):
         wait_for(lambda: not run.processes(), "the end of all processes", 100)

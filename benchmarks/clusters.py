@@ -246,6 +246,10 @@ class Slurm:
         """As a power failure does."""
         self.cluster.kill(name)
 
+    def restore_node(self, name: str) -> None:
+        """Switch it on again."""
+        self.cluster.join(name)
+
     def signal_node(self, name: str, number: int) -> None:
         """To everything on it."""
         self.cluster.signal(name, number)

@@ -53,6 +53,13 @@ def read_request(arguments: argparse.Namespace) -> Request:
     return Request(others[0] if others else None, overrides, plugins)
 
 
+def require_folder(folder: Path) -> None:
+    """Raise `UsageError` where there is no folder."""
+    if not folder.is_dir():
+        no = "there is no run folder"
+        raise UsageError(f"{folder} is a file, and no run folder" if folder.exists() else f"{no} {folder}")
+
+
 def require_place(what: str, folder: Path, hint: str) -> None:
     """Raise `UsageError` where a folder cannot be made; nothing is left of the attempt."""
     made: list[Path] = []

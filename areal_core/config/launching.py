@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from areal_core.config.run_config import RunConfig
 
+MOST_SERVERS = 100_000
+"""Of a run: nobody has as many GPUs."""
+
 
 class LauncherSettings(Settings):
     """What the core reads of every launcher's settings."""
@@ -43,10 +46,10 @@ class ServerBounds(Settings):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    minimum: int = Field(1, ge=1)
+    minimum: int = Field(1, ge=1, le=MOST_SERVERS)
     """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
     `start_timeout_s`"""
-    maximum: int = Field(ge=0)
+    maximum: int = Field(ge=0, le=MOST_SERVERS)
     """servers that the run starts, wherever and whenever a node has room for one"""
 
     def __bool__(self) -> bool:

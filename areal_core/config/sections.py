@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -184,12 +185,18 @@ class PlacementSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _in_words(cls, written: Any) -> Any:
+        if isinstance(written, dict) and "type" in written:  # over words a list was laid, as over the name of a part
+            words, lists = written["type"], ", ".join(key for key in written if key != "type")
+            raise ValueError(f"GPUs are named in words ('{words}') and in {lists}: write placement=null before it")
         return {"layout": written} if isinstance(written, str) else written
 
     @model_validator(mode="after")
     def _whole(self) -> PlacementSection:
         if self.layout is not None and (self.generation is not None or self.training is not None):
             raise ValueError(f"GPUs are named in words ('{self.layout}') and in lists: leave one of them out")
+        for name, gpus in (("training", self.training or []), ("generation", self.generation or [])):
+            if twice := [gpu for gpu, times in Counter(gpus).items() if times > 1]:
+                raise ValueError(f"GPU {twice[0]} is named twice in {name}: name each once")
         if self.generation is not None and self.training is not None:
             shared = set(self.generation) & set(self.training)
             if shared and set(self.generation) != set(self.training):

@@ -1,4 +1,4 @@
-"""Waiting for the nodes that a launcher brings."""
+"""Waiting for the nodes that a launcher brings, and for those that go."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 120.0
 PROGRESS_S = 10.0
+
+
+def no_word(awaited: Mapping[str, float]) -> str:
+    """That a run which ends waits for nodes: by their names, the seconds after which nothing runs there any more."""
+    return f"no word from {', '.join(awaited)}: what runs there ends within {max(awaited.values()):.0f} s"
 
 
 async def wait_for_nodes(

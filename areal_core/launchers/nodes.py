@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,11 @@ from areal_core.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+
+def name_order(name: str) -> list[tuple[int, str]]:
+    """By which names are sorted: numbers in them count as such, so that node-2 comes before node-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 @dataclass

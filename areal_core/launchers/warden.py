@@ -55,8 +55,6 @@ SILENT_EXIT_CODE = 3
 """Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
 LET_GO_EXIT_CODE = 4
 """Of a warden that has said that its node is about to be taken away, and whose run goes on without it."""
-LEFT_EXIT_CODE = 5
-"""Of a warden that was told to leave: the epoch is over."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
@@ -105,9 +103,7 @@ class Warden:
         self._post(NodeNotice(number))
 
     def _exit_code(self) -> int:
-        if self._has_to_leave:
-            return LEFT_EXIT_CODE
-        return LET_GO_EXIT_CODE if self._has_given_notice else 0
+        return LET_GO_EXIT_CODE if self._has_given_notice and not self._has_to_leave else 0
 
     def _post(self, message: object) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -178,7 +174,7 @@ def scratch_folder() -> Iterator[Path]:
 async def main(supervisor: str, lease_s: float, *options: str, joining: Credentials | None = None) -> int:
     """Connect, report, and serve until the supervisor is gone; the exit code.
 
-    That is 0, `SILENT_EXIT_CODE`, or, where `joining`, `LEFT_EXIT_CODE` or `LET_GO_EXIT_CODE`.
+    That is 0, `SILENT_EXIT_CODE`, or, where `joining`, `LET_GO_EXIT_CODE`.
 
     Args:
         supervisor: its address.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import LOST, ProcessEnd
-from areal_core.launchers.arrivals import PROGRESS_S, wait_for_nodes
-from areal_core.launchers.nodes import Nodes
+from areal_core.launchers.arrivals import PROGRESS_S, no_word, wait_for_nodes
+from areal_core.launchers.nodes import Nodes, name_order
 from areal_core.launchers.shared_folder import who_cannot_see
 from areal_core.launchers.supervised import Node, SupervisedProcess, beat_interval
 from areal_core.messages import Channel, serve
@@ -67,6 +67,7 @@ class Wardens:
         has_gone: whether one was that is not there any more.
         has_lost: whether one was lost on which an essential process ran.
         processes: by name.
+        is_closing: whether the run ends here, and waits for nodes to confirm it.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Wardens:
         """Nodes that have come late, while it is looked whether they see the run's folder."""
         self._unconfirmed: dict[str, Node] = {}
         """Nodes that had joined and are lost: what ran there may run for as long as their lease."""
-        self.has_gone = self.has_lost = self._is_closing = False
+        self.has_gone = self.has_lost = self.is_closing = False
         self._is_over = asyncio.Event()
         self._say: Callable[[str], None] = print
         self.processes: dict[str, SupervisedProcess] = {}
@@ -133,7 +134,7 @@ class Wardens:
             reasons = "; ".join(f"{lone}: {reason}" for lone, reason in lost.items()) or "none has reported"
             raise RunError(f"no process can be started on any node: {reasons}")
         self._numbered = Nodes()
-        for name in sorted(self.nodes):
+        for name in sorted(self.nodes, key=name_order):
             self._numbered.add(name, self.nodes[name].ready.gpus)
 
     def spread(self, count: int, gpus: Sequence[int] | None) -> list[str]:
@@ -229,8 +230,8 @@ class Wardens:
             environment[BEAT_VARIABLE] = str(beat_interval(len(self.processes)))
         gpus = self._numbered.local(node.name, needs.gpus)
         program, *words = specification.command
-        if program == sys.executable:  # a node may have its own, in a container for instance
-            program = node.ready.python
+        # A node may have its own Python, in a container for instance.
+        program = node.ready.python if program == sys.executable else program
         node.post(StartProcess(process.name, (program, *words), environment, str(log), gpus))
         return process
 
@@ -256,13 +257,19 @@ class Wardens:
         self._numbered.gpus.pop(node.name, None)
         self.has_gone = True
 
+    @property
+    def awaited(self) -> dict[str, float]:
+        """Nodes that nobody can end from here, for a run that ends: each with the seconds that its lease still has."""
+        ends = {name: node.heard + LEASE_S + MARGIN_S for name, node in {**self._unconfirmed, **self.nodes}.items()}
+        return {name: left_s for name, end in ends.items() if (left_s := end - time.monotonic()) > 0}
+
     async def close(self) -> None:
         """Let go of all nodes: their wardens end everything.
 
         Those that have joined, which no launcher can end, confirm it, or their lease is waited for; also that of those
         that were lost.
         """
-        self._is_closing, nodes = True, self.nodes
+        self.is_closing, nodes = True, self.nodes
         self.nodes = {name: node for name, node in nodes.items() if node.ready.has_joined}
         began = told = time.monotonic()
         for name, node in nodes.items():
@@ -271,14 +278,10 @@ class Wardens:
                 node.post(Leave())
             else:
                 await node.channel.close()
-        while left := {
-            name: ends_s
-            for name, node in {**self._unconfirmed, **self.nodes}.items()
-            if (ends_s := node.heard + LEASE_S + MARGIN_S - time.monotonic()) > 0
-        }:
+        while left := self.awaited:
             if (now := time.monotonic()) - told > PROGRESS_S:
                 told = now
-                self._say(f"no word from {', '.join(left)}: what runs there ends within {max(left.values()):.0f} s")
+                self._say(no_word(left))
             await asyncio.sleep(0.02)
         silent, self.nodes = self.nodes, {}
         for node in silent.values():
@@ -304,7 +307,8 @@ class Wardens:
 
     async def _serve_warden(self, channel: Channel) -> None:
         node = Node(channel, await channel.receive())
-        if self._is_closing:  # it has nothing to do here, and the next epoch to wait for
+        if self.is_closing:  # it has nothing to do here, and the next epoch to wait for
+            node.post(Leave())
             await self._is_over.wait()
             return
         while node.name in self.nodes or node.name in self._checked:
@@ -322,7 +326,7 @@ class Wardens:
                 self._unconfirmed[f"{node.name} (lost)"] = node
             if self.nodes.get(node.name) is node:
                 self._forget(node)
-                if not self._is_closing:  # when it has left as it was told to
+                if not self.is_closing:  # when it has left as it was told to
                     self.has_lost |= any(self.processes[name].is_essential for name in ended)
                     self._say(f"the node {node.name} is lost, and with it: {', '.join(ended) or 'nothing'}")
             # Whatever runs there has ended, or will within the lease.
@@ -357,7 +361,7 @@ class Wardens:
             del self._checked[node.name]
         if problem:
             self._say(f"the node {node.name}, which came late, is left out: {problem}")
-        if problem or self._is_closing:
+        if problem or self.is_closing:
             return False
         self._numbered.add(node.name, node.ready.gpus)
         self._say(f"the node {node.name} has come, with {node.ready.gpus} GPUs")
@@ -400,7 +404,7 @@ class Wardens:
         while True:
             every_s = beat_interval(len(self.nodes))
             await asyncio.sleep(every_s)
-            for node in [] if self._is_closing else [*self.nodes.values(), *self._checked.values()]:
+            for node in [] if self.is_closing else [*self.nodes.values(), *self._checked.values()]:
                 node.post(Beat(every_s))
                 if time.monotonic() - node.heard > LEASE_S:
                     await node.channel.close()  # it is lost, and its warden must not come back

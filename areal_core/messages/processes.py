@@ -316,6 +316,8 @@ class Owner:
         gpus: how many each node has, by its name; also of nodes on which nothing runs.
         silent: seconds since each of them was heard; of those that do not speak, since it was stopped.
         silent_nodes: seconds since each node was heard.
+        is_ending: whether it lets go of all nodes, and takes none.
+        awaited: nodes for which it then waits, each with the seconds after which nothing runs there any more.
     """
 
     host: str
@@ -326,6 +328,8 @@ class Owner:
     gpus: Mapping[str, int]
     silent: Mapping[str, float] = field(default_factory=dict)
     silent_nodes: Mapping[str, float] = field(default_factory=dict)
+    is_ending: bool = False
+    awaited: Mapping[str, float] = field(default_factory=dict)
 
 
 @message

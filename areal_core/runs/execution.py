@@ -25,13 +25,15 @@ from areal_core.runs.checking import CodeCheck
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.ownership import RECOVERING, claim, next_epoch, release
 from areal_core.runs.plan import make_plan
-from areal_core.runs.recoveries import Recoveries
+from areal_core.runs.recoveries import Recoveries, way_on
 from areal_core.runs.summary import summarise_run
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
 from areal_core.runs.terminal import Terminal, say
 from areal_core.runs.view import RunState, open_view
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from areal_core.config import Resolved
     from areal_core.interfaces.launcher import Launcher, ProcessSpecification
     from areal_core.launchers.supervised import SupervisedProcess
@@ -52,6 +54,7 @@ def execute(
     dry_run: bool,
     allow_changed_plugins: bool,
     as_json: bool = False,
+    show: Callable[[str], None] = say,
 ) -> int:
     """Check, start, watch and end a run.
 
@@ -62,6 +65,7 @@ def execute(
         dry_run: print the plan and start nothing.
         allow_changed_plugins: resume although plugins have changed.
         as_json: print the plan as one JSON object.
+        show: prints the plan, and raises where that fails.
 
     Returns:
         The exit code: 0 done, 128 and the number of the signal where it was interrupted after a checkpoint.
@@ -80,7 +84,7 @@ def execute(
     with closing(CodeCheck(resolved)) as check:
         plan = make_plan(resolved, check.problems)
     if dry_run:
-        say(plan.to_json() if as_json else str(plan))
+        show(plan.to_json() if as_json else str(plan))
         return 0
     resolved.plugins.events.configure(resolved.config)
     if resume is not None:
@@ -158,11 +162,8 @@ async def _own_and_supervise(
                 f"somebody else has taken over the run in {run.path} while this program was stopped or "
                 "could not be reached; it has ended its own processes"
             ) from error
-        if is_owner:
-            has_trained = any(int(path.name.rpartition("-")[2]) for path in run.checkpoints())
-            anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
-            if not any("areal run --resume" in hint for hint in error.hints):  # an error may know better how to go on
-                error.hints = (*error.hints, f"{'' if has_trained else anew}go on with: areal run --resume {run.path}")
+        if is_owner and not any("areal run --resume" in hint for hint in error.hints):  # it may know better
+            error.hints = (*error.hints, way_on(run, has_failed=True))
         if isinstance(error, LostError):
             recoveries.note(error, _last_checkpoint(run))
             outcome = RECOVERING

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
 from areal_core.launchers import warden
+from areal_core.launchers.arrivals import no_word
 from areal_core.launchers.shared_folder import STALE_S
 from areal_core.launchers.wardens import LEASE_S, MARGIN_S
 from areal_core.messages import Credentials
@@ -60,7 +61,7 @@ class Joining:
         self._say = say
         self._stood: list[tuple[int, float]] = []
         """The epochs in which it was a node, and since when."""
-        self._was_let_go, self._left = False, 0
+        self._was_let_go = False
 
     def serve(self) -> int:
         """Until the run has ended; its exit code.
@@ -69,15 +70,21 @@ class Joining:
             RunError: the run is not there in time, is gone without a word, or does not take this node.
         """
         began = told = time.monotonic()
+        ending = None
         while True:
-            epoch = self._run.last_epoch
+            epoch, owner = self._run.last_epoch, None
             code = exit_code_of(epoch) if epoch is not None else None
             # A run that failed or was stopped before this node came may be about to go on: another one starts it.
             is_settled = not self._is_started or time.monotonic() - began > SETTLED_S
             if code is not None and (self._stood or (not code and is_settled)):
                 self._say(f"the run in {self._run.path} has ended with exit code {code}")
                 return code
-            if epoch is not None and code is None and epoch.number != self._left and self._is_owned(epoch):
+            is_due = time.monotonic() - told > PROGRESS_S
+            if epoch is not None and code is None and (is_due or epoch != ending):
+                owner = self._owner(epoch)
+            if owner is not None and owner.is_ending:
+                ending = epoch
+            elif epoch is not None and owner is not None:
                 self._stand(epoch)
                 if self._was_let_go:
                     self._say(f"the run in {self._run.path} goes on without this node, which is to be taken away")
@@ -87,16 +94,21 @@ class Joining:
             now, limit_s = time.monotonic(), GONE_S if self._stood else self._patience_s
             if now - began > limit_s:
                 raise self._given_up(limit_s)
-            if now - told > PROGRESS_S:
+            if is_due:
                 told = now
-                self._say(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most: {self._waits_for(epoch)}")
+                self._say(
+                    f"waiting since {now - began:.0f} s, of {limit_s:g} s at most: {self._waits_for(epoch, owner)}"
+                )
             time.sleep(POLL_S)
 
     @property
     def _here(self) -> str:
         return str(self._run.path)
 
-    def _waits_for(self, epoch: EpochFolder | None) -> str:
+    def _waits_for(self, epoch: EpochFolder | None, owner: Owner | None = None) -> str:
+        if owner is not None:
+            told = f": {no_word(owner.awaited)}" if owner.awaited else ""
+            return f"the run in {self._here} is ending{told}"
         if self._is_started:
             return f"rank 0 is to start the run in {self._here}, or to go on with it"
         if epoch is None:
@@ -113,8 +125,9 @@ class Joining:
         epoch = self._run.last_epoch
         return RunError(f"no run to join within {limit_s:g} s: {self._waits_for(epoch)}", hints=_reach(epoch))
 
-    def _is_owned(self, epoch: EpochFolder) -> bool:
-        return isinstance(ask_owner(epoch, WhoOwns(), ANSWER_S), Owner)
+    def _owner(self, epoch: EpochFolder) -> Owner | None:
+        answer = ask_owner(epoch, WhoOwns(), ANSWER_S)
+        return answer if isinstance(answer, Owner) else None
 
     def _stand(self, epoch: EpochFolder) -> None:
         """Be a node, or wait beside one, until the owner of the epoch lets go of it or is gone."""
@@ -132,7 +145,8 @@ class Joining:
         asked = time.monotonic()
         while not epoch.released.exists() and self._run.last_epoch == epoch:
             if time.monotonic() - asked > ASK_EVERY_S:
-                if not self._is_owned(epoch):
+                owner = self._owner(epoch)
+                if owner is None or owner.is_ending:
                     return
                 asked = time.monotonic()
             time.sleep(POLL_S)
@@ -150,7 +164,6 @@ class Joining:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         self._was_let_go = code == warden.LET_GO_EXIT_CODE
-        self._left = epoch.number if code == warden.LEFT_EXIT_CODE else 0
         if code == warden.SILENT_EXIT_CODE:
             self._say(f"the owner of the run has said nothing for {LEASE_S:g} s: everything here was ended")
 

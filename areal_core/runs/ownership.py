@@ -147,6 +147,12 @@ def owner_has_ended(epoch: EpochFolder) -> bool:
     return has_ended(read_owner(epoch)[0].process) is True
 
 
+def is_over(run: RunFolder) -> bool:
+    """Whether a run has ended, as far as its folder and this machine's processes say."""
+    epoch = run.last_epoch
+    return epoch is not None and (exit_code_of(epoch) is not None or owner_has_ended(epoch))
+
+
 def read_owner(epoch: EpochFolder) -> tuple[Ownership, str]:
     """The owner of an epoch and the run's token; where the files are damaged, an owner that nothing is known of."""
     try:

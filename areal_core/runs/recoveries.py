@@ -1,4 +1,4 @@
-"""How often a run goes back to its last commit by itself, when a process or a node of it is lost."""
+"""How a run goes on, and how often it goes back to its last commit by itself when something of it is lost."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from areal_core.errors import LostError, RunError
+from areal_core.training.ways_on import lost_files, ways_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from areal_core.runs.folder import RunFolder
+
 HOUR_S = 3600.0
+
+
+def way_on(run: RunFolder, *, has_failed: bool) -> str:
+    """How a run that has ended goes on, in words: from its last checkpoint, from an older one, or anew."""
+    newest = max(run.checkpoints(), key=lambda path: (path.name, path), default=None)
+    if newest is not None and (lost := lost_files(newest)):
+        return f"the checkpoint is damaged: {lost}; {'; '.join(ways_on(newest))}"
+    anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
+    has_trained = newest is not None and int(newest.name.rpartition("-")[2])
+    return f"{anew if has_failed and not has_trained else ''}go on with: areal run --resume {run.path}"
 
 
 class Recoveries:
@@ -54,4 +67,6 @@ class Recoveries:
         self._times.append(now)
         times = sum(now - then < HOUR_S for then in self._times)
         counted = f"{times} of at most {self._limit} times in an hour"
-        self._say(f"{error.message}\ngoing back to the last checkpoint ({counted})")
+        is_kept = int(committed.rpartition("-")[2] or 0)
+        what = "going back to the last checkpoint" if is_kept else "no checkpoint yet: the run begins anew"
+        self._say(f"{error.message}\n{what} ({counted})")

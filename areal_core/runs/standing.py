@@ -7,6 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from areal_core.launchers.nodes import name_order
 from areal_core.messages.processes import Owner
 from areal_core.runs.places import spans
 
@@ -32,6 +33,8 @@ def describe(wardens: Wardens) -> Owner:
         {name: node.ready.gpus for name, node in wardens.nodes.items()},
         {process.name: process.silent_s for process in alive},
         {name: now - node.heard for name, node in wardens.nodes.items()},
+        wardens.is_closing,
+        wardens.awaited if wardens.is_closing else {},
     )
 
 
@@ -43,8 +46,8 @@ def node_rows(owner: Owner) -> list[tuple[str, str]]:
     for process, node in owner.nodes.items():
         if process in owner.phases and node in standing:
             standing[node].append(process)
-    names = sorted(standing, key=lambda name: (-max(owner.silent_nodes[name], QUIET_S), name))
-    rows = [(name, _describe(owner, name, standing[name])) for name in sorted(names[:MOST_NODES])]
+    names = sorted(standing, key=lambda name: (-max(owner.silent_nodes[name], QUIET_S), name_order(name)))
+    rows = [(name, _describe(owner, name, standing[name])) for name in sorted(names[:MOST_NODES], key=name_order)]
     if len(names) > MOST_NODES:
         longest = max(owner.silent_nodes[name] for name in names[MOST_NODES:])
         rows.append((f"{len(names) - MOST_NODES} more", f"all heard {longest:.0f} s ago or later"))

@@ -226,7 +226,8 @@ class Supervisor:
             same = [p for p in self._essential() if p.specification.role == main.specification.role]
             if self.signals and not is_passed_on:
                 is_passed_on = True
-                self._say("stopping, after a checkpoint where there is something to keep; Ctrl-C again stops at once")
+                again = f"Ctrl-C again, {IMPATIENCE_S:g} s later or more, stops at once"
+                self._say(f"stopping, after a checkpoint where there is something to keep; {again}")
                 for process in same:
                     process.signal(signal.SIGTERM)
             if is_passed_on and any(ended.get(process, 0) < 0 for process in same):

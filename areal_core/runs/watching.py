@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config.yaml_text import parse
 from areal_core.errors import ArealError, RunError, UsageError
+from areal_core.launchers.arrivals import no_word
+from areal_core.launchers.nodes import name_order
+from areal_core.launchers.wardens import LEASE_S
 from areal_core.messages.credentials import Failed
 from areal_core.messages.processes import Done, Owner, StopRun, WhoOwns
 from areal_core.runs.ownership import RECOVERING, ask_owner, owner_has_ended
+from areal_core.runs.silence import TOLD_S
 from areal_core.runs.standing import node_rows
 
 if TYPE_CHECKING:
@@ -32,7 +36,8 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         without a word; unreachable, where it does not answer and cannot be seen from here), `epoch`, `step`, `steps`,
         `checkpoint` (its step, or None), `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `processes`:
         by name, `node`, `phase` and `silent_s`, `nodes`: by name, `gpus` and `silent_s`, and `node_rows`: the same in
-        words, where there are several, and `waits_for_nodes`: whether none has been given a process yet.
+        words, where there are several, `waits_for_nodes`: whether none has been given a process yet, `is_ending`, and
+        `awaited`: nodes for which it then waits, each with the seconds after which nothing runs there any more.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -61,12 +66,13 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         return {**found, "state": "lost" if owner_has_ended(epoch) else "unreachable"}
     processes = {
         name: {"node": owner.nodes.get(name, ""), "phase": phase, "silent_s": owner.silent.get(name, 0.0)}
-        for name, phase in owner.phases.items()
+        for name, phase in sorted(owner.phases.items(), key=lambda one: name_order(one[0]))
     }
     nodes = {name: {"gpus": gpus, "silent_s": owner.silent_nodes.get(name, 0.0)} for name, gpus in owner.gpus.items()}
-    told = {"processes": processes, "nodes": nodes, "node_rows": node_rows(owner)}
+    told: dict[str, Any] = {"processes": processes, "nodes": nodes, "node_rows": node_rows(owner)}
     waits = not processes and not epoch.ledger.exists() and not epoch.checkpoints.exists()  # later they have ended
-    return {**found, "host": owner.host, "pid": owner.pid, **told, "waits_for_nodes": waits}
+    told |= {"waits_for_nodes": waits, "is_ending": owner.is_ending, "awaited": dict(owner.awaited)}
+    return {**found, "host": owner.host, "pid": owner.pid, **told}
 
 
 def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:
@@ -87,7 +93,7 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
         time.sleep(POLL_S)
     epoch = _last_epoch(run)
     if state not in ("running", "unreachable"):
-        raise UsageError(f"the run in {run.path} does not run: it is {state}")
+        raise UsageError(f"the run in {run.path} does not run: areal status says '{state}'")
     answer = ask_owner(epoch, StopRun(now), ANSWER_S)
     if not isinstance(answer, Done):
         why = answer.text if isinstance(answer, Failed) else "its owner does not answer"
@@ -98,19 +104,25 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
             return str(state)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            say(f"waiting since {told - began:.0f} s for the run to stop: {_phases(run_status(run))}")
+            say(f"waiting since {told - began:.0f} s for the run to stop: {waits_for(run_status(run))}")
         time.sleep(POLL_S)
     if not patience_s:
         return "running"
     raise RunError(
-        f"the run has not stopped within {patience_s:g} s: {_phases(run_status(run))}",
+        f"the run has not stopped within {patience_s:g} s: {waits_for(run_status(run))}",
         hints=[f"it goes on stopping: areal status {run.path}; at once: areal stop {run.path} --now"],
     )
 
 
-def _phases(status: dict[str, Any]) -> str:
-    processes = status.get("processes", {})
-    return ", ".join(f"{name} {process['phase']}" for name, process in processes.items()) or status["state"]
+def waits_for(status: dict[str, Any]) -> str:
+    """What a run that stops waits for: nodes that are not heard, and what each process is doing."""
+    if status.get("awaited"):
+        return no_word(status["awaited"])
+    nodes, processes = status.get("nodes", {}), status.get("processes", {})
+    silent = {name: node["silent_s"] for name, node in nodes.items() if node["silent_s"] > TOLD_S}
+    words = [f"the node {n} is silent, and counts as lost in {max(0.0, LEASE_S - s):.0f} s" for n, s in silent.items()]
+    words += [f"{name} {one['phase']}" for name, one in processes.items() if one["node"] not in silent]
+    return ", ".join(words) or status["state"]
 
 
 def _last_epoch(run: RunFolder) -> EpochFolder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import shutil
 import zlib
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from areal_core.data.digest import chain_digests, group_digests
 from areal_core.disk import changed_files, file_digests, file_sizes, replacing_folder, sync_names
 from areal_core.errors import RunError
 from areal_core.training.distribution import share_text
+from areal_core.training.ways_on import STATE_FILE, ways_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
     from areal_core.interfaces.training import TrainEngine
 
-STATE_FILE = "trainer.json"
 ALGORITHM_FILE = "algorithm.safetensors"
 """Beside it: the algorithm's own tensors."""
 
@@ -90,12 +89,12 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
             with.
     """
     if damage := share_text(damage_of(folder) if dist.get_rank() == 0 else ""):
-        raise RunError(f"the checkpoint is damaged: {damage}", hints=_ways_on(folder))
+        raise RunError(f"the checkpoint is damaged: {damage}", hints=ways_on(folder))
     try:
         for role, engine in engines.items():
             engine.load(folder / role)
     except RunError as error:
-        error.hints = (*error.hints, *_ways_on(folder))
+        error.hints = (*error.hints, *ways_on(folder))
         raise
     return _read_witness(folder, json.loads((folder / STATE_FILE).read_text()))
 
@@ -118,22 +117,6 @@ def damage_of(folder: Path) -> str:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"{path} cannot be read or is of another version: {type(error).__name__}: {error}"
     return ""
-
-
-def _ways_on(folder: Path) -> list[str]:
-    """What helps where a checkpoint cannot be loaded: an older one, or that there is none."""
-    run = folder.parents[3] if len(folder.parents) > 3 else folder.parent
-    older = [path for path in run.glob("epochs/*/checkpoints/step-*") if path.name < folder.name]
-    if older and folder.is_dir():
-        latest = max(older, key=lambda path: (path.name, path))
-        aside, resume = shlex.join(["mv", str(folder), str(run / f"damaged-{folder.name}")]), shlex.quote(str(run))
-        return [
-            f"an older one is kept: {latest}; put this one aside, and the run goes back to it: "
-            f"{aside} && areal run --resume {resume}"
-        ]
-    best = f"; {run / 'best'} holds the model of the best evaluation" if (run / "best").is_dir() else ""
-    told = "no older one is kept" if folder.is_dir() else "bring it back: the ledger knows of no older one that is kept"
-    return [f"{told}; areal run --resume cannot go on without, so start again with another run_dir{best}"]
 
 
 def _read_witness(folder: Path, state: Mapping[str, Any]) -> Witness:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 FAKE_RUN = """
 import sys, types
 fake = types.ModuleType("areal_core.runs.execution")
-def execute(resolved, *, run_dir, resume, dry_run, allow_changed_plugins, as_json):
+def execute(resolved, *, run_dir, resume, dry_run, allow_changed_plugins, as_json, show):
     print("steps", resolved.config.steps, "folder", run_dir, "resume", resume, dry_run, allow_changed_plugins)
     return 7
 fake.execute = execute

@@ -177,3 +177,22 @@ def test_servers_that_the_words_forget_and_lists_beside_words_are_refused(config
         resolve(config, [], ["placement=train=8x2"])
     with pytest.raises(ConfigError, match=r"in words .* and in lists"):
         resolve(config, [], ["placement.layout=train=8", "placement.training=[0]"])
+    config.write_text(f"{RUN}placement: train=8\n")
+    with pytest.raises(
+        ConfigError, match=r"placement: GPUs are named in words \('train=8'\) and in training: write pl"
+    ):
+        resolve(config, [], ["placement.training=[0]"])
+    assert resolve(config, [], ["placement=null", "placement.training=[0]"]).config.placement.training == [0]
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ("{training: [0, 0], generation: [1]}", "GPU 0 is named twice in training"),
+        ("{training: [0], generation: [1, 2, 1, 2]}", "GPU 1 is named twice in generation: name each once"),
+        ("{training: [0, 0], generation: [0]}", "GPU 0 is named twice in training"),
+    ],
+)
+def test_a_gpu_that_is_named_twice_is_refused(config, lists, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(config, [], [f"placement={lists}"])

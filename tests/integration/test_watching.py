@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -45,14 +44,18 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert "areal status" in asked.out
     _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 143, err
-    following.send_signal(signal.SIGINT)
-    assert following.wait(HANG_S) == 130
+    _, err = following.communicate(timeout=HANG_S)
+    assert (following.returncode, err) == (0, "areal: the run in run has ended: nothing more is written\n")
+    for words in (("-f",), ("-n", "3")):
+        nameless = workplace.areal("logs", "run", *words)
+        assert (nameless.code, nameless.out) == (2, "")
+        assert "for the log of one process: NAME it" in nameless.err
     seen = status(workplace, code=1)
     assert seen["state"] == "interrupted"
     assert seen["checkpoint"] == seen["step"] >= 2
     again = workplace.areal("stop", "run")
     assert again.code == 2
-    assert "it is interrupted" in again.err
+    assert "does not run: areal status says 'interrupted'" in again.err
 
     process = workplace.start("run", "--resume", "run")
     workplace.wait_for(lambda: len(workplace.metrics()) > seen["step"], process)
@@ -74,8 +77,9 @@ def test_a_run_whose_owner_was_killed_is_lost(workplace: Workplace) -> None:
 
 @pytest.mark.parametrize("command", ["status", "stop", "logs"])
 def test_a_folder_that_is_no_run_is_refused(workplace: Workplace, command: str) -> None:
-    for folder in ("missing", "."):
+    for folder in ("missing", ".", "run.yaml"):
         found = workplace.areal(command, folder)
+        assert (command == "logs") or (folder != "run.yaml") or "run.yaml is a file" in found.err
         assert found.code == 2, found.out
         assert "Traceback" not in found.err
     assert subprocess.run(["ls", "runs"], cwd=workplace.folder, capture_output=True, check=False).returncode != 0

@@ -1,4 +1,4 @@
-"""A node that joins: which rank it is, how long it waits, and which exit code it ends with."""
+"""A node that joins: how long it waits, and which exit code it ends with."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import pytest
 
 from areal_core.cli import main
-from areal_core.errors import RunError, UsageError
+from areal_core.errors import RunError
 from areal_core.launchers import wardens as wardens_module
 from areal_core.launchers.joined import JoinedLauncher
 from areal_core.launchers.settings import JoinedSettings
 from areal_core.launchers.wardens import Wardens
-from areal_core.messages import Credentials
-from areal_core.messages.processes import Owner
+from areal_core.messages import Credentials, connect
+from areal_core.messages.processes import Beat, Leave, NodeReady, Owner
 from areal_core.runs import joining as module
 from areal_core.runs import ranks as ranks_module
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.joining import Joining
-from areal_core.runs.ownership import RECOVERING, claim, exit_code_of, release
-from areal_core.runs.ranks import Rank, take_rank
-from areal_core.runs.watching import run_status
+from areal_core.runs.ownership import RECOVERING, claim, release
+from areal_core.runs.standing import describe
+from areal_core.runs.watching import run_status, waits_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,41 +41,6 @@ def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, None),
-        ({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "3"}, Rank(5, 1, 3)),
-        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2"}, Rank(3, 1, 3)),
-        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "head"}, Rank(1, 0, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_PROCID": "1"}, Rank(7, 3, 2)),
-        ({"PMI_RANK": "2", "MPI_LOCALRANKID": "0", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Rank(2, 0, 2)),
-        ({"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"}, Rank(3, 1, 2)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"},
-         Rank(3, 1, 2)),
-        ({"SLURM_PROCID": "0", "RANK": "1", "LOCAL_RANK": "1", "GROUP_WORLD_SIZE": "1"}, Rank(1, 1, 1)),
-        ({"JOB_COMPLETION_INDEX": "2"}, Rank(2, 0, None)),
-    ],
-)  # fmt: skip
-def test_the_rank_is_what_the_innermost_scheduler_says(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], rank: Rank | None
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert take_rank() == rank
-    left = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES", "JOB_COMPLETION_INDEX"}
-    assert environment.keys() & os.environ.keys() <= left, "processes of the run would take it for theirs"
-    assert ("TORCHELASTIC_USE_AGENT_STORE" in os.environ) is (rank is None)
-
-
-def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "first")
-    with pytest.raises(UsageError, match="RANK is 'first'"):
-        take_rank()
-
-
 def test_requests_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +48,15 @@ def test_requests_that_cannot_be_are_refused(
     assert main(["join", run, "--config", "run.yaml"]) == 2
     assert "no scheduler has said which rank this is" in capsys.readouterr().err
     assert main(["join", run, "--wait", "-1"]) == 2
+    (tmp_path / "file").touch()
+    for place, words in (
+        ("file", "is a file"),
+        ("file/run", "is a file"),
+        ("", "is no run folder, and holds something"),
+    ):
+        capsys.readouterr()
+        assert main(["join", str(tmp_path / place)]) == 2, "at once, and not when the wait is over"
+        assert words in capsys.readouterr().err
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
     assert main(["join", run, "--config", "run.yaml"]) == 2
     assert "add: launcher.nodes=N" in capsys.readouterr().err
@@ -91,8 +66,8 @@ def test_requests_that_cannot_be_are_refused(
 class Supervising:
     """The supervisor's side of a run whose nodes join; in a thread of its own."""
 
-    def __init__(self, run: RunFolder, number: int = 1, *, lets_go: bool = False) -> None:
-        self._lets_go = lets_go
+    def __init__(self, run: RunFolder, number: int = 1, *, lets_go: bool = False, goes_back: bool = False) -> None:
+        self._lets_go, self._goes_back = lets_go, goes_back
         self.epoch = run.epoch(number)
         self.credentials = Credentials.create(number)
         self.said: list[str] = []
@@ -112,12 +87,12 @@ class Supervising:
     async def _answer(self, channel) -> None:
         while True:
             _, number = await channel.receive_request()
-            channel.reply(number, Owner("here", 1, self.epoch.number, {}, {}, {}))
+            channel.reply(number, describe(self.wardens))
 
     async def _serve(self) -> None:
         launcher = JoinedLauncher(JoinedSettings(nodes=1, host="127.0.0.1", joining_timeout_s=60))
         nothing = dict.fromkeys(("on_message", "on_end"), lambda *_: None)
-        wardens = Wardens(
+        wardens = self.wardens = Wardens(
             self.credentials,
             **nothing,
             on_notice=lambda node, _: wardens.let_go(node) if self._lets_go else None,
@@ -129,22 +104,17 @@ class Supervising:
         self.nodes += wardens.nodes
         while not self._is_over.is_set():
             await asyncio.sleep(0.01)
+        if self._goes_back:
+            latest = self._run.epoch(self.epoch.number + 1)
+            await wardens.begin_epoch(replace(self.credentials, epoch=latest.number), lambda _: False)
+            claim(latest, wardens.address, wardens.credentials)
+            release(self.epoch, RECOVERING)
+            self.epoch = latest
         await wardens.close()
 
 
 def joining(run: RunFolder, said: list[str], **more) -> Joining:
     return Joining(run, **{"has_warden": True, "patience_s": 60.0, "say": said.append, **more})
-
-
-@pytest.mark.parametrize(("text", "code"), [("done 4", 0), ("interrupted 4 143", 143), ("failed 4 1", 1),
-                                            ("failed", 1), ("recovering 4 1", None), ("", None)])  # fmt: skip
-def test_the_exit_code_is_what_the_owner_has_left(tmp_path: Path, text: str, code: int | None) -> None:
-    epoch = RunFolder(tmp_path / "run").epoch(1)
-    assert exit_code_of(epoch) is None
-    claim(epoch, "tcp:127.0.0.1:1", Credentials.create(1))
-    assert exit_code_of(epoch) is None
-    release(epoch, text)
-    assert exit_code_of(epoch) == code
 
 
 def test_a_run_between_two_epochs_is_recovering_as_long_as_its_owner_lives(
@@ -278,10 +248,57 @@ def test_a_run_that_lets_go_of_a_node_again_and_again_does_not_want_it(
 ) -> None:
     run = RunFolder(tmp_path / "run")
     claim(run.epoch(1), "tcp:127.0.0.1:1", Credentials.create(1))
-    monkeypatch.setattr(Joining, "_is_owned", lambda *_: True)
+    monkeypatch.setattr(Joining, "_owner", lambda *_: Owner("here", 1, 1, {}, {}, {}))
     monkeypatch.setattr(Joining, "_run_warden", lambda *_: None)
     with pytest.raises(RunError, match="has let go of this node 3 times: it does not take it"):
         joining(run, []).serve()
+
+
+JOIN_AND_TELL = """
+import sys
+from areal_core.cli import main
+from areal_core.runs import joining
+joining.PROGRESS_S = joining.ASK_EVERY_S = 0.2
+sys.exit(main(["join", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_warden", [True, False])
+def test_while_the_run_ends_and_waits_for_a_silent_node_the_others_are_told(tmp_path: Path, has_warden: bool) -> None:
+    """They were told to resume, or came again and were left in silence, where the run had gone back in place."""
+    run, told = RunFolder(tmp_path / "run"), list[str]()
+    second = {} if has_warden else {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    mute = subprocess.Popen([sys.executable, "-m", "areal_core", "join", str(run.path)])
+    node = subprocess.Popen(
+        [sys.executable, "-u", "-c", JOIN_AND_TELL, str(run.path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **second, "AREAL_NODE": "well"},
+    )
+    assert node.stdout is not None
+    with Supervising(run, goes_back=True) as supervising:
+        while "joined the run" not in (line := node.stdout.readline()):
+            assert line, "it has ended"
+        deadline = time.monotonic() + 60
+        while not (supervising.nodes and len(supervising.wardens.nodes) > has_warden) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        mute.send_signal(signal.SIGSTOP)
+        supervising._is_over.set()
+        while "ends within" not in (told[-1:] or [""])[0]:
+            told.append(node.stdout.readline())
+            assert told[-1], told
+        status = run_status(run)
+        assert status["is_ending"]
+        assert "no word from " in waits_for(status)
+        mute.send_signal(signal.SIGCONT)
+    release(supervising.epoch, "interrupted 4 143")
+    told.append(node.communicate(timeout=60)[0])
+    assert (node.returncode, mute.wait(60)) == (143, 143)
+    words = "".join(told)
+    assert re.search(r"waiting since .* is ending: no word from .*: what runs there ends within \d+ s", words)
+    assert [wrong for wrong in ("has said nothing", "areal run --resume", "no owner") if wrong in words] == []
+    assert words.count("joined the run") == 0
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -289,9 +306,6 @@ def test_a_node_that_has_joined_and_says_nothing_is_waited_for_until_its_lease_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     """Nobody here can end it: the run's end is confirmed only then; a connection that has ended confirms nothing."""
-    from areal_core.messages import connect
-    from areal_core.messages.processes import Beat, Leave, NodeReady
-
     monkeypatch.setattr(wardens_module, "PROGRESS_S", 0.2)
     credentials, said, heard, may_end = Credentials.create(1), list[str](), list[object](), threading.Event()
 

@@ -17,7 +17,7 @@ from areal_core.launchers.identity import identify
 from areal_core.messages import Credentials
 from areal_core.runs import ownership
 from areal_core.runs.folder import RunFolder
-from areal_core.runs.ownership import Ownership, ask_owner, claim, next_epoch, release
+from areal_core.runs.ownership import Ownership, ask_owner, claim, exit_code_of, next_epoch, release
 
 pytestmark = pytest.mark.slow
 
@@ -172,3 +172,14 @@ def test_the_token_is_for_its_user_alone(tmp_path: Path) -> None:
 
 def test_nobody_answers_for_an_epoch_without_an_owner(tmp_path: Path) -> None:
     assert ask_owner(RunFolder(tmp_path).epoch(1), Ownership("", "", ""), 0.1) is None
+
+
+@pytest.mark.parametrize(("text", "code"), [("done 4", 0), ("interrupted 4 143", 143), ("failed 4 1", 1),
+                                            ("failed", 1), ("recovering 4 1", None), ("", None)])  # fmt: skip
+def test_the_exit_code_is_what_the_owner_has_left(tmp_path: Path, text: str, code: int | None) -> None:
+    epoch = RunFolder(tmp_path / "run").epoch(1)
+    assert exit_code_of(epoch) is None
+    claim(epoch, "tcp:127.0.0.1:1", Credentials.create(1))
+    assert exit_code_of(epoch) is None
+    release(epoch, text)
+    assert exit_code_of(epoch) == code

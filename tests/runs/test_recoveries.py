@@ -1,10 +1,17 @@
 """How often a run goes back by itself before it ends."""
 
+import json
+
 import pytest
 
+from areal_core.cli import main
 from areal_core.errors import LostError, RunError
+from areal_core.messages import Credentials
 from areal_core.runs import recoveries as module
-from areal_core.runs.recoveries import Recoveries
+from areal_core.runs.folder import RunFolder
+from areal_core.runs.ownership import claim, release
+from areal_core.runs.recoveries import Recoveries, way_on
+from areal_core.training.ways_on import STATE_FILE
 
 LOST = LostError("trainer-0 was killed by SIGKILL", hints=["its log: x"])
 
@@ -18,6 +25,53 @@ def test_each_loss_is_told_with_its_count():
         "going back to the last checkpoint (1 of at most 2 times in an hour)",
         "going back to the last checkpoint (2 of at most 2 times in an hour)",
     ]
+
+
+def test_without_a_checkpoint_it_is_told_that_the_run_begins_anew():
+    said = []
+    for committed in ("", "step-00000000"):
+        Recoveries(2, said.append).note(LOST, committed)
+    assert [line.splitlines()[1] for line in said] == [
+        "no checkpoint yet: the run begins anew (1 of at most 2 times in an hour)"
+    ] * 2
+
+
+def checkpoint(run, step):
+    folder = run.epoch(1).checkpoints / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"12345678")
+    (folder / STATE_FILE).write_text(json.dumps({"files": {"weights": 8}}))
+    return folder
+
+
+def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(tmp_path, capsys):
+    """`areal status` sent users into a resume that fails at once."""
+    run = RunFolder(tmp_path / "run")
+    claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    release(run.epoch(1), "failed 4 1")
+    resume = f"go on with: areal run --resume {run.path}"
+
+    def told():
+        assert main(["status", str(run.path)]) == 1
+        words = way_on(run, has_failed=True)
+        assert capsys.readouterr().out.rstrip().endswith(f"; {words}")
+        return words
+
+    assert (
+        told()
+        == f"no step is kept yet: mend it and start again with another run_dir or without this one; else {resume}"
+    )
+    checkpoint(run, 0)
+    assert told().startswith("no step is kept yet: ")
+    older, newest = checkpoint(run, 2), checkpoint(run, 4)
+    assert told() == resume
+    (newest / "weights").write_bytes(b"123")
+    damaged = told()
+    assert f"the checkpoint is damaged: {newest / 'weights'} had 8 bytes and has 3" in damaged
+    assert f"an older one is kept: {older}" in damaged
+    assert f"mv {newest} {run.path / 'damaged-step-00000004'} && areal run --resume {run.path}" in damaged
+    release(run.epoch(1), "interrupted 4 143")
+    assert told() == damaged
 
 
 def test_too_many_in_an_hour_end_the_run_and_those_of_earlier_hours_do_not_count(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,32 @@ def test_status_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"  {'owner':22s} process 77 on head",
         *(f"  {name:22s} {text}" for name, text in ROWS),
     ]
+
+
+def test_node_2_stands_before_node_10() -> None:
+    silent = {f"node-{number}": 1.0 for number in (10, 2, 1)}
+    assert [name for name, _ in node_rows(Owner("head", 77, 3, {}, {}, {}, {}, silent))] == [
+        "node-1",
+        "node-2",
+        "node-10",
+    ]
+
+
+def test_a_run_that_stops_says_which_node_it_waits_for_and_for_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path)
+    claim(run.epoch(1), "tcp:127.0.0.1:9", Credentials.create(1))
+    monkeypatch.setattr(watching, "ask_owner", lambda *_: OWNER)
+    words = watching.waits_for(watching.run_status(run))
+    assert words.startswith("the node node-2 is silent, and counts as lost in 30 s, ")
+    assert "trainer-0 train, trainer-1 train" in words
+    assert "server-0" not in words, "it stands on the silent node"
+    ending = replace(OWNER, is_ending=True, awaited={"node-2": 35.2})
+    monkeypatch.setattr(watching, "ask_owner", lambda *_: ending)
+    status = watching.run_status(run)
+    assert watching.waits_for(status) == "no word from node-2: what runs there ends within 35 s"
+    assert f"  {'ending':22s} {watching.waits_for(status)}" in _lines(status, tmp_path)
 
 
 def test_a_run_whose_nodes_are_missing_says_that_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,11 @@ def test_a_server_leaves_a_run_that_goes_on_and_a_name_that_is_taken_is_refused(
         (["inference_engine.addresses=[localhost:80]"], "http://host:port"),
         (["deterministic=true"], "embedded engine"),
         (["placement.generation=[0,1]", "placement.training=[1,2]"], "all of them must be shared"),
-        (["inference_engine.servers={minimum: 3, maximum: 2}"], "fewer servers"),
+        (
+            ["inference_engine.servers={minimum: 3, maximum: 2}"],
+            "minimum is 3, and servers.maximum is 2, with 0",
+        ),
+        (["inference_engine.servers={minimum: 1, maximum: 99999999999}"], "inference_engine.servers.maximum"),
         (["inference_engine.servers=true"], "servers"),
         (["placement.generation=[0]", "placement.training=[0]", "inference_engine.servers.maximum=2"], "of their own"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.output import say
-from areal_core.errors import UsageError
+from areal_core.cli.request import require_folder
 
 if TYPE_CHECKING:
     import argparse
@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Audit and print; 0 when everything agrees, 1 when not."""
-    if not arguments.run_dir.is_dir():
-        raise UsageError(f"there is no run folder {arguments.run_dir}")
+    require_folder(arguments.run_dir)
     import json
 
     from areal_core.runs.auditing import audit_run

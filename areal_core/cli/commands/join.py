@@ -35,6 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.wait >= 0:
         raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
     rank, run_dir = take_rank(), arguments.run_dir.resolve()
+    _require_possible(run_dir)
     if any(request):
         if rank is None:
             raise UsageError(
@@ -55,6 +56,14 @@ def execute(arguments: argparse.Namespace) -> int:
     return Joining(
         RunFolder(run_dir), has_warden=is_first, patience_s=arguments.wait, say=say, is_started=any(request)
     ).serve()
+
+
+def _require_possible(run_dir: Path) -> None:
+    """Raise `UsageError` where no run is and none can begin; a folder that is being made is empty at first."""
+    if file := next((path for path in (run_dir, *run_dir.parents) if path.is_file()), None):
+        raise UsageError(f"{file} is a file, and no run folder")
+    if run_dir.is_dir() and not (run_dir / "epochs").exists() and any(run_dir.iterdir()):
+        raise UsageError(f"{run_dir} is no run folder, and holds something else", hints=["name another one"])
 
 
 def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int:

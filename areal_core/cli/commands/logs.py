@@ -6,13 +6,16 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from areal_core.cli.output import say
+from areal_core.cli.output import complain, say
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
 
+    from areal_core.runs.folder import RunFolder
+
 SUMMARY = "show what the processes of a run write"
+LINES = 40
 POLL_S = 0.2
 LONGEST = 1 << 20
 """Bytes from the end in which lines are looked for."""
@@ -22,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal logs`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
     parser.add_argument("name", metavar="NAME", nargs="?", help="of a process, such as trainer-0")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as it writes, until Ctrl-C")
-    parser.add_argument("-n", "--lines", type=int, default=40, help="so many from the end")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as it writes, until the run ends or Ctrl-C")
+    parser.add_argument("-n", "--lines", type=int, help=f"so many from the end ({LINES})")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -32,8 +35,11 @@ def execute(arguments: argparse.Namespace) -> int:
     logs = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if not logs:
         raise UsageError(f"there are no logs in {folder}", hints=["name the folder of a run that was started"])
-    if arguments.lines < 0:
-        raise UsageError(f"--lines takes a number, 0 or more, not {arguments.lines}")
+    lines = LINES if arguments.lines is None else arguments.lines
+    if lines < 0:
+        raise UsageError(f"--lines takes a number, 0 or more, not {lines}")
+    if arguments.name is None and (arguments.follow or arguments.lines is not None):
+        raise UsageError("-f and -n are for the log of one process: NAME it", hints=[f"there are: {', '.join(logs)}"])
     if arguments.name is None:
         for name, path in logs.items():
             status = path.stat()
@@ -44,12 +50,14 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"no process called '{arguments.name}' has written a log", hints=[f"there are: {', '.join(logs)}"]
         )
+    from areal_core.runs.folder import RunFolder
+
     path = logs[arguments.name]
     with path.open("rb") as file:
-        for line in _last_lines(file, arguments.lines):
+        for line in _last_lines(file, lines):
             say(line)
         if arguments.follow:
-            _follow(path, file)
+            _follow(path, file, RunFolder(arguments.run_dir))
     return 0
 
 
@@ -60,8 +68,11 @@ def _last_lines(file: IO[bytes], count: int) -> list[str]:
     return lines[len(lines) - count :] if count < len(lines) else lines
 
 
-def _follow(path: Path, file: IO[bytes]) -> None:
+def _follow(path: Path, file: IO[bytes], run: RunFolder) -> None:
     """A log that is full is begun anew under the same name."""
+    from areal_core.runs.ownership import is_over
+
+    was_over = False
     while True:
         if data := file.read():
             say(data.decode(errors="replace").rstrip("\n"))
@@ -72,7 +83,11 @@ def _follow(path: Path, file: IO[bytes]) -> None:
             if rest:
                 say(rest.decode(errors="replace").rstrip("\n"))
             continue
-        time.sleep(POLL_S)
+        if was_over:
+            complain(f"the run in {run.path} has ended: nothing more is written")
+            return
+        was_over = is_over(run)  # what it wrote last may be there only now
+        time.sleep(0 if was_over else POLL_S)
 
 
 def _number(file: IO[bytes]) -> int:

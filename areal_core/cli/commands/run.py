@@ -92,6 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
         resume=arguments.resume,
         dry_run=arguments.dry_run,
         as_json=arguments.json,
+        show=say,
         allow_changed_plugins=arguments.allow_changed_plugins,
     )
 

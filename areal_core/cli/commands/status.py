@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.cli.output import say
-from areal_core.errors import UsageError
+from areal_core.cli.request import require_folder
 
 if TYPE_CHECKING:
     import argparse
@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Look and print."""
-    if not arguments.run_dir.is_dir():
-        raise UsageError(f"there is no run folder {arguments.run_dir}")
+    require_folder(arguments.run_dir)
     import json
 
     from areal_core.runs.folder import RunFolder
@@ -50,6 +49,10 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _lines(status: dict[str, Any], run: Path) -> list[str]:
+    from areal_core.runs.folder import RunFolder
+    from areal_core.runs.recoveries import way_on
+    from areal_core.runs.watching import waits_for
+
     state, since = status["state"], status["seconds_since_step"]
     of = "" if status["steps"] is None else f" of {status['steps']}"
     ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
@@ -59,12 +62,13 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
     kept = status["checkpoint"]
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
     if state == "running":
+        lines += [f"  {'ending':22s} {waits_for(status)}"] if status["is_ending"] else []
         lines.append(f"  {'owner':22s} process {status['pid']} on {status['host']}")
         if status["node_rows"]:
             lines += [f"  {name:22s} {text}" for name, text in status["node_rows"]]
         else:
-            processes = sorted(status["processes"].items())
-            lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in processes]
+            lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in status["processes"].items()]
     elif state in NEXT:
-        lines.append(f"{NEXT[state].format(run=run)}; go on with: areal run --resume {run}")
+        now = "stopped before the first checkpoint" if state == "interrupted" and kept is None else NEXT[state]
+        lines.append(f"{now.format(run=run)}; {way_on(RunFolder(run), has_failed=state == 'failed')}")
     return lines

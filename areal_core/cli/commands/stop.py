@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.output import complain, say
+from areal_core.cli.request import require_folder
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Ask, wait and print."""
-    if not arguments.run_dir.is_dir():
-        raise UsageError(f"there is no run folder {arguments.run_dir}")
+    require_folder(arguments.run_dir)
     if not arguments.wait >= 0:
         raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
     from areal_core.runs.folder import RunFolder
+    from areal_core.runs.recoveries import way_on
     from areal_core.runs.watching import stop_run
 
     run = RunFolder(arguments.run_dir.resolve())
@@ -40,5 +41,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if state == "running":
         say(f"asked to stop; how far it is: areal status {run.path}")
         return 0
-    say(f"{state}; go on with: areal run --resume {run.path}" if state != "done" else "done before it could be stopped")
+    way = way_on(run, has_failed=state == "failed")
+    say(f"{state}; {way}" if state != "done" else "done before it could be stopped")
     return 0 if state in ("interrupted", "done") or arguments.now else 1

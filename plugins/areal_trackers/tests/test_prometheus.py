@@ -67,6 +67,15 @@ def test_where_it_is_asked_is_told_and_nobody_listens_when_it_has_ended(run_dir,
         urllib.request.urlopen(address, timeout=30)
 
 
+def test_a_host_that_there_is_not_is_said_and_no_other_port(run_dir):
+    tracker = PrometheusTracker(PrometheusSettings(host="no-such-host.invalid"))
+    with pytest.raises(
+        RunError, match=r"no address of this machine is called 'no-such-host\.invalid': set host"
+    ) as found:
+        tracker.start(run_dir, {})
+    assert "another port" not in str(found.value)
+
+
 def test_a_port_that_is_taken_is_said_with_what_would_do(run_dir):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -118,7 +118,8 @@ class FleetSettings(Settings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""
         if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
-            yield f"servers.minimum is {self.bounds.minimum}, and the config names fewer servers"
+            named = f"servers.maximum is {self.bounds.maximum}, with {len(self.addresses)} in addresses"
+            yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
         if config.sampling.stop and not self.detokenize:
             yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.placement.in_turns and self.is_elastic:

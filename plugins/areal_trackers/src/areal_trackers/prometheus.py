@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +55,10 @@ class PrometheusTracker:
         try:
             self._server, self._thread = self._library.start_http_server(port, addr=host, registry=self._registry)
         except OSError as error:
-            raise RunError(
-                f"metrics cannot be served at {host}:{port}: {error.strerror}; choose another port, or port: 0 for a "
-                "free one"
-            ) from error
+            is_host = isinstance(error, socket.gaierror)
+            cure = f"no address of this machine is called '{host}': set host" if is_host else "choose another port"
+            also = "" if is_host else ", or port: 0 for a free one"
+            raise RunError(f"metrics cannot be served at {host}:{port}: {error.strerror}; {cure}{also}") from error
         address = f"http://{host}:{self._server.server_port}/metrics"
         (run_dir / ADDRESS_FILE).write_text(f"{address}\n")
         sys.stderr.write(f"metrics for Prometheus: {address}\n")
