@@ -99,9 +99,11 @@ def kill_parent(cluster: Any, run: Run) -> None:
 
 
 def kill_head(cluster: Any, run: Run) -> None:
-    """What the cluster is managed by."""
+    """What the cluster is managed by; SLURM's comes back, for without it nobody knows how a job is."""
     del run
     cluster.kill_head()
+    if isinstance(cluster, Slurm):
+        later(cluster.restore_head)
 
 
 FAULTS: dict[str, Callable[[Any, Run], None]] = {
@@ -164,14 +166,14 @@ def try_fault(cluster: Any, name: str, folder: Path) -> Row:
         wait_for(lambda: not run.processes(), "the end of all processes", 100)
     row.left = len(run.processes())
     if row.exit_code != 0:
-        if name == "head lost":
+        if name == "head lost" and isinstance(cluster, Ray):
             cluster.restore_head()
         cluster.prepare()
         cluster.start(run, resume=True)
         wait_for(lambda: cluster.end() is not None, "the end of the resumed run")
         row.resumed = f"exit code {cluster.end()}"
     row.steps = run.steps()
-    if name == "head lost" and row.exit_code == 0:
+    if name == "head lost" and row.exit_code == 0 and isinstance(cluster, Ray):
         cluster.restore_head()
     audit = subprocess.run([*AREAL, "audit", "run", "--json"], cwd=folder, capture_output=True, text=True, check=False)
     row.audit = "clean" if audit.returncode == 0 else f"exit code {audit.returncode}: {audit.stdout[-300:]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import traceback
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from areal_core.messages.workflows import (
     Generate,
     Generated,
     GroupEnded,
+    GroupFacts,
     Placed,
     RunGroup,
     ScoreCompletion,
@@ -148,10 +150,14 @@ class WorkerService:
             return
         except RunError as error:
             reply = Failed(error.message, error.hints)
+        except Exception as error:  # noqa: BLE001 - it costs this group, and not the others of this process
+            told = "".join(traceback.format_exception(error))
+            reply = GroupEnded(b"", GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
         self._channel.reply(number, reply)
 
-    def _forget(self, key: tuple[int, tuple[int, ...]], _: object) -> None:
-        self._running.pop(key, None)
+    def _forget(self, key: tuple[int, tuple[int, ...]], task: asyncio.Task[None]) -> None:
+        if self._running.get(key) is task:  # the same group may have been sent again
+            del self._running[key]
 
     def _attempt_failed(self, group: int, sample: int, attempt: int, error: str) -> None:
         with suppress(ChannelClosed):

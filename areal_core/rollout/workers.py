@@ -2,8 +2,8 @@
 
 A group goes to the worker with the fewest. What its episodes need comes back here: generation, which the engine of this
 process serves, and rewards. So the controller alone knows engines, weights and the ledger, and a worker that blocks,
-leaks, crashes or is killed costs the episodes that it had: its groups go to another one. A group that has lost several
-workers is the likely cause, and fails.
+leaks, crashes or is killed costs the episodes that it had: its groups go to another one. Those that have lost two are
+suspects, which run one at a time; the one that loses two more workers is the cause, and fails.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import sys
+import traceback
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from areal_core.messages.workflows import (
     WorkflowsReady,
 )
 from areal_core.rewards.scoring import RewardError
-from areal_core.rollout.clocks import IdleTime
+from areal_core.rollout.clocks import IdleTime, was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
     from areal_core.interfaces.launcher import Processes, RunningProcess
     from areal_core.rewards.scoring import Scorer
 
-MOST_LOSSES = 3
-"""Workers that may be lost while they have a group, before it counts as their killer and fails."""
+LOSSES_AMONG_OTHERS, LOSSES_ALONE = 2, 2
+"""Workers that a group may lose with all others before it is a suspect; and then, while no other suspect runs, before
+it counts as the cause."""
 START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
 """Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
 
@@ -60,6 +62,8 @@ START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
 class _Worker:
     process: RunningProcess
     channel: Channel
+    number: int
+    """Unlike those of all others of the run, its forerunners among them."""
     groups: int = 0
     requests: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """Generations under way for it, by its own numbers."""
@@ -115,6 +119,7 @@ class WorkflowWorkers:
         )
         self._workers: list[_Worker] = []
         self._changed = asyncio.Event()
+        self._suspects = asyncio.Lock()
         self._failure: RunError | None = None
         self._numbers = itertools.count()
         self._without_place = 0
@@ -147,14 +152,16 @@ class WorkflowWorkers:
         self._running += 1
         self._idle.end()
         try:
-            for _ in range(MOST_LOSSES):
-                worker = await self._find_worker()
-                try:
-                    return await self._run_in(worker, task)
-                except ChannelClosed:
-                    lost = worker.process.name
-            failure = f"{MOST_LOSSES} workflow workers were lost with this prompt, {lost} the last: see its log"
-            self.on_failure(task.number, task.samples[0], MOST_LOSSES, failure)
+            losses = LOSSES_AMONG_OTHERS + LOSSES_ALONE
+            for loss in range(losses):
+                async with self._suspects if loss >= LOSSES_AMONG_OTHERS else contextlib.nullcontext():
+                    worker = await self._find_worker()
+                    try:
+                        return await self._run_in(worker, task)
+                    except ChannelClosed:
+                        lost = worker.process.name
+            failure = f"{losses} workflow workers were lost with this prompt, {lost} the last: see its log"
+            self.on_failure(task.number, task.samples[0], losses, failure)
             return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
         finally:
             self._running -= 1
@@ -196,7 +203,8 @@ class WorkflowWorkers:
         command = [sys.executable, "-m", "areal_core.runs", "workflow_worker", str(self._run_dir), self._server.address]
         process, channel, ready = await self._server.start(name, command)
         self.rows, self.held_out_rows = ready.rows, ready.held_out_rows
-        worker = _Worker(process, channel)
+        worker = _Worker(process, channel, next(self._numbers))
+        self._failure = None
         self._workers.append(worker)
         self._changed.set()
         self._start(self._serve(worker), f"requests of {name}")
@@ -261,7 +269,7 @@ class WorkflowWorkers:
             sampling=asked.sampling,
             seed=asked.seed,
             affinity=asked.affinity,
-            conversation=f"{worker.process.name}/{id(worker)}/{asked.conversation}",
+            conversation=f"{worker.number}/{asked.conversation}",
             **({"on_place": place} if is_told else {}),
         )
         reply: object
@@ -273,6 +281,12 @@ class WorkflowWorkers:
             reply = Unserved(str(error))
         except RunError as error:
             reply = Failed(error.message, error.hints)
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            reply = Unserved("the inference engine has cancelled the request")
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything, and it costs an episode
+            reply = Unserved("".join(traceback.format_exception(error)))
         finally:
             place(True)
         worker.channel.reply(number, reply)

@@ -128,7 +128,7 @@ def guard(tokenizer: Any, content: Any) -> Any:
             content = content.replace(spelling, chr(_STAND_INS + number))
         return content
     if isinstance(content, dict):
-        return {key: guard(tokenizer, value) for key, value in content.items()}
+        return {guard(tokenizer, key): guard(tokenizer, value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
         return [guard(tokenizer, value) for value in content]
     return content

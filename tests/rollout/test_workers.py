@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
@@ -176,15 +177,66 @@ def test_a_group_that_loses_one_worker_after_another_fails() -> None:
         async with running(workflow, count=1) as (workers, processes, _):
             workers.on_failure = lambda *told: failures.append(told)
             under_way = asyncio.ensure_future(workers.run(group()))
-            for number in range(module.MOST_LOSSES):
+            for number in range(module.LOSSES_AMONG_OTHERS + module.LOSSES_ALONE):
                 await workflow.begun.wait()
                 workflow.begun.clear()
                 await processes.started[number].die()
             batch, facts = await under_way
         assert batch is None
         assert facts.failed == 3
-        assert facts.failure == "3 workflow workers were lost with this prompt, workflow-0 the last: see its log"
-        assert failures == [(5, 0, 3, facts.failure)]
+        assert facts.failure == "4 workflow workers were lost with this prompt, workflow-0 the last: see its log"
+        assert failures == [(5, 0, 4, facts.failure)]
+
+    run(check())
+
+
+class Poisoned(FakeWorkflow):
+    """One row ends its worker; the others take a moment, so that they are there when it does."""
+
+    def __init__(self) -> None:
+        self.processes: Workers | None = None
+
+    async def run_episode(self, row: Any, context: Any) -> Any:
+        if row["answer"] == "5":
+            assert self.processes is not None
+            await asyncio.sleep(0.02)
+            start_task(self.processes.started[-1].die(), "the end of a worker")
+            await asyncio.sleep(HANG_S)
+        await asyncio.sleep(0.1)
+        return await super().run_episode(row, context)
+
+
+def test_a_prompt_that_ends_workers_takes_no_other_with_it() -> None:
+    async def check() -> None:
+        workflow = Poisoned()
+        async with running(workflow, count=1) as (workers, processes, _):
+            workflow.processes = processes
+            ended = await asyncio.gather(*(workers.run(group(number)) for number in range(7)))
+        failed = [number for number, (_, facts) in enumerate(ended) if facts.failed]
+        assert failed == [5]
+        assert len(processes.started) == 1 + module.LOSSES_AMONG_OTHERS + module.LOSSES_ALONE
+
+    run(check())
+
+
+class Odd(FakeEngine):
+    """Raises what no engine should."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    async def generate(self, request: Any) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [KeyError("lost"), asyncio.CancelledError()])
+def test_whatever_an_engine_raises_costs_the_episode_and_not_the_run(error: BaseException) -> None:
+    async def check() -> None:
+        async with running(FakeWorkflow(), Odd(error)) as (workers, _, _):
+            _, facts = await workers.run(group())
+        assert facts.failed == 3
+        assert "lost" in facts.failure or "cancelled" in facts.failure
 
     run(check())
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -19,6 +20,7 @@ from policies import Policy
 from areal_agents.agents import CommandAgent, FunctionAgent, ServiceAgent
 from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
+from areal_core.errors import RunError
 from areal_core.interfaces.agent import Endpoint
 
 NOWHERE = Endpoint("http://127.0.0.1:1/v1", "sk-areal-x")
@@ -62,6 +64,12 @@ def test_an_agent_that_asks_for_nothing_leaves_nothing_to_train_on(play):
         play(policy(), lambda: 1.0)
 
 
+ASKS = """
+import json, os, urllib.request
+body = {"model": "any", "messages": [{"role": "user", "content": "?"}]}
+urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(), {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})).read()
+"""
 PROGRAM = """
 import json, os, sys, urllib.request
 row = json.loads(sys.stdin.readline())
@@ -104,7 +112,7 @@ def test_a_command_in_another_language(play, tmp_path):
         ("import sys; sys.exit('the reason')", "ended with exit code 1: the reason"),
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ("print('{\"rewrad\": 1}')", "returned rewrad, which is none of reward, rewards, turn_rewards, answer"),
-        ("print('NaN')", "must be finite"),
+        ("print('{\"reward\": NaN}')", "must be finite"),
     ],
 )
 def test_a_command_that_fails_says_how(play, program, told):
@@ -125,7 +133,7 @@ def test_a_command_ends_with_its_episode_and_what_it_started_too(tmp_path):
                 open({str(mark)!r}); break
             except OSError:
                 time.sleep(0.05)
-        print(2.0, flush=True)
+        print('{{"reward": 2.0}}', flush=True)
     """)
 
     async def run(code: str, timeout: float) -> Any:
@@ -133,13 +141,66 @@ def test_a_command_ends_with_its_episode_and_what_it_started_too(tmp_path):
         async with asyncio.timeout(timeout):
             return await agent(row={}, endpoint=NOWHERE)
 
-    assert asyncio.run(run(leaves, 120)) == 2.0
+    assert asyncio.run(run(leaves, 120)) == {"reward": 2.0}
     with pytest.raises(TimeoutError):
         asyncio.run(run(leaves + "\ntime.sleep(10_000)", 5))
     time.sleep(0.5)
     last = mark.read_text()
     time.sleep(1.0)
     assert mark.read_text() == last, "what it has started has ended"
+
+
+def test_a_number_that_a_command_prints_is_an_answer_and_no_reward(play):
+    said = policy()
+    play(said, CommandAgent(CommandSettings(command=[sys.executable, "-c", ASKS + "print(1000000)"])))
+    assert said.scored[0]["completion"] == "1000000"
+
+
+def test_what_the_run_ends_with_is_no_business_of_the_agents(play):
+    """It swallows the refusal that it is told, and the run ends all the same."""
+    said, is_dead = policy(), False
+    alive = said.generate
+
+    async def generate(*given: Any, **settings: Any) -> Any:
+        if is_dead:
+            raise RunError("the engine has died")
+        return await alive(*given, **settings)
+
+    async def agent(base_url: str, api_key: str) -> float:
+        nonlocal is_dead
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            await client.responses.create(model="any", input="?")
+            is_dead = True
+            with pytest.raises(openai.APIStatusError, match="the run has ended: the engine has died"):
+                await client.responses.create(model="any", input="?")
+        return 1.0
+
+    context = said.context
+    context.generate = generate
+    with pytest.raises(RunError, match="the engine has died"):
+        play(SimpleNamespace(context=context), agent)
+
+
+def test_a_function_that_raises_what_no_future_can_bring_fails(play):
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        play(policy(), lambda: next(iter(())))
+
+
+def test_what_is_still_asked_for_when_an_episode_ends_is_cancelled(play):
+    said = policy()
+
+    async def agent(base_url: str, api_key: str) -> float:
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+        await client.responses.create(model="any", input="?")
+        said.wait_s = 30.0
+        left.append(asyncio.ensure_future(client.responses.create(model="any", input="later")))
+        while len(said.said) < 2:
+            await asyncio.sleep(0.01)
+        return 1.0
+
+    left: list[Any] = []
+    assert play(said, agent).metrics["agents/turns"] == 1
+    assert said.said[1][0] == [], "it was cancelled"
 
 
 def test_a_service_plays_episodes_and_its_failures_are_told(play):

@@ -48,6 +48,7 @@ def read(form: str, text: str, begun: str = "", stop: tuple[str, ...] = (), tool
          ("", "", [("add", {"a": 1}), ("add", {})], 0)),
         ("mistral", 'So[TOOL_CALLS]add[ARGS]{"a": 1}', ("So", "", [("add", {"a": 1})], 0)),
         ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ("", "", [("add", {"a": 1})], 0)),
+        ("llama", '{"name": "add", "parameters": {"a": 1}}', ("", "", [("add", {"a": 1})], 0)),
         ("none", "<tool_call>{}</tool_call>", ("<tool_call>{}</tool_call>", "", [], 0)),
     ],
 )  # fmt: skip

@@ -53,7 +53,8 @@ def test_a_client_that_goes_away_in_a_stream_loses_its_answer(play):
             await client.chat.completions.create(model="any", messages=USER)
         return 1
 
-    assert play(policy, agent).metrics["agents/turns"] == 1
+    metrics = play(policy, agent).metrics
+    assert (metrics["agents/turns"], metrics["agents/lost_answers"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,69 @@ def test_equal_answers_that_cannot_be_told_apart_begin_a_new_conversation(play):
 
     episode = play(policy, agent)
     assert episode.metrics["agents/ambiguous_prefixes"] == 1
-    assert len(episode.trajectories) == 2
+    assert len(episode.trajectories) == 3
+
+
+def test_of_choices_the_one_that_is_continued_is_trained_and_each_has_a_name(play):
+    policy = Policy("chat", lambda number: f"answer {number}")
+
+    async def agent(base_url: str, api_key: str) -> Any:
+        async with ask(base_url, api_key) as client:
+            done = await client.chat.completions.create(model="any", messages=USER, n=3)
+            follow = [*USER, done.choices[1].message, *USER]
+            await client.chat.completions.create(model="any", messages=follow)
+        return {"turn_rewards": {f"{done.id}/1": 0.25}}
+
+    episode = play(policy, agent)
+    (trajectory,) = episode.trajectories
+    assert "answer 1" in policy.tokenizer.decode(trajectory.tokens["input_ids"])
+    assert trajectory.turns["turn_rewards"].tolist() == [0.25, 0.0]
+    assert episode.reward == 0.25
+
+
+def test_a_reward_for_an_answer_that_nobody_received_is_refused(play):
+    policy = Policy("chat", lambda _: "yes")
+
+    async def agent(base_url: str, api_key: str) -> Any:
+        async with ask(base_url, api_key) as client:
+            await client.chat.completions.create(model="any", messages=USER)
+        return {"turn_rewards": {"nonsense": 5.0}}
+
+    with pytest.raises(ValueError, match="turn_rewards names nonsense, which is no answer"):
+        play(policy, agent)
+
+
+def test_a_foreign_token_beside_the_key_is_passed_over(play):
+    policy = Policy("chat", lambda _: "yes")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        headers = {"Authorization": "Bearer other", "x-api-key": api_key}
+        body = {"messages": USER, "max_tokens": 9}
+        async with (
+            aiohttp.ClientSession(headers=headers) as client,
+            client.post(f"{base_url}/messages", json=body) as done,
+        ):
+            return float(done.status == 200)
+
+    assert play(policy, agent).reward == 1.0
+
+
+def test_many_turns_are_no_recursion(play):
+    policy = Policy("chat", lambda _: "y")
+
+    async def agent(base_url: str, api_key: str) -> float:
+        messages: list[Any] = list(USER)
+        headers = {"Authorization": f"Bearer {api_key}"}
+        url = f"{base_url.removesuffix('/v1')}/inference/v1/generate"
+        ids = [70]
+        async with aiohttp.ClientSession(headers=headers) as client:
+            for _ in range(600):
+                async with client.post(url, json={"token_ids": ids}) as response:
+                    ids = [*ids, *(await response.json())["choices"][0]["token_ids"], 71]
+        return float(len(messages))
+
+    (trajectory,) = play(policy, agent, max_answers=1000, max_tokens=10_000).trajectories
+    assert int(trajectory.tokens["turn_ids"].max()) == 599
 
 
 @pytest.mark.parametrize(("trained", "conversations"), [("all", 3), ("last", 1), ("longest", 1)])

@@ -1,1 +1,1 @@
-"""Agents that talk to the policy over HTTP, and conversations with tools."""
+"""Agents that talk to the policy over HTTP."""

@@ -8,10 +8,11 @@ import inspect
 import json
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+
+from areal_agents.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
 
 MOST_OUTPUT = 16 * 2**20
 """Bytes that are kept of what a command writes; what comes before them is left out."""
-MOST_THREADS = 1024
-"""Episodes whose agents are ordinary functions at a time; the others wait."""
 LAST_WORDS_S = 2.0
 """For what a program has written, once it has ended, to be read; what it has left behind may hold its pipes open."""
-RUN_VARIABLES = "AREAL_"
-"""How the names of variables begin that are the run's own, its secrets among them: no program of others sees them."""
+HIDDEN = ("AREAL_", "OPENAI_", "ANTHROPIC_")
+"""How the names of variables begin that no program of others sees: the run's own, and those of other endpoints."""
 SHOWN = 4000
 """Characters of a command's errors in a message."""
 
@@ -50,7 +49,6 @@ class FunctionAgent:
         self._optional = [p.name for p in parameters if p.default is not p.empty]
         called = function if inspect.isroutine(function) else type(function).__call__
         self._is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "agent")
 
     async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
         """Play one episode."""
@@ -65,15 +63,14 @@ class FunctionAgent:
         given = offered if self._takes_all else {name: offered[name] for name in names}
         if self._is_coroutine:
             return await self._function(**given)
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._threads, lambda: self._function(**given))
+        result = await run_in_thread(lambda: self._function(**given))
         return await result if inspect.isawaitable(result) else result
 
 
 class CommandAgent:
     """Runs a program for each episode: the row is its standard input, the model is in its environment.
 
-    Its result is its last line, as JSON where it is that, else as the answer that the run's rewards score.
+    Its result is its last line: an object in JSON, or else the answer that the run's rewards score.
     """
 
     def __init__(self, settings: CommandSettings) -> None:
@@ -82,7 +79,7 @@ class CommandAgent:
     async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
         """Play one episode; with it everything in the program's group ends."""
         settings = self._settings
-        own = {name: value for name, value in os.environ.items() if not name.startswith(RUN_VARIABLES)}
+        own = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
         variables = {**own, **settings.environment, **endpoint.as_environment()}
         loop = asyncio.get_running_loop()
         transport, program = await loop.subprocess_exec(
@@ -109,9 +106,11 @@ class CommandAgent:
         if not lines:
             return None
         try:
-            return json.loads(lines[-1])
+            found = json.loads(lines[-1])
         except ValueError:
             return lines[-1]
+        # A number or a text may be what the policy said, and no judgement of it.
+        return found if isinstance(found, dict) else lines[-1]
 
 
 class _Program(asyncio.SubprocessProtocol):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,7 +101,12 @@ class AnswerReader:
         ]
 
     def read(
-        self, generation: Generation, begun: str = "", tools: Sequence[Any] = (), stop: Sequence[str] = ()
+        self,
+        generation: Generation,
+        begun: str = "",
+        tools: Sequence[Any] = (),
+        stop: Sequence[str] = (),
+        first_call: int = 0,
     ) -> Answer:
         """A generation as a message.
 
@@ -111,6 +115,7 @@ class AnswerReader:
             begun: see `begun`.
             tools: that the agent has; where there are none, what looks like a call is text.
             stop: texts at which the answer ends, without them.
+            first_call: number of its first call among those of the episode, for their identifiers.
         """
         ids = generation.output_ids
         while ids and ids[-1] in self._ends:
@@ -127,9 +132,9 @@ class AnswerReader:
             found, _ = parser.finalize()
         except ValueError:  # a tokenizer's own template raises at what does not follow it
             return Answer({"role": "assistant", "content": text}, 1)
-        return self._message(found, tools)
+        return self._message(found, tools, first_call)
 
-    def _message(self, found: dict[str, Any], tools: Sequence[Any]) -> Answer:
+    def _message(self, found: dict[str, Any], tools: Sequence[Any], first_call: int) -> Answer:
         content, calls, malformed = found.get("content") or "", [], 0
         written = [_own_call(call) for call in found.get("tool_calls", ())]
         for text in found.get("calls", ()):
@@ -138,9 +143,12 @@ class AnswerReader:
                 malformed += 1
                 content = "\n".join(filter(None, (content, text)))
             written += read
-        for name, arguments in written:
+        if self.form == "llama" and not written and (read := _json_calls(content, tools)):
+            content, written = "", read  # these models leave the tag out where the function is a user's
+        for number, (name, arguments) in enumerate(written, first_call):
             function = {"name": name, "arguments": arguments}
-            calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+            # Nine letters and digits, which is what Mistral's templates insist on.
+            calls.append({"id": f"call{number:05d}", "type": "function", "function": function})
         message: Message = {"role": "assistant", "content": content}
         if found.get("reasoning_content"):
             message["reasoning_content"] = found["reasoning_content"]

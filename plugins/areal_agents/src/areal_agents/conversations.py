@@ -70,9 +70,14 @@ class Turn:
     children: list[Turn] = field(default_factory=list)
 
     @property
+    def own_ids(self) -> list[int]:
+        """Tokens behind those of the answer before it."""
+        return self.prompt.context_ids + self.generation.output_ids
+
+    @property
     def ids(self) -> list[int]:
         """All tokens up to its end."""
-        return self.prompt.ids + self.generation.output_ids
+        return [token for turn in self.path() for token in turn.own_ids]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -129,7 +134,7 @@ class Conversations:
         if not messages:
             raise RefusedError("the conversation has no messages")
         arguments = {"tools": list(request.tools) or None, **request.template_arguments}
-        keys = list(_keys(messages, arguments))
+        keys = list(self._keys(messages, arguments))
         candidates, count = self._continued(messages, keys)
         parent = _the_one_meant(candidates, messages[count - 1], request.previous)
         if parent is None:
@@ -171,6 +176,16 @@ class Conversations:
                 if turn.prompt.parent is not None:
                     turn.prompt.parent.children.remove(turn)
 
+    def _keys(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> Iterator[bytes]:
+        """One for no message, and one for each more. Of a sampled answer the thought may be missing or not."""
+        key = hashlib.sha256(_canonical(arguments)).digest()
+        yield key
+        for message in messages:
+            thought = str(message.get("reasoning_content") or "")
+            bare = _extended(key, message)
+            key = bare if not thought or self._known.get(bare) else hashlib.sha256(bare + thought.encode()).digest()
+            yield key
+
     def _first(self, messages: tuple[Message, ...], key: bytes, arguments: Mapping[str, Any], broken: str) -> Prompt:
         with _told_to_the_agent():
             ids, _ = apply_template(self._tokenizer, messages, **arguments)
@@ -179,13 +194,12 @@ class Conversations:
     def _place_ids(self, ids: list[int]) -> Prompt:
         """The longest answer that these tokens begin with is what they continue."""
         parent: Turn | None = None
-        longest = 0
-        for turn in self.turns:
-            known = turn.ids
-            if longest < len(known) <= len(ids) and ids[: len(known)] == known:
-                parent, longest = turn, len(known)
+        known, turns = 0, [turn for turn in self.turns if turn.prompt.parent is None]
+        while fitting := [turn for turn in turns if ids[known : known + len(turn.own_ids)] == turn.own_ids]:
+            parent = max(fitting, key=lambda turn: len(turn.own_ids))
+            known, turns = known + len(parent.own_ids), parent.children
         key = hashlib.sha256(json.dumps(ids).encode()).digest()
-        return Prompt(parent, ids[longest:], ({"role": "user", "content": ""},), key)
+        return Prompt(parent, ids[known:], ({"role": "user", "content": ""},), key)
 
 
 @contextmanager
@@ -212,15 +226,6 @@ def _the_one_meant(candidates: Sequence[Turn], message: Message, previous: str) 
         if len(candidates) > 1:
             candidates = [turn for turn in candidates if has_sign(turn)] or candidates
     return candidates[0] if len(candidates) == 1 else None
-
-
-def _keys(messages: Sequence[Message], arguments: Mapping[str, Any]) -> Iterator[bytes]:
-    """One for no message, and one for each more."""
-    key = hashlib.sha256(_canonical(arguments)).digest()
-    yield key
-    for message in messages:
-        key = _extended(key, message)
-        yield key
 
 
 def _extended(key: bytes, message: Message) -> bytes:

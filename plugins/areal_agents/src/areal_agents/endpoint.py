@@ -114,11 +114,12 @@ class AgentEndpoint:
         return Endpoint(f"http://{self._host}:{self._port}/v1", session.key)
 
     def end(self, session: Session) -> None:
-        """Its key is worth nothing any more."""
+        """Its key is worth nothing any more; see `Session.close`."""
         del self._sessions[session.key]
         self._ended[session.key] = None
         while len(self._ended) > ENDED_KEYS:
             self._ended.popitem(last=False)
+        session.close()
 
     async def _handled(
         self,
@@ -134,11 +135,15 @@ class AgentEndpoint:
             return web.json_response(problem(refused), status=refused.status)
 
     def _session_of(self, request: web.Request) -> Session:
-        written = request.headers.get("Authorization", "")
-        key = written.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
-        session = self._sessions.get(key)
+        written = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        keys = [key for key in (written, request.headers.get("x-api-key", "")) if key]
+        session = next((self._sessions[key] for key in keys if key in self._sessions), None)
         if session is None:
-            known = "the episode of this key has ended" if key in self._ended else "this key is none of an episode's"
+            known = (
+                "the episode of this key has ended"
+                if any(key in self._ended for key in keys)
+                else "this key is none of an episode's"
+            )
             raise RefusedError(known, 401, "invalid_api_key")
         return session
 
@@ -148,14 +153,16 @@ class AgentEndpoint:
         body = await _body(request)
         asked = protocol.read(body)
         self._see_sampling(asked)
-        answering = asyncio.ensure_future(session.answer(asked, session.place(asked)))
+        answering = session.start(asked, session.place(asked))
         try:
             if body.get("stream"):
                 return await self._stream(protocol, problem, request, body, answering)
             response = web.json_response(protocol.write(body, await answering, self._reader))
             await response.prepare(request)
             await response.write_eof()
-        except BaseException:
+        except BaseException as error:
+            if not isinstance(error, (RefusedError, RunError)):
+                session.counts["lost_answers"] += asked.count
             answering.cancel()
             if answering.done() and not answering.cancelled() and answering.exception() is None:
                 session.lose(answering.result())
@@ -168,7 +175,7 @@ class AgentEndpoint:
         problem: Problem,
         request: web.Request,
         body: Mapping[str, Any],
-        answering: asyncio.Future[list[Turn]],
+        answering: asyncio.Task[list[Turn]],
     ) -> web.StreamResponse:
         """Signs of life until there is an answer, then its pieces. What is refused at once still has its status."""
         await asyncio.wait({answering}, timeout=PING_S)
@@ -186,7 +193,7 @@ class AgentEndpoint:
             events = [("error", problem(as_refused(error)))]
         for name, data in events:
             line = f"event: {name}\n" if name else ""
-            await response.write(f"{line}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode())
+            await response.write(f"{line}data: {json.dumps(data)}\n\n".encode())
         if protocol is openai_chat:
             await response.write(f"data: {openai_chat.ENDED}\n\n".encode())
         await response.write_eof()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_agents.trajectories import ends, trajectories
+from areal_agents.trajectories import earned, ends, trajectories
 from areal_core.data import Episode
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ async def make_episode(
     ended = ends(turns, trained)
     if not ended:
         raise ValueError("the agent has asked the policy for nothing that it received: there is nothing to train on")
+    own = earned(turns, outcome.turn_rewards)
     reward, rewards = outcome.reward, dict(outcome.rewards)
     if reward is None:
         score = await _scored(turns[-1], outcome.answer, context)
@@ -47,7 +48,7 @@ async def make_episode(
     metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
     metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
     text = context.tokenizer.decode(ended[-1].ids)
-    return Episode(trajectories(ended, outcome.turn_rewards), reward, rewards, text=text, metrics=metrics)
+    return Episode(trajectories(ended, own), reward, rewards, text=text, metrics=metrics)
 
 
 async def _scored(turn: Turn, answer: str | None, context: WorkflowContext) -> RewardScore:

@@ -38,13 +38,13 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         messages: list[Message] = [{"role": "user", "content": asked}]
     else:
         messages = _messages(objects(body, "input"))
-    if body.get("instructions"):
-        messages.insert(0, {"role": "system", "content": text_of(body["instructions"], "instructions")})
     previous = str(body.get("previous_response_id") or "")
-    if previous and messages and messages[0]["role"] == "system":
-        messages = messages[1:]  # those that the conversation began with hold
+    if body.get("instructions") and not previous:  # else those that the conversation began with hold
+        messages.insert(0, {"role": "system", "content": text_of(body["instructions"], "instructions")})
     tools, overridden = choose_tools(body, _tool)
-    if (body.get("text") or {}).get("format", {}).get("type", "text") != "text":
+    form = body.get("text")
+    form = form.get("format") if isinstance(form, dict) else None
+    if isinstance(form, dict) and form.get("type", "text") != "text":
         overridden = (*overridden, "text.format")
     return AgentRequest(
         messages=messages,

@@ -15,12 +15,6 @@ def areal_workflows() -> list[Component]:
             target="areal_agents.workflow:AgentWorkflow",
             config="areal_agents.config:AgentSettings",
         ),
-        Component(
-            "tools",
-            "the policy calls typed functions of Python until it answers",
-            target="areal_agents.tools:ToolWorkflow",
-            config="areal_agents.config:ToolSettings",
-        ),
     ]
 
 

@@ -6,10 +6,11 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_agents.conversations import Conversations
 from areal_agents.requests import RefusedError
+from areal_core.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Prompt, Turn
     from areal_agents.requests import AgentRequest
+    from areal_core.data import Generation
     from areal_core.interfaces import WorkflowContext
 
 KEY_PREFIX = "sk-areal-"
@@ -49,6 +51,8 @@ class Session:
         self.max_tokens = max_tokens
         self._most_answers = most_answers
         self._under_way = 0
+        self._answering: set[asyncio.Task[list[Turn]]] = set()
+        self._failure: RunError | None = None
         self._began = time.monotonic()
 
     def place(self, request: AgentRequest) -> Prompt:
@@ -77,32 +81,60 @@ class Session:
         self.counts["other_sampling"] += bool(request.other_sampling)
         return prompt
 
+    def start(self, request: AgentRequest, prompt: Prompt) -> asyncio.Task[list[Turn]]:
+        """`answer` in a task, which ends with the session."""
+        task = asyncio.ensure_future(self.answer(request, prompt))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+        return task
+
+    def close(self) -> None:
+        """The episode is over: nothing more is generated for it.
+
+        Raises:
+            RunError: the run cannot go on, whatever the agent made of the refusal that it was told.
+        """
+        for task in self._answering:
+            task.cancel()
+        if self._failure is not None:
+            raise self._failure
+
     async def answer(self, request: AgentRequest, prompt: Prompt) -> list[Turn]:
         """Generate what was asked for. Whoever cannot deliver it says so to `lose`."""
         ids = prompt.ids
         room = self.max_tokens - len(ids)
         longest = room if request.max_tokens is None else min(room, request.max_tokens)
+        wanted = range(request.count)
+        settings = {"max_new_tokens": longest, "stop": request.stop}
+        generating = [asyncio.ensure_future(self._generate(ids, **settings)) for _ in wanted]
         self._begin()
         try:
-            generations = await asyncio.gather(
-                *(self._context.generate(ids, max_new_tokens=longest, stop=request.stop) for _ in range(request.count))
-            )
-        except ValueError as error:
-            raise RefusedError(str(error)) from error
+            generations = await asyncio.gather(*generating)
         finally:
             self._end()
+            for task in generating:  # where one has failed
+                task.cancel()
         begun = self._reader.begun(ids)
         turns = []
         for generation in generations:
-            answer = self._reader.read(generation, begun, request.tools, request.stop)
+            calls = self.counts["calls"]
+            answer = self._reader.read(generation, begun, request.tools, request.stop, first_call=calls)
             self.counts["malformed_calls"] += answer.malformed
             self.counts["calls"] += len(answer.calls)
             turns.append(self.conversations.add(prompt, generation, answer))
         return turns
 
+    async def _generate(self, ids: list[int], **settings: Any) -> Generation:
+        try:
+            return await self._context.generate(ids, **settings)
+        except RunError as error:
+            self._failure = self._failure or error
+            raise
+        except ValueError as error:
+            raise RefusedError(str(error)) from error
+
     def lose(self, turns: Sequence[Turn]) -> None:
         """These answers did not arrive; they are not trained on."""
-        self.counts["lost_answers"] += len(turns)
         self.conversations.discard(turns)
 
     def _begin(self) -> None:

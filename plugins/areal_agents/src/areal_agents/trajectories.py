@@ -21,41 +21,59 @@ Trained = Literal["all", "last", "longest"]
 def ends(turns: Sequence[Turn], trained: Trained) -> list[Turn]:
     """The last answers of the conversations that are trained on.
 
-    Of several answers to the same tokens those count that were continued, and else the last one: the others were
-    thrown away, by a client that chose or that asked again.
+    Of several choices for one request those count that were continued, and where none was, all: nobody knows which of
+    them the reward is for.
 
     Args:
         turns: all answers of an episode, in order.
         trained: "all" conversations, the "last" to get an answer, or the "longest" by tokens.
     """
-    siblings: defaultdict[tuple[int, tuple[int, ...]], list[Turn]] = defaultdict(list)
+    choices: defaultdict[int, list[Turn]] = defaultdict(list)
     for turn in turns:
-        siblings[id(turn.prompt.parent), tuple(turn.prompt.context_ids)].append(turn)
-    found = []
-    for same in siblings.values():
-        if not any(turn.children for turn in same):
-            found.append(same[-1])
+        choices[id(turn.prompt)].append(turn)
+    found = [turn for turn in turns if not turn.children and not any(t.children for t in choices[id(turn.prompt)])]
     if not found:
         return []
-    places = {id(turn): place for place, turn in enumerate(turns)}
-    if trained == "last":
-        return [max(found, key=lambda turn: places[id(turn)])]
     if trained == "longest":
         return [max(found, key=lambda turn: len(turn.ids))]
-    return sorted(found, key=lambda turn: places[id(turn)])
+    return found if trained == "all" else found[-1:]
 
 
-def trajectories(ended: Sequence[Turn], turn_rewards: Mapping[str, float]) -> list[Trajectory]:
+def earned(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> dict[int, float]:
+    """What each answer has earned by itself, by `id`.
+
+    Args:
+        turns: all answers of an episode.
+        turn_rewards: by identifier; that of a choice other than the first of its request has `/NUMBER` behind it.
+
+    Raises:
+        ValueError: an identifier is that of no answer.
+    """
+    names: dict[str, Turn] = {}
+    first: dict[int, tuple[str, int]] = {}
+    for turn in turns:
+        name, number = first.get(id(turn.prompt), (turn.identifier, 0))
+        first[id(turn.prompt)] = name, number + 1
+        names |= {turn.identifier: turn, f"{name}/{number}": turn}
+    if unknown := sorted(turn_rewards.keys() - names.keys()):
+        raise ValueError(f"turn_rewards names {', '.join(unknown)}, which is no answer that this episode received")
+    found: dict[int, float] = {}
+    for name, value in turn_rewards.items():
+        found[id(names[name])] = found.get(id(names[name]), 0.0) + value
+    return found
+
+
+def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float]) -> list[Trajectory]:
     """One for each conversation. An answer that several share is learnt from in the first of them alone.
 
     Args:
         ended: see `ends`.
-        turn_rewards: what answers have earned by themselves, by identifier; 0 for those that are not named.
+        rewards: see `earned`.
     """
     seen: set[int] = set()
     found = []
     for end in ended:
-        builder, rewards = TrajectoryBuilder(), []
+        builder, own = TrajectoryBuilder(), []
         for turn in end.path():
             builder.add_context(turn.prompt.context_ids)
             if id(turn) in seen:
@@ -63,6 +81,6 @@ def trajectories(ended: Sequence[Turn], turn_rewards: Mapping[str, float]) -> li
                 continue
             seen.add(id(turn))
             builder.add_generation(turn.generation)
-            rewards.append(turn_rewards.get(turn.identifier, 0.0))
-        found.append(builder.build(turns={"turn_rewards": torch.tensor(rewards, dtype=torch.float32)}))
+            own.append(rewards.get(id(turn), 0.0))
+        found.append(builder.build(turns={"turn_rewards": torch.tensor(own, dtype=torch.float32)}))
     return found

@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError, validate_call
@@ -18,19 +18,20 @@ from areal_agents.episodes import make_episode
 from areal_agents.outcomes import Outcome
 from areal_agents.requests import AgentRequest, RefusedError
 from areal_agents.session import Session
+from areal_agents.threads import run_in_thread
 from areal_core.data import FinishReason
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from areal_agents.config import ToolSettings
     from areal_agents.requests import Message
     from areal_core.data import Episode
     from areal_core.interfaces import WorkflowContext
+    from areal_environments.config import ToolSettings
 
-MOST_THREADS = 256
-"""Calls of ordinary functions at a time; the others wait."""
+BoundTool = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""A tool that checks the arguments that the policy gives."""
 
 
 class ToolWorkflow:
@@ -46,7 +47,6 @@ class ToolWorkflow:
         found = [read_tool(tool) for tool in tools or [selection.build() for selection in settings.tools]]
         self._schemas = [schema for _, schema in found]
         self._functions = {schema["function"]["name"]: function for function, schema in found}
-        self._threads = ThreadPoolExecutor(MOST_THREADS, "tool")
         self._reader: AnswerReader | None = None
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
@@ -68,6 +68,8 @@ class ToolWorkflow:
                 break
             if turn.generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT):
                 break
+            if len(session.conversations.turns) == settings.max_turns:
+                break  # nobody reads what they would bring
             results = await asyncio.gather(*(self._call(call, session) for call in turn.answer.calls))
             messages = [*turn.messages, *results]
             if turn.answer.malformed:
@@ -88,18 +90,13 @@ class ToolWorkflow:
             if name not in self._functions:
                 raise ValueError(f"there is no tool {name!r:.60}; there are {', '.join(self._functions)}")
             async with asyncio.timeout(self._settings.tool_timeout_s):
-                result = await self._run(self._functions[name], arguments)
+                result = await self._functions[name](arguments)
             text = result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
         except Exception as error:  # noqa: BLE001 - a tool may raise anything, and the policy is told
             session.counts["tool_errors"] += 1
             text = f"error: {_words(error, self._settings.tool_timeout_s)}"
         longest = self._settings.longest_result
         return {**told, "content": text if len(text) <= longest else text[:longest] + " ... (cut)"}
-
-    async def _run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(**arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(**arguments))
 
 
 def _words(error: Exception, timeout_s: float) -> str:
@@ -110,7 +107,7 @@ def _words(error: Exception, timeout_s: float) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def read_tool(tool: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+def read_tool(tool: Callable[..., Any]) -> tuple[BoundTool, dict[str, Any]]:
     """A tool that checks its arguments, and what a chat template is told of it.
 
     Args:
@@ -133,10 +130,12 @@ def read_tool(tool: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, A
     if "required" in parameters:
         parameters["required"] = [name for name in parameters["required"] if name not in bound]
     checked = validate_call(function)
-    if inspect.iscoroutinefunction(function):
 
-        async def call(**arguments: Any) -> Any:
+    async def call(arguments: Mapping[str, Any]) -> Any:
+        if taken := sorted(bound.keys() & arguments.keys()):
+            raise TypeError(f"{', '.join(taken)} is no argument of this tool")
+        if inspect.iscoroutinefunction(function):
             return await checked(**arguments, **bound)
+        return await run_in_thread(lambda: checked(**arguments, **bound))
 
-        return call, schema
-    return functools.partial(checked, **bound), schema
+    return call, schema

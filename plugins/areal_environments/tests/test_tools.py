@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from policies import Policy
 
-from areal_agents.config import ToolSettings
-from areal_agents.tools import ToolWorkflow
 from areal_core.config import resolve
 from areal_core.errors import ConfigError
+from areal_environments.config import ToolSettings
+from areal_environments.tools import ToolWorkflow
 
 FILE = Path(__file__).with_name("calculator.py")
 
@@ -87,15 +87,17 @@ def test_what_a_config_binds_is_no_business_of_the_policys(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     tools = [{"type": "calculator.py:add", "b": 5}, "calculator.py:wait"]
     (tmp_path / "calculator.py").write_text(FILE.read_text())
-    words = ["workflow=" + json.dumps({"type": "agents/tools", "tools": tools})]
-    settings = resolve(None, ["grpo", "agents"], words).config.workflow.settings
-    policy = Policy("chat", lambda number: call("add", '{"a": 2}') if not number else "7")
+    words = ["workflow=" + json.dumps({"type": "environments/tools", "tools": tools})]
+    settings = resolve(None, ["grpo", "environments"], words).config.workflow.settings
+    texts = [call("add", '{"a": 2, "b": 100}'), call("add", '{"a": 2}'), "7"]
+    policy = Policy("chat", lambda number: texts[number])
     asyncio.run(ToolWorkflow(settings).run_episode({"prompt": "go"}, policy.context))
-    (first, _), (second, _) = policy.said
+    (first, _), (refused, _), (second, _) = policy.said
+    assert "b is no argument of this tool" in policy.tokenizer.decode(refused)
     assert '"b"' not in policy.tokenizer.decode(first)
     assert "<result>7</result>" in policy.tokenizer.decode(second)
     with pytest.raises(ConfigError, match="nowhere"):
-        resolve(None, ["grpo", "agents"], [*words, 'workflow.tools=["calculator.py:nowhere"]'])
+        resolve(None, ["grpo", "environments"], [*words, 'workflow.tools=["calculator.py:nowhere"]'])
 
 
 def test_a_tool_that_says_nothing_of_itself_is_refused():
