@@ -1,0 +1,88 @@
+"""Runs inside of a sandbox: holds code to a text of tests. Standard library only; sent as a text, never imported there.
+
+This process reads tests and token from its standard input once a child has begun with the code, so that the child has
+no copy of them; it lets itself be looked into by nobody, and writes the verdict. The child runs the code, says that it
+is ready, is only then handed the tests, and tells of each what became of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import json
+import os
+import secrets
+import sys
+
+PR_SET_DUMPABLE = 4
+
+
+def split(tests: str) -> list[tuple[str, bool]]:
+    """Top-level statements of a text, and whether each is a test; where no one is an assert, the text is one test."""
+    body = ast.parse(tests).body
+    if not any(isinstance(statement, ast.Assert) for statement in body):
+        return [(tests, True)]
+    return [(ast.unparse(statement), isinstance(statement, ast.Assert)) for statement in body]
+
+
+def run_code(path: str, ready: int, handed: int) -> None:
+    """The child: the code, then the tests in the code's own names."""
+    space = {"__name__": "solution", "__file__": path}
+    with open(path, encoding="utf-8") as file:
+        exec(compile(file.read(), path, "exec"), space)
+    tell = os.fdopen(ready, "w", buffering=1)
+    tell.write("ready\n")
+    nonce, statements = json.loads(os.fdopen(handed).read())
+    for number, (text, is_test) in enumerate(statements):
+        try:
+            exec(compile(text, "<tests>", "exec"), space)
+        except Exception as error:
+            if not is_test:
+                raise
+            sys.stderr.write(f"{text[:200]}: {type(error).__name__}: {error}\n")
+        else:
+            if is_test:
+                tell.write(f"{nonce} {number}\n")
+
+
+def judge(ready: int, handing: int) -> None:
+    """The parent: hand out the tests, count what passed, and write that behind the token."""
+    given = json.loads(sys.stdin.read())
+    statements = [statement for text in given["tests"] for statement in split(text)]
+    nonce = secrets.token_hex(16)
+    heard = os.fdopen(ready)
+    passed = set()
+    if heard.readline() == "ready\n":
+        try:
+            with os.fdopen(handing, "w") as hand:
+                json.dump([nonce, statements], hand)
+        except BrokenPipeError:
+            pass
+        for line in heard:
+            told, _, number = line.rstrip("\n").partition(" ")
+            if told == nonce:
+                passed.add(number)
+    print(given["token"], len(passed), sum(is_test for _, is_test in statements), flush=True)
+
+
+def main() -> None:
+    """Begin with the code before anything is read that it must not see."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    ready, told = os.pipe()
+    handed, handing = os.pipe()
+    if os.fork() == 0:
+        os.close(ready)
+        os.close(handing)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        run_code(sys.argv[1], told, handed)
+        sys.exit(0)
+    os.close(told)
+    os.close(handed)
+    judge(ready, handing)
+
+
+main()
