@@ -38,6 +38,7 @@ HINTS: Final = {
     "(Debian), kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, also its own seccomp profile",
     "proc on": "a container that hides parts of /proc cannot hold another one: docker run --security-opt "
     "systempaths=unconfined",
+    "setresuid": "this root can be no other user: run areal as a user, or give its namespace the user 65534",
     "prlimit": "Linux 5.14 or newer is needed, which counts processes by namespace",
 }
 
@@ -57,7 +58,7 @@ class Bubblewrap:
 
     def __init__(self, settings: BubblewrapSettings) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.at_once)
+        self._places = asyncio.Semaphore(settings.places)
         self._outer, self._inner, self._limits = outer_words(settings), inner_words(settings), limits(settings)
         self._filter = system_call_filter()
         self._cgroups = Cgroups.find() if settings.cgroup != "never" else None
@@ -111,7 +112,7 @@ class Bubblewrap:
 
     async def _run(self, request: Request, time_s: float, group: Group | None) -> SandboxResult:
         loop = asyncio.get_running_loop()
-        status = Status()
+        status = Status(2 if self._outer else 1)
         try:
             process = self._start(request, status, group)
             watched = Watched(process, self._settings.output_bytes)
@@ -144,9 +145,10 @@ class Bubblewrap:
                 opened.callback(os.close, descriptor)
                 return descriptor
 
-            passed = [status.writer]
-            opened.callback(status.close_writer)
-            words = ["--json-status-fd", str(status.writer)]
+            opened.callback(status.close_writers)
+            passed = list(status.writers)
+            outer, inner = (["--json-status-fd", str(writer)] for writer in passed)
+            words = [*inner]
             for path, content in request.files.items():
                 passed.append(given(content))
                 words += ["--perms", "0644", "--file", str(passed[-1]), f"{FOLDER}/{path}"]
@@ -155,7 +157,7 @@ class Bubblewrap:
                 words += ["--seccomp", str(passed[-1])]
             try:
                 return subprocess.Popen(
-                    [*(group.words if group else ()), *self._words(words), *request.words],
+                    [*(group.words if group else ()), *self._words(words, outer), *request.words],
                     stdin=given(request.input),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -167,8 +169,9 @@ class Bubblewrap:
             except OSError as error:
                 raise RunError(f"the sandbox bubblewrap cannot be started any more: {error}") from error
 
-    def _words(self, options: Sequence[str] = ()) -> list[str]:
-        return [*self._outer, *self._inner, *options, "--", *self._limits]
+    def _words(self, options: Sequence[str], outer_options: Sequence[str] = ()) -> list[str]:
+        outer = [*self._outer[:1], *outer_options, *self._outer[1:]] if self._outer else []
+        return [*outer, *self._inner, *options, "--", *self._limits]
 
     def _probe(self) -> None:
         """Run Python once, with a child: all that does not work here shows at once."""
@@ -200,14 +203,29 @@ class Bubblewrap:
 
 
 class Status:
-    """What bubblewrap tells of a sandbox: its first process, with which all others end, and how the command ended."""
+    """What bubblewrap tells of a sandbox: its first process, with which all others end, and how the command ended.
 
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
+    Args:
+        layers: bubblewraps, one within the other, each with one of the `writers`, for it closes its own. The outer one
+            begins first and ends last; one that fails tells no exit code, and the other that of the failure.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self.reader, writer = os.pipe()
+        self.writers = (writer, os.dup(writer))
         os.set_blocking(self.reader, False)
         self._first: int | None = None
         self._text = b""
-        self.code: int | None = None
+        self._codes: list[int] = []
+
+    @property
+    def code(self) -> int | None:
+        """The command's exit code, negative for a signal; None where it was not run, or not to its end."""
+        if len(self._codes) < self._layers:
+            return None
+        code = self._codes[0]
+        return code if code <= 128 or code > 128 + signal.NSIG else 128 - code
 
     def read(self) -> None:
         """Take in what is there."""
@@ -217,12 +235,11 @@ class Status:
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
             told: dict[str, Any] = json.loads(line)
-            if "child-pid" in told:
+            if "child-pid" in told and self._first is None:
                 with suppress(ProcessLookupError):
                     self._first = os.pidfd_open(told["child-pid"])
             if "exit-code" in told:
-                code = told["exit-code"]
-                self.code = code if code <= 128 or code > 128 + signal.NSIG else 128 - code
+                self._codes.append(told["exit-code"])
 
     async def gone(self) -> None:
         """Wait until every process of the sandbox has ended, which the end of its owner has brought about.
@@ -240,9 +257,10 @@ class Status:
                 raise RunError(f"processes of a sandbox were killed and have not ended within {GONE_S:g} s")
             await asyncio.sleep(0.001)
 
-    def close_writer(self) -> None:
+    def close_writers(self) -> None:
         """In this process."""
-        os.close(self.writer)
+        for writer in self.writers:
+            os.close(writer)
 
     def close(self) -> None:
         """Once all is over."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from areal_core.config import Seconds, Selection, Settings, component
+from areal_core.config import LocalPath, Seconds, Selection, Settings, component
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +27,8 @@ class LimitSettings(Settings):
     """seconds that a command may take; then everything in its sandbox is ended"""
     output_kib: int = Field(default=1024, gt=0, le=1 << 20)
     """KiB that a command may write to its output, and to its error output; one that writes more is ended"""
-    at_once: int = Field(default=max(1, len(os.sched_getaffinity(0))), gt=0)
-    """commands that one process runs at a time; others wait, which does not count as their time"""
+    at_once: int | None = Field(default=None, gt=0)
+    """commands that one process runs at a time, null: one for each core; waiting does not count as a command's time"""
     variables: dict[str, str] = Field(default_factory=dict)
     """environment variables of a command, beside a few such as PATH and HOME; nothing is inherited"""
 
@@ -40,6 +39,11 @@ class LimitSettings(Settings):
         if wrong:
             raise ValueError(f"{', '.join(map(repr, wrong))} cannot be an environment variable")
         return variables
+
+    @property
+    def places(self) -> int:
+        """`at_once`, with null as what it means here."""
+        return self.at_once or len(os.sched_getaffinity(0))
 
     @property
     def output_bytes(self) -> int:
@@ -64,20 +68,12 @@ class BubblewrapSettings(LimitSettings):
     """MiB of all files that a command writes, which are in memory"""
     file_mib: int = Field(default=64, gt=0)
     """MiB of the largest file that a command may write"""
-    paths: list[Path] = Field(default_factory=list)
+    paths: list[LocalPath] = Field(default_factory=list)
     """further paths of this machine that commands may read, such as a folder of data"""
-    python: Path | None = None
+    python: LocalPath | None = None
     """interpreter that commands find as `python3`, with its libraries; null: the one that areal runs on"""
     cgroup: Literal["where possible", "required", "never"] = "where possible"
     """whether a cgroup limits the memory of all processes together; without one only that of each is limited"""
-
-    @field_validator("paths")
-    @classmethod
-    def _absolute(cls, paths: list[Path]) -> list[Path]:
-        for path in paths:
-            if not path.is_absolute() or not path.exists():
-                raise ValueError(f"{path} must be an absolute path of this machine")
-        return paths
 
 
 class ContainerSettings(LimitSettings):
@@ -85,8 +81,8 @@ class ContainerSettings(LimitSettings):
 
     image: str = "docker.io/library/python:3.12-slim"
     """image that commands run in; it is not fetched in a run: pull it before"""
-    program: Literal["docker", "podman"] | None = None
-    """null: podman where it is installed, else docker"""
+    program: list[str] | None = Field(default=None, min_length=1)
+    """docker or podman, with its own options, such as [podman, --runtime, runc]; null: whichever is installed"""
     time_s: Seconds = Field(default=30.0, gt=0)
     """seconds that a command may take, the container's start among them; then the container is ended"""
     memory_mib: int = Field(default=1024, ge=64)
@@ -98,7 +94,7 @@ class ContainerSettings(LimitSettings):
     disk_mib: int = Field(default=64, gt=0)
     """MiB of all files that a command writes, which are in memory"""
     options: list[str] = Field(default_factory=list)
-    """further words after `run`, such as [--runtime=runsc]"""
+    """further options of `run`, such as [--runtime=runsc]"""
 
 
 class UnitTestsSettings(Settings):

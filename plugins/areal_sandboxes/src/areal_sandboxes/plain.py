@@ -34,7 +34,7 @@ class PlainProcess:
 
     def __init__(self, settings: NoneSettings) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.at_once)
+        self._places = asyncio.Semaphore(settings.places)
 
     async def run(
         self,

@@ -106,9 +106,7 @@ class UnitTests:
     async def _programs(self, code: str, tests: Sequence[Mapping[str, str]], passed: list[bool]) -> None:
         settings = self._settings
         for number, test in enumerate(tests):
-            result = await self._sandbox.run(
-                settings.command, files={settings.file: code}, input_text=test["input"]
-            )
+            result = await self._sandbox.run(settings.command, files={settings.file: code}, input_text=test["input"])
             self._note(result)
             is_right = result.exit_code == 0 and not result.limit
             passed[number] = is_right and _lines(result.output) == _lines(test["output"])

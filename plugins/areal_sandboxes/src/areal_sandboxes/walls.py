@@ -47,31 +47,36 @@ def program(name: str) -> str:
     return found
 
 
+def is_root() -> bool:
+    """Whether this is the machine's root, and not one of a user namespace, where a user's processes are counted."""
+    first = Path("/proc/self/uid_map").read_text().split(maxsplit=2)[:2]
+    return os.geteuid() == 0 and first == ["0", "0"]
+
+
 def outer_words(settings: BubblewrapSettings) -> list[str]:
     """As root: a first bubblewrap that shows what only root may open, and from which nobody goes on. Else nothing.
 
     Processes are counted by user, and root's are not counted at all: within a namespace, too, where root has made it.
+    Nobody's processes die with root's only where these are the first of a namespace, hence one of processes here too.
     """
-    if os.geteuid() != 0:
+    if not is_root():
         return []
-    nobody = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--pdeathsig=keep"]
     return [
-        *(program("bwrap"), "--die-with-parent", *view(settings)),
+        *(program("bwrap"), "--die-with-parent", "--unshare-pid", *view(settings)),
         *("--bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev", "--dir", "/tmp"),
-        *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP"),
-        *("--", program("setpriv"), *nobody, "--"),
+        *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "--"),
+        *(program("setpriv"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"),
     ]
 
 
 def inner_words(settings: BubblewrapSettings) -> list[str]:
     """The sandbox itself; more options may follow, then `--` and `limits`."""
-    is_root = os.geteuid() == 0
     return [
         *(program("bwrap"), "--die-with-parent", "--new-session"),
         # Each that there is, said one by one: those of --unshare-all are tried only.
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup"),
         *("--disable-userns", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox"),
-        *(["--ro-bind", "/", "/"] if is_root else view(settings)),
+        *(["--ro-bind", "/", "/"] if is_root() else view(settings)),
         *("--proc", "/proc", "--dev", "/dev", "--size", str(SHARED_MEMORY), "--perms", "1777", "--tmpfs", "/dev/shm"),
         *("--size", str(settings.disk_mib * MEBIBYTE), "--perms", "1777", "--tmpfs", "/tmp", "--dir", FOLDER),
         *_bound(path for path in shown(settings) if path.is_relative_to("/tmp")),
@@ -107,7 +112,13 @@ def view(settings: BubblewrapSettings) -> list[str]:
 
 
 def shown(settings: BubblewrapSettings) -> list[Path]:
-    """Folders and files that a command may read, each beside the one that it may be a link to."""
+    """Folders and files that a command may read, each beside the one that it may be a link to.
+
+    Raises:
+        ConfigError: one that the settings name is not there.
+    """
+    if missing := [str(path) for path in settings.paths if not path.exists()]:
+        raise ConfigError(f"paths of the sandbox bubblewrap are not there: {', '.join(missing)}")
     wanted = [Path("/usr"), *map(Path, LINKED), *_prefixes(_python(settings)), *settings.paths]
     found = {each for path in wanted if path.exists() for each in (path, path.resolve())}
     return sorted(path for path in found if not found.intersection(path.parents))
