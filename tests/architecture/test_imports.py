@@ -20,8 +20,8 @@ LIBRARIES = {"areal_attention", "areal_parallel", "areal_planning", "areal_serve
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
 
 
-SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation"}
-"""Words that are a plugin's name and also a section of every config."""
+SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "sandboxes"}
+"""Words that are a plugin's name and also a section of every config, or a kind of component."""
 
 
 def modules(folder: Path, base: Path) -> dict[str, Path]:

@@ -65,7 +65,7 @@ def test_what_code_is_worth(completion, tests, all_passed, share, reward):
 
 
 TRICKS = {
-    "prints what a verdict may look like": f"print('{secrets.token_hex(16)} 3 3')\nprint('3 passed')\nimport os; os._exit(0)",
+    "prints what a verdict may look like": "import os\nprint('0' * 32 + ' 3 3\\n3 passed', flush=True)\nos._exit(0)",
     "ends at once": "import os; os._exit(0)",
     "ends well": "raise SystemExit(0)",
     "ends well when it is asked": "import os\ndef add(a, b): os._exit(0)",
@@ -77,11 +77,11 @@ TRICKS = {
         "for path in [*glob.glob('*'), *glob.glob('/tmp/**', recursive=True), *glob.glob('/proc/*/fd/*'), "
         "*glob.glob('/proc/*/cmdline'), *glob.glob('/proc/*/environ')]:\n"
         "    try:\n"
-        "        if not os.path.samefile(path, '/dev/null') and 'pipe' not in os.readlink(path): text += open(path).read()\n"
+        "        if 'pipe' not in os.readlink(path): text += open(path).read()\n"
         "    except OSError:\n"
         "        try: text += open(path).read() if os.path.isfile(path) else ''\n"
         "        except OSError: pass\n"
-        "if 'limit' in text.replace('RLIMIT', ''):\n"
+        "if '== ' + 'limit' in text:\n"
         "    def add(a, b): return a + b"
     ),
     "looks into its parent": (
@@ -103,7 +103,7 @@ TRICKS = {
         "frame = sys._getframe()\n"
         "while frame:\n"
         "    for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):\n"
-        "        if 'limit' in str(value) and 'assert' in str(value) and 'f_locals' not in str(value):\n"
+        "        if '== ' + 'limit' in str(value):\n"
         "            def add(a, b): return a + b\n"
         "    frame = frame.f_back"
     ),

@@ -31,7 +31,7 @@ GONE_S: Final = 30.0
 """For the kernel to end what it has been told to end."""
 OWN_PROCESSES: Final = 8
 """Bubblewrap's own, which a cgroup counts too."""
-BY_SIGNAL: Final = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "file"}
+BY_SIGNAL: Final[Mapping[int, str]] = {signal.SIGXCPU: "cpu", signal.SIGXFSZ: "file"}
 HINTS: Final = {
     "nknown option": "bubblewrap 0.8 or newer is needed: `bwrap --version`",
     "amespace": "allow user namespaces: sysctl user.max_user_namespaces=15000, kernel.unprivileged_userns_clone=1 "

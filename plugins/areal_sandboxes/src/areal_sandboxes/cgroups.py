@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import secrets
 import shlex
 import time
 from contextlib import suppress
@@ -15,9 +15,8 @@ from areal_core.errors import RunError
 
 MOUNTS: Final = Path("/proc/self/mounts")
 OWN: Final = Path("/proc/self/cgroup")
-REMOVAL_S, REMOVAL_PAUSE_S = 5.0, 0.01
+REMOVAL_S, REMOVAL_PAUSE_S = 5.0, 0.001
 """For the kernel to forget the dead."""
-NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Cgroups:
         Raises:
             OSError: this process may not.
         """
-        name = f"areal-{os.getpid()}-{next(NUMBERS)}"
+        name = f"areal-{os.getpid()}-{secrets.token_hex(4)}"
         group = Group(self.memory / name, self.processes / name)
         try:
             for folder in group.folders:

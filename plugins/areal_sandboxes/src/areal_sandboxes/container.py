@@ -88,14 +88,16 @@ class Container:
         """In front of a command that is to run in a container of this name, with the files of a folder."""
         settings = self._settings
         memory = f"{settings.memory_mib}m"
+        # Else podman makes further folders of no limited size that can be written.
+        only_tmp = ["--read-only-tmpfs=false"] if Path(self._program[0]).name == "podman" else []
         variables = {"HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"} | settings.variables
         return [
             *(*self._program, "run", "--rm", "--interactive", "--init", "--name", name, "--pull=never"),
-            *("--network", "none", "--read-only", "--user", NOBODY, "--hostname", "sandbox"),
+            *("--network", "none", "--read-only", *only_tmp, "--user", NOBODY, "--hostname", "sandbox"),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--log-driver", "none"),
             *("--memory", memory, "--memory-swap", memory, "--cpus", f"{settings.cores:g}"),
             *("--pids-limit", str(settings.processes), "--ulimit", "core=0:0", "--ulimit", "nofile=256:256"),
-            *("--tmpfs", f"/tmp:rw,nosuid,nodev,exec,size={settings.disk_mib}m,mode=1777"),
+            *("--shm-size", "16m", "--tmpfs", f"/tmp:rw,nosuid,nodev,exec,size={settings.disk_mib}m,mode=1777"),
             *("--volume", f"{folder}:{GIVEN}:ro"),
             *(word for key, value in variables.items() for word in ("--env", f"{key}={value}")),
             *(*settings.options, "--entrypoint", "/bin/sh", settings.image, "-c", BEGIN, "sh"),
@@ -118,10 +120,11 @@ class Container:
         Raises:
             RunError: it is there still.
         """
-        command = [*self._program, "rm", "--force", name]
-        done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, check=False, timeout=REMOVAL_S
-        )
+        for words in (["kill", name], ["rm", "--force", name]):  # podman's rm alone asks first, and waits
+            command = [*self._program, *words]
+            done = await asyncio.to_thread(
+                subprocess.run, command, capture_output=True, text=True, check=False, timeout=REMOVAL_S
+            )
         if done.returncode and "no such container" not in done.stderr.lower():
             raise RunError(f"the container {name} of a sandbox cannot be ended: {done.stderr.strip()}")
 

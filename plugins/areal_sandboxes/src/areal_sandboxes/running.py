@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-if TYPE_CHECKING:
-    import subprocess
+from areal_core.errors import RunError
 
 CHUNK = 1 << 16
+KILLED_S = 10.0
+"""For the kernel to end a process that was killed."""
 
 
 class Watched:
@@ -59,7 +61,13 @@ class Watched:
             for stream in self._written:
                 self._loop.remove_reader(stream.fileno())
             self.kill()
-            self._process.wait()
+            self._wait()
+
+    def _wait(self) -> None:
+        try:
+            self._process.wait(KILLED_S)
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"process {self._process.pid} was killed and has not ended within {KILLED_S:g} s") from error
 
     def kill(self) -> None:
         """End its group; only while nobody has waited for the process, whose number is its own until then."""
