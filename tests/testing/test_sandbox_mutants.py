@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,20 @@ class ShowsEnvironment(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined
             return super()._start(request, status, group)
 
 
+class GivesInputAgain(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined]
+    """From a file, which can be opened once more."""
+
+    def _start(self, request: Any, status: Any, group: Any) -> Any:
+        start = subprocess.Popen
+        with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+            os.fchmod(file.fileno(), 0o444)
+            file.write(request.input)
+            file.flush()
+            file.seek(0)
+            patch.setattr(subprocess, "Popen", lambda *words, **options: start(*words, **{**options, "stdin": file}))
+            return super()._start(request, status, group)
+
+
 def suite_tests(make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, **values: Any) -> dict[str, Any]:
     """The tests of a suite for a sandbox, with what pytest would hand them."""
     suite = type("Suite", (SandboxSuite,), {"make": lambda _: make(), "patience_s": 20.0, **values})()
@@ -192,6 +207,7 @@ WALLS = [
     (without(with_=["--tmpfs", "/tmp", "--dir", "/tmp/work"]), "test_files_are_limited", "has written"),
     (NoLimitOfMemory, "test_memory_is_limited", "had 300 MiB"),
     (NoLimitOfProcesses, "test_processes_are_limited", "processes of a command were there"),
+    (GivesInputAgain, "test_input_can_be_read_once", "read a second time"),
     (ShowsEnvironment, "test_the_environment_is_clean", "has found a variable"),
 ]
 

@@ -108,6 +108,15 @@ for family, address in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (sock
     except OSError:
         pass
 """
+READS_AGAIN = """
+import glob, os, sys
+print(len(sys.stdin.read()))
+for path in glob.glob("/proc/[0-9]*/fd/0"):
+    try:
+        print(os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1 << 16).decode())
+    except OSError:
+        pass
+"""
 KILLS = """
 import os, signal, sys
 try:
@@ -153,6 +162,14 @@ class SandboxSuite(ComponentSuite):
         """However long it is."""
         result = self._python("print('done')", input_text="x" * (4 << 20))
         assert (result.output, result.exit_code) == ("done\n", 0), f"it is told as {result}"
+
+    def test_input_can_be_read_once(self) -> None:
+        """Code that runs afterwards does not find it again, say at the sandbox's own processes."""
+        self._only_where_it_isolates()
+        secret = secrets.token_hex(16)
+        result = self._python(READS_AGAIN, input_text=secret)
+        assert result.output.startswith(f"{len(secret)}\n"), f"the input could not be read: {result}"
+        assert secret not in result.output, "the input was read a second time"
 
     def test_a_signal_is_told(self) -> None:
         """As a negative exit code."""

@@ -115,7 +115,7 @@ class Bubblewrap:
         status = Status(2 if self._outer else 1)
         try:
             process = self._start(request, status, group)
-            watched = Watched(process, self._settings.output_bytes)
+            watched = Watched(process, self._settings.output_bytes, request.input)
             loop.add_reader(status.reader, status.read)
             try:
                 limit = await watched.end(time_s)
@@ -158,7 +158,7 @@ class Bubblewrap:
             try:
                 return subprocess.Popen(
                     [*(group.words if group else ()), *self._words(words, outer), *request.words],
-                    stdin=given(request.input),
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     cwd="/",

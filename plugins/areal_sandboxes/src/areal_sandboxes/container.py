@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
 import subprocess
@@ -15,7 +14,7 @@ from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.sandbox import SandboxResult
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.plain import write_files
-from areal_sandboxes.request import Request, sealed
+from areal_sandboxes.request import Request
 from areal_sandboxes.running import Watched
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ class Container:
                 write_files(Path(folder), request)
                 for path in (Path(folder), *Path(folder).rglob("*")):
                     path.chmod(0o755 if path.is_dir() else 0o644)  # for another user to read
-                process = self._start([*self.words(name, folder), *request.words], request.input)
-                watched = Watched(process, settings.output_bytes)
+                process = self._start([*self.words(name, folder), *request.words])
+                watched = Watched(process, settings.output_bytes, request.input)
                 limit = ""
                 try:
                     limit = await watched.end(min(settings.time_s, timeout_s or settings.time_s))
@@ -103,16 +102,13 @@ class Container:
             *(*settings.options, "--entrypoint", "/bin/sh", settings.image, "-c", BEGIN, "sh"),
         ]
 
-    def _start(self, words: Sequence[str], given: bytes) -> subprocess.Popen[bytes]:
-        stdin = sealed(given)
+    def _start(self, words: Sequence[str]) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             )
         except OSError as error:
             raise RunError(f"{self._program[0]} cannot be started any more: {error}") from error
-        finally:
-            os.close(stdin)
 
     async def _remove(self, name: str) -> None:
         """End a container by its name, whether it has begun or not.

@@ -1,8 +1,8 @@
 """Runs inside of a sandbox: holds code to a text of tests. Standard library only; sent as a text, never imported there.
 
-This process reads tests and token from its standard input once a child has begun with the code, so that the child has
-no copy of them; it lets itself be looked into by nobody, and writes the verdict. The child runs the code, says that it
-is ready, is only then handed the tests, and tells of each what became of it.
+This process splits off a child, which has no copy of what comes then: tests and token from the standard input, a pipe
+that is empty afterwards, whoever else has it. Then only the child begins with the code; it says that it is ready, is
+handed the tests, and tells of each what became of it. This process lets nobody look into it, and writes the verdict.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 PR_SET_DUMPABLE = 4
+BEGIN, READY = "begin\n", "ready\n"
 
 
 def split(tests: str) -> list[tuple[str, bool]]:
@@ -28,11 +29,14 @@ def split(tests: str) -> list[tuple[str, bool]]:
 
 def run_code(path: str, ready: int, handed: int) -> None:
     """The child: the code, then the tests in the code's own names."""
+    hand = os.fdopen(handed)
+    if hand.readline() != BEGIN:
+        return
     space = {"__name__": "solution", "__file__": path}
     exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), space)
     tell = os.fdopen(ready, "w", buffering=1)
-    tell.write("ready\n")
-    nonce, statements = json.loads(os.fdopen(handed).read())
+    tell.write(READY)
+    nonce, statements = json.loads(hand.read())
     for number, (text, is_test) in enumerate(statements):
         try:
             exec(compile(text, "<tests>", "exec"), space)
@@ -50,11 +54,14 @@ def judge(ready: int, handing: int) -> None:
     given = json.loads(sys.stdin.read())
     statements = [statement for text in given["tests"] for statement in split(text)]
     nonce = secrets.token_hex(16)
+    hand = os.fdopen(handing, "w")
+    hand.write(BEGIN)
+    hand.flush()
     heard = os.fdopen(ready)
     passed = set()
-    if heard.readline() == "ready\n":
+    if heard.readline() == READY:
         try:
-            with os.fdopen(handing, "w") as hand:
+            with hand:
                 json.dump([nonce, statements], hand)
         except BrokenPipeError:
             pass

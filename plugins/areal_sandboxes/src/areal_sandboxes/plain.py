@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces.sandbox import SandboxResult
-from areal_sandboxes.request import Request, sealed
+from areal_sandboxes.request import Request
 from areal_sandboxes.running import Watched
 
 if TYPE_CHECKING:
@@ -50,11 +50,10 @@ class PlainProcess:
         async with self._places:
             with tempfile.TemporaryDirectory(prefix="areal-none-", ignore_cleanup_errors=True) as folder:
                 write_files(Path(folder), request)
-                given = sealed(request.input)
                 try:
                     process = subprocess.Popen(
                         request.words,
-                        stdin=given,
+                        stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE,
                         cwd=folder,
@@ -65,9 +64,7 @@ class PlainProcess:
                 except OSError as error:
                     code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUN
                     return SandboxResult(code, "", f"{request.words[0]}: {error.strerror}\n")
-                finally:
-                    os.close(given)
-                watched = Watched(process, settings.output_bytes)
+                watched = Watched(process, settings.output_bytes, request.input)
                 limit = await watched.end(min(settings.time_s, timeout_s or settings.time_s))
                 if not watched.drain():
                     limit = limit or "output"

@@ -22,11 +22,13 @@ class Watched:
     Args:
         process: of which nobody else reads or waits.
         most_bytes: of its output, and of its error output. One that writes more is ended.
+        given: what is written to its standard input, a pipe: whoever has read it has taken it from all others.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], most_bytes: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], most_bytes: int, given: bytes) -> None:
         self._process = process
         self._most_bytes = most_bytes
+        self._given = memoryview(given)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str] = self._loop.create_future()
         assert process.stdout is not None
@@ -51,6 +53,9 @@ class Watched:
             for stream in self._written:
                 os.set_blocking(stream.fileno(), False)
                 self._loop.add_reader(stream.fileno(), self._read, stream)
+            if self._process.stdin is not None:
+                os.set_blocking(self._process.stdin.fileno(), False)
+                self._loop.add_writer(self._process.stdin.fileno(), self._write, self._process.stdin)
             with suppress(TimeoutError):
                 async with asyncio.timeout(time_s):
                     return await self._over
@@ -60,6 +65,8 @@ class Watched:
             os.close(descriptor)
             for stream in self._written:
                 self._loop.remove_reader(stream.fileno())
+            if self._process.stdin is not None and not self._process.stdin.closed:
+                self._stop_writing(self._process.stdin)
             self.kill()
             self._wait()
 
@@ -87,6 +94,20 @@ class Watched:
             self._loop.remove_reader(stream.fileno())
         if self._is_full(stream):
             self._ended("output")
+
+    def _write(self, stream: IO[bytes]) -> None:
+        try:
+            self._given = self._given[os.write(stream.fileno(), self._given[:CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # nobody reads it any more
+            self._given = self._given[:0]
+        if not self._given:
+            self._stop_writing(stream)
+
+    def _stop_writing(self, stream: IO[bytes]) -> None:
+        self._loop.remove_writer(stream.fileno())
+        stream.close()
 
     def _take(self, stream: IO[bytes]) -> bool | None:
         """Whether there was something; None where nothing is there yet."""
