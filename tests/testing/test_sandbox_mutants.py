@@ -152,7 +152,7 @@ class GivesInputAgain(sandboxes.Bubblewrap):  # type: ignore[misc, name-defined]
         start = subprocess.Popen
         with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
             os.fchmod(file.fileno(), 0o444)
-            file.write(request.input)
+            file.write(b"\n" + request.input)
             file.flush()
             file.seek(0)
             patch.setattr(subprocess, "Popen", lambda *words, **options: start(*words, **{**options, "stdin": file}))

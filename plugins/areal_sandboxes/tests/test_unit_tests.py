@@ -84,6 +84,14 @@ TRICKS = {
         "if '== ' + 'limit' in text:\n"
         "    def add(a, b): return a + b"
     ),
+    "takes the input first": (
+        "import glob, json, os\n"
+        "for path in glob.glob('/proc/*/fd/0'):\n"
+        "    try: given = json.loads(os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1 << 16))\n"
+        "    except (OSError, ValueError): continue\n"
+        "    with open('/proc/1/fd/1', 'w') as verdict: verdict.write(given['token'] + ' 3 3\\n')\n"
+        "    os._exit(0)"
+    ),
     "looks into its parent": (
         "import os\n"
         "for name in ('mem', 'fd/0', 'environ', 'maps'):\n"

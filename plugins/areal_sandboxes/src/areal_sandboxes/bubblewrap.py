@@ -16,7 +16,7 @@ from areal_core.interfaces.sandbox import SandboxResult
 from areal_sandboxes.cgroups import Cgroups
 from areal_sandboxes.config import MEBIBYTE
 from areal_sandboxes.request import Request, sealed
-from areal_sandboxes.running import Watched
+from areal_sandboxes.running import GATE, Watched
 from areal_sandboxes.system_calls import system_call_filter
 from areal_sandboxes.walls import FOLDER, inner_words, limits, outer_words
 
@@ -115,7 +115,7 @@ class Bubblewrap:
         status = Status(2 if self._outer else 1)
         try:
             process = self._start(request, status, group)
-            watched = Watched(process, self._settings.output_bytes, request.input)
+            watched = Watched(process, self._settings.output_bytes, request.input, is_gated=True)
             loop.add_reader(status.reader, status.read)
             try:
                 limit = await watched.end(time_s)
@@ -171,35 +171,25 @@ class Bubblewrap:
 
     def _words(self, options: Sequence[str], outer_options: Sequence[str] = ()) -> list[str]:
         outer = [*self._outer[:1], *outer_options, *self._outer[1:]] if self._outer else []
-        return [*outer, *self._inner, *options, "--", *self._limits]
+        return [*outer, *self._inner, *options, "--", *GATE, *self._limits]
 
     def _probe(self) -> None:
         """Run Python once, with a child: all that does not work here shows at once."""
-        code = "import os; os.waitpid(os.fork() or os._exit(0), 0)"
-        with ExitStack() as opened:
-            passed, words = [], []
-            if self._filter:
-                passed.append(sealed(self._filter))
-                opened.callback(os.close, passed[0])
-                words = ["--seccomp", str(passed[0])]
+        code, status = "import os; os.waitpid(os.fork() or os._exit(0), 0)", Status(1)
+        with self._start(Request(("python3", "-c", code), {}, b""), status, None) as process:
             try:
-                subprocess.run(
-                    [*self._words(words), "python3", "-c", code],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=True,
-                    env={},
-                    pass_fds=passed,
-                    timeout=PROBE_S,
-                )
-            except (OSError, subprocess.SubprocessError) as error:
-                said = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip()
-                cause = said.splitlines()[-1] if said else str(error)
-                hints = [hint for words, hint in HINTS.items() if words in said]
-                raise ConfigError(
-                    f"the sandbox bubblewrap does not work on this machine: {cause}",
-                    hints=(*hints, "sandboxes/container is another one; docs/sandboxes.md says what each needs"),
-                ) from error
+                said = process.communicate(b"\n", timeout=PROBE_S)[1].decode("utf-8", "replace").strip()
+            except subprocess.TimeoutExpired:
+                said = f"it did nothing within {PROBE_S:g} s"
+                os.killpg(process.pid, signal.SIGKILL)
+        status.close()
+        if process.returncode:
+            cause = said.splitlines()[-1] if said else f"it ended with {process.returncode}"
+            hints = [hint for words, hint in HINTS.items() if words in said]
+            raise ConfigError(
+                f"the sandbox bubblewrap does not work on this machine: {cause}",
+                hints=(*hints, "sandboxes/container is another one; docs/sandboxes.md says what each needs"),
+            )
 
 
 class Status:

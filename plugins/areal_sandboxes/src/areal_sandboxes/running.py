@@ -11,6 +11,9 @@ from typing import IO
 
 from areal_core.errors import RunError
 
+GATE = ("/bin/sh", "-c", 'echo && read -r _ && exec "$@"', "sh")
+"""In front of a command that begins only if somebody watches it who was told that it could: it does not outlive anybody
+who is killed while it is started."""
 CHUNK = 1 << 16
 KILLED_S = 10.0
 """For the kernel to end a process that was killed."""
@@ -23,12 +26,16 @@ class Watched:
         process: of which nobody else reads or waits.
         most_bytes: of its output, and of its error output. One that writes more is ended.
         given: what is written to its standard input, a pipe: whoever has read it has taken it from all others.
+        is_gated: whether it begins with `GATE`: it says one line more before, and is given one more.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], most_bytes: int, given: bytes) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], most_bytes: int, given: bytes, *, is_gated: bool = False
+    ) -> None:
         self._process = process
         self._most_bytes = most_bytes
-        self._given = memoryview(given)
+        self._given = memoryview(b"\n" + given if is_gated else given)
+        self._is_gated = is_gated
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[str] = self._loop.create_future()
         assert process.stdout is not None
@@ -53,9 +60,8 @@ class Watched:
             for stream in self._written:
                 os.set_blocking(stream.fileno(), False)
                 self._loop.add_reader(stream.fileno(), self._read, stream)
-            if self._process.stdin is not None:
-                os.set_blocking(self._process.stdin.fileno(), False)
-                self._loop.add_writer(self._process.stdin.fileno(), self._write, self._process.stdin)
+            if not self._is_gated:
+                self._begin_writing()
             with suppress(TimeoutError):
                 async with asyncio.timeout(time_s):
                     return await self._over
@@ -95,6 +101,12 @@ class Watched:
         if self._is_full(stream):
             self._ended("output")
 
+    def _begin_writing(self) -> None:
+        stream = self._process.stdin
+        if stream is not None and not stream.closed:
+            os.set_blocking(stream.fileno(), False)
+            self._loop.add_writer(stream.fileno(), self._write, stream)
+
     def _write(self, stream: IO[bytes]) -> None:
         try:
             self._given = self._given[os.write(stream.fileno(), self._given[:CHUNK]) :]
@@ -115,7 +127,12 @@ class Watched:
             data = os.read(stream.fileno(), CHUNK)
         except BlockingIOError:
             return None
-        self._written[stream] += data
+        if self._is_gated and data and stream is self._process.stdout:
+            self._is_gated = False
+            self._begin_writing()
+            self._written[stream] += data[1:]
+        else:
+            self._written[stream] += data
         return bool(data)
 
     def _is_full(self, stream: IO[bytes]) -> bool:
