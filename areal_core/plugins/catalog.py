@@ -30,7 +30,17 @@ CORE: Final = "core"
 CORE_DISTRIBUTION: Final = "areal-core"
 
 _ENGINES: Final = ("hf", "fsdp", "deepspeed", "servers", "sglang", "vllm", "ray", "slurm")
-_IDEAS: Final = ("grpo", "finetuning", "rewards", "agents", "environments", "trackers", "evaluation", "view")
+_IDEAS: Final = (
+    "grpo",
+    "finetuning",
+    "rewards",
+    "agents",
+    "environments",
+    "sandboxes",
+    "trackers",
+    "evaluation",
+    "view",
+)
 FIRST_PARTY: Final = (*_ENGINES, *_IDEAS)
 """Plugins of this project. Only `areal-<one of these>` is ever proposed for installation: a guessed name on a public
 index may belong to anybody."""

@@ -21,7 +21,7 @@ LIBRARIES = {"areal_attention", "areal_parallel", "areal_planning", "areal_serve
 
 
 SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "agents", "environments", "sandboxes"}
-"""Words that are a plugin's name and also a section of every config."""
+"""Words that are a plugin's name and also a section of every config, or a kind of component."""
 
 
 def modules(folder: Path, base: Path) -> dict[str, Path]:

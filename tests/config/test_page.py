@@ -25,6 +25,6 @@ def test_the_page_of_the_documentation_is_current():
 
 def test_every_key_of_every_component_of_the_first_party_plugins_is_described():
     pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
-    shown = page("grpo", "hf", "fsdp", "rewards", "trackers", "sglang", "vllm", "slurm")
+    shown = page("grpo", "hf", "fsdp", "rewards", "trackers", "sglang", "vllm", "slurm", "sandboxes")
     assert "### `fsdp/fsdp`" in shown
     assert [line for line in shown.splitlines() if line.endswith("|  |")] == []

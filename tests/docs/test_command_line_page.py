@@ -25,6 +25,7 @@ PLUGINS = (
     "vllm",
     "ray",
     "slurm",
+    "sandboxes",
 )
 OPTION = re.compile(r"--[a-z][a-z-]+")
 

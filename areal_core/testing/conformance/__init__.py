@@ -28,6 +28,7 @@ from areal_core.testing.conformance.models import make_constant_model, make_mode
 from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
 from areal_core.testing.conformance.plugins import PluginSuite
 from areal_core.testing.conformance.rewards import RewardSuite
+from areal_core.testing.conformance.sandboxes import SandboxSuite
 from areal_core.testing.conformance.stages import ObjectiveSuite, StageSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
 from areal_core.testing.conformance.training_session import numbers_of
@@ -51,6 +52,7 @@ __all__ = [
     "PolicyLossSuite",
     "RegulariserSuite",
     "RewardSuite",
+    "SandboxSuite",
     "StageSuite",
     "TrackerSuite",
     "TrainEngineSuite",

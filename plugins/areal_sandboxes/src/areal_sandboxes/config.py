@@ -1,0 +1,124 @@
+"""Settings of sandboxes and of the reward that uses them."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from areal_core.config import LocalPath, Seconds, Selection, Settings, component
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
+
+MEBIBYTE = 1 << 20
+
+
+class LimitSettings(Settings):
+    """What every sandbox limits."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    time_s: Seconds = Field(default=10.0, gt=0)
+    """seconds that a command may take; then everything in its sandbox is ended"""
+    output_kib: int = Field(default=1024, gt=0, le=1 << 20)
+    """KiB that a command may write to its output, and to its error output; one that writes more is ended"""
+    at_once: int | None = Field(default=None, gt=0)
+    """commands that one process runs at a time, null: one for each core; waiting does not count as a command's time"""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """environment variables of a command, beside a few such as PATH and HOME; nothing is inherited"""
+
+    @field_validator("variables")
+    @classmethod
+    def _valid(cls, variables: dict[str, str]) -> dict[str, str]:
+        wrong = [name for name, value in variables.items() if not re.fullmatch(r"\w+", name) or "\0" in value]
+        if wrong:
+            raise ValueError(f"{', '.join(map(repr, wrong))} cannot be an environment variable")
+        return variables
+
+    @property
+    def places(self) -> int:
+        """`at_once`, with null as what it means here."""
+        return self.at_once or len(os.sched_getaffinity(0))
+
+    @property
+    def output_bytes(self) -> int:
+        """`output_kib` in bytes."""
+        return self.output_kib * 1024
+
+
+class NoneSettings(LimitSettings):
+    """A plain process."""
+
+
+class BubblewrapSettings(LimitSettings):
+    """Namespaces of its own for each command."""
+
+    cpu_s: int = Field(default=10, gt=0)
+    """seconds on a core that each process of a command may take"""
+    memory_mib: int = Field(default=1024, ge=64)
+    """MiB of address space of each process; where there is a cgroup, also MiB of all processes and files together"""
+    processes: int = Field(default=64, ge=4)
+    """processes and threads of a command at a time"""
+    disk_mib: int = Field(default=64, gt=0)
+    """MiB of all files that a command writes, which are in memory"""
+    file_mib: int = Field(default=64, gt=0)
+    """MiB of the largest file that a command may write"""
+    paths: list[LocalPath] = Field(default_factory=list)
+    """further paths of this machine that commands may read, such as a folder of data"""
+    python: LocalPath | None = None
+    """interpreter that commands find as `python3`, with its libraries; null: the one that areal runs on"""
+    cgroup: Literal["where possible", "required", "never"] = "where possible"
+    """whether a cgroup limits the memory of all processes together; without one only that of each is limited"""
+
+
+class ContainerSettings(LimitSettings):
+    """A container for each command."""
+
+    image: str = "docker.io/library/python:3.12-slim"
+    """image that commands run in; it is not fetched in a run: pull it before"""
+    program: list[str] | None = Field(default=None, min_length=1)
+    """docker or podman, with its own options, such as [podman, --runtime, runc]; null: whichever is installed"""
+    time_s: Seconds = Field(default=30.0, gt=0)
+    """seconds that a command may take, the container's start among them; then the container is ended"""
+    memory_mib: int = Field(default=1024, ge=64)
+    """MiB of all processes of a command together, without swap"""
+    processes: int = Field(default=64, ge=4)
+    """processes and threads of a command at a time"""
+    cores: float = Field(default=1.0, gt=0)
+    """cores that a command may take"""
+    disk_mib: int = Field(default=64, gt=0)
+    """MiB of all files that a command writes, which are in memory"""
+    options: list[str] = Field(default_factory=list)
+    """further options of `run`, such as [--runtime=runsc]"""
+
+
+class UnitTestsSettings(Settings):
+    """A reward by unit tests."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    sandbox: Selection = component("sandboxes", default="sandboxes/bubblewrap")
+    """where the code runs"""
+    tests: str = "tests"
+    """key of the row that holds the tests: a text of asserts, a list of them, or a list of {input, output}"""
+    share: bool = False
+    """true: the share of tests that passed; false: 1 where all have passed, else 0"""
+    total_s: Seconds = Field(default=12.0, gt=0)
+    """seconds for all tests of a completion, waiting for a place included; what has not passed by then has failed"""
+    at_once: int = Field(default=8, gt=0)
+    """completions that a reward process works on at a time"""
+    file: str = "solution.py"
+    """what the code is called in the sandbox"""
+    command: list[str] = Field(default=["python3", "solution.py"], min_length=1)
+    """how a program of {input, output} tests is run, such as [sh, -c, "g++ -o a solution.cpp && ./a"]"""
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """The pool must not end what would end by itself."""
+        limit = config.rollout.reward_timeout_s
+        if self.total_s >= limit:
+            yield f"total_s is {self.total_s:g}: it must be less than rollout.reward_timeout_s, which is {limit:g}"

@@ -1,0 +1,17 @@
+"""What `areal doctor` asks of this plugin."""
+
+from __future__ import annotations
+
+from areal_core.errors import ConfigError
+from areal_core.plugins import Finding
+
+
+def check_bubblewrap() -> Finding:
+    """Whether the sandbox bubblewrap works here, and what it can limit."""
+    from areal_sandboxes.bubblewrap import Bubblewrap
+    from areal_sandboxes.config import BubblewrapSettings
+
+    try:
+        return Finding(True, Bubblewrap(BubblewrapSettings()).description)
+    except ConfigError as error:
+        return Finding(False, "; ".join((error.message, *error.hints)))

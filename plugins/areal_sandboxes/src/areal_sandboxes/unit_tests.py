@@ -1,0 +1,127 @@
+"""A reward: the code of a completion, held to the row's tests in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from areal_core.interfaces.sandbox import Sandbox, SandboxResult
+    from areal_sandboxes.config import UnitTestsSettings
+
+HARNESS: Final = "harness.py"
+SOURCE: Final = Path(__file__).with_name(HARNESS).read_text(encoding="utf-8")
+FENCED: Final = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+
+
+def code_in(completion: str) -> str:
+    """The last fenced block of a completion, or all of it where it has none."""
+    blocks = FENCED.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+class UnitTests:
+    """A reward: 1 where the code of a completion passes the row's tests, or the share of them that it passes.
+
+    Tests of the form {input, output} are programs' standard input and output; the wanted output never enters the
+    sandbox. Texts of asserts are run in the process of the code, by a harness that the code is not told of; the
+    README says what that leaves open.
+
+    Args:
+        settings: sandbox, key of the row, limits.
+    """
+
+    def __init__(self, settings: UnitTestsSettings) -> None:
+        self._settings = settings
+        self._sandbox: Sandbox = settings.sandbox.build()
+        self._counts: Counter[str] = Counter()
+        self.at_once = settings.at_once
+
+    async def __call__(self, completion: str, row: Mapping[str, Any]) -> float:
+        """The reward, from 0 to 1.
+
+        Raises:
+            ValueError: the row has no tests, or none of a form that is known.
+            RunError: the sandbox does not work any more.
+        """
+        tests = self._tests(row)
+        code = code_in(completion)
+        passed = [False] * len(tests)
+        self._counts["completions"] += 1
+        try:
+            code.encode()
+            async with asyncio.timeout(self._settings.total_s):
+                if isinstance(tests[0], str):
+                    passed = await self._asserts(code, [str(test) for test in tests])
+                else:
+                    await self._programs(code, tests, passed)
+        except TimeoutError:
+            self._counts["out_of_time"] += 1
+        except UnicodeEncodeError:
+            self._counts["no_text"] += 1
+        self._counts["passed"] += all(passed)
+        return sum(passed) / len(passed) if self._settings.share else float(all(passed))
+
+    def take_metrics(self) -> dict[str, float]:
+        """Completions, those that passed, and limits that ended code, since the last call."""
+        taken: dict[str, float] = dict(self._counts)
+        self._counts.clear()
+        return taken
+
+    def _tests(self, row: Mapping[str, Any]) -> Sequence[Any]:
+        key = self._settings.tests
+        found = row.get(key)
+        tests = [found] if isinstance(found, str) else found
+        if isinstance(tests, list | tuple) and tests:
+            if all(isinstance(test, str) and test.strip() for test in tests):
+                return tests
+            if all(_is_program_test(test) for test in tests):
+                return tests
+        raise ValueError(
+            f"the row has no tests: its key {key!r} must be a text of asserts, a list of them, or a list of "
+            f"{{input, output}}, and is {str(found)[:200]!r}"
+        )
+
+    async def _asserts(self, code: str, tests: list[str]) -> list[bool]:
+        """Whether each test passed; what is told without the token is not believed."""
+        token = secrets.token_hex(16)
+        files = {self._settings.file: code, HARNESS: SOURCE}
+        command = ["python3", HARNESS, self._settings.file]
+        given = json.dumps({"token": token, "tests": tests})
+        result = await self._sandbox.run(command, files=files, input_text=given)
+        self._note(result)
+        verdict = re.fullmatch(rf"{token} (\d+) (\d+)\n", result.output)
+        if verdict is None or int(verdict[2]) == 0:
+            return [False]
+        count = int(verdict[1])
+        return [number < count for number in range(int(verdict[2]))]
+
+    async def _programs(self, code: str, tests: Sequence[Mapping[str, str]], passed: list[bool]) -> None:
+        settings = self._settings
+        for number, test in enumerate(tests):
+            result = await self._sandbox.run(settings.command, files={settings.file: code}, input_text=test["input"])
+            self._note(result)
+            is_right = result.exit_code == 0 and not result.limit
+            passed[number] = is_right and _lines(result.output) == _lines(test["output"])
+            if not passed[number] and not settings.share:
+                return
+
+    def _note(self, result: SandboxResult) -> None:
+        if result.limit:
+            self._counts[f"ended_by_{result.limit}"] += 1
+
+
+def _is_program_test(test: object) -> bool:
+    return isinstance(test, dict) and all(isinstance(test.get(key), str) for key in ("input", "output"))
+
+
+def _lines(text: str) -> list[str]:
+    """A text as programs are compared by: without blanks at the ends of lines and empty lines at its end."""
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip().split("\n")
