@@ -213,7 +213,8 @@ class _Session:
     async def _answer(self, channel: Channel) -> None:
         while True:
             _, number = await channel.receive_request()
-            channel.reply(number, Owner("here", os.getpid(), 1, {}, {}, {}))
+            is_ending = self.wardens.is_closing
+            channel.reply(number, Owner("here", os.getpid(), 1, {}, {}, {}, is_ending=is_ending))
 
     async def __aenter__(self) -> Self:
         try:
