@@ -81,7 +81,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
 
 @pytest.mark.long
 def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Workplace) -> None:
-    done = workplace.areal(*faulty(workplace, "os._exit(0)"), "rollout.workers=2", "steps=3")
+    done = workplace.areal(*faulty(workplace, "os._exit(0)"), "rollout.workers=2", "steps=20")
     assert done.code == 0, done.err
     assert "4 workflow workers were lost with this prompt" in done.out
     assert sum(line.get("groups/failed", 0) for line in workplace.metrics()) > 0
