@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SILENCE_S = 80.0
 """Longer than the lease of 60 s, so that what was silent must find itself given up."""
 NOTICED = re.compile(
-    r"was killed|was lost|is lost|is silent|silent for|is gone|left out|ended with|going back|replaced"
+    r"was killed|was lost|is lost|is silent|silent for|is gone|left out|ended with|going back|replaced|queued again"
 )
 
 
@@ -136,16 +136,16 @@ def do_what_is_due() -> None:
             _later.pop(0)[1]()
 
 
-def try_fault(cluster: Any, name: str, folder: Path) -> Row:
+def try_fault(cluster: Any, run: Run, name: str, fault: Callable[[Any, Run], None]) -> Row:
     """One run, one fault."""
-    run, row = Run(folder), Row(name)
+    row = Row(name)
     cluster.prepare()
     cluster.start(run)
     wait_for(lambda: run.steps() >= 3 or cluster.end() is not None, "three steps")
     if cluster.end() is not None:
         raise RuntimeError(f"the run did not come to three steps:\n{cluster.log()[-3000:]}")
     known, done, began = len(cluster.log()), run.steps(), time.monotonic()
-    FAULTS[name](cluster, run)
+    fault(cluster, run)
 
     def look() -> bool:
         do_what_is_due()
@@ -175,7 +175,8 @@ def try_fault(cluster: Any, name: str, folder: Path) -> Row:
     row.steps = run.steps()
     if name == "head lost" and row.exit_code == 0 and isinstance(cluster, Ray):
         cluster.restore_head()
-    audit = subprocess.run([*AREAL, "audit", "run", "--json"], cwd=folder, capture_output=True, text=True, check=False)
+    asked = [*AREAL, "audit", "run", "--json"]
+    audit = subprocess.run(asked, cwd=run.folder, capture_output=True, text=True, check=False)
     row.audit = "clean" if audit.returncode == 0 else f"exit code {audit.returncode}: {audit.stdout[-300:]}"
     if row.exit_code != 0 or row.steps != STEPS or row.left or row.audit != "clean":
         print(cluster.log()[known:][-4000:], flush=True)
@@ -185,6 +186,19 @@ def try_fault(cluster: Any, name: str, folder: Path) -> Row:
 def seconds(value: float | None) -> str:
     """For a cell."""
     return "-" if value is None else f"{value:.1f}"
+
+
+HEADER = (
+    "| fault | noticed s | next step s | what was told | exit | resumed | steps | left | audit |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def line_of(row: Row) -> str:
+    """Of the table."""
+    times = (seconds(row.noticed_s), seconds(row.goes_on_s))
+    cells = (row.fault, *times, row.happened, row.exit_code, row.resumed, row.steps, row.left, row.audit)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:
@@ -200,21 +214,18 @@ def main() -> None:
     (base / "cluster").mkdir()
     cluster: Any = (Ray if arguments.cluster == "ray" else Slurm)(base / "cluster")
     names = [name for name in FAULTS if not arguments.only or any(word in name for word in arguments.only)]
-    print("| fault | noticed s | next step s | what was told | exit | resumed | steps | left | audit |", flush=True)
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(HEADER, flush=True)
     try:
         for number, name in enumerate(names):
             folder = base / f"run-{number}"
             folder.mkdir()
             try:
-                row = try_fault(cluster, name, folder)
+                row = try_fault(cluster, Run(folder), name, FAULTS[name])
             except (TimeoutError, LookupError, RuntimeError, AssertionError, StopIteration) as error:
                 row = Row(name, happened=f"{type(error).__name__}: {error}")
             _later.clear()
             rows.append(row)
-            cells = (name, seconds(row.noticed_s), seconds(row.goes_on_s), row.happened, row.exit_code, row.resumed,
-                     row.steps, row.left, row.audit)  # fmt: skip
-            print("|", " | ".join(map(str, cells)), "|", flush=True)
+            print(line_of(row), flush=True)
             if arguments.out:
                 arguments.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
             cluster.reset()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.launchers.identity import processes_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parents[1]
 AREAL = [sys.executable, "-m", "areal_core"]
@@ -76,14 +76,22 @@ def load(path: str) -> Any:
 
 
 class Run:
-    """A run in a folder of its own; a cluster starts it and says what of it lives."""
+    """A run in a folder of its own; a cluster starts it and says what of it lives.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where it is.
+        config: another one than the small run on a CPU, whose model is made here.
+        speechless: how to know further processes that do not tell their names, by their commands.
+    """
+
+    def __init__(self, folder: Path, config: str = "", speechless: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.path = folder / "run"
-        (folder / "run.yaml").write_text(CONFIG)
+        self._speechless = {**SPEECHLESS, **(speechless or {})}
+        (folder / "run.yaml").write_text(config or CONFIG)
         (folder / "parts.py").write_text(PARTS)
-        subprocess.run([sys.executable, "-c", MODEL], cwd=folder, check=True)
+        if not config:
+            subprocess.run([sys.executable, "-c", MODEL], cwd=folder, check=True)
 
     def steps(self) -> int:
         """How many steps are done."""
@@ -110,13 +118,57 @@ class Run:
             if name.startswith("warden "):
                 if "launchers.warden" in command and variables.get("AREAL_NODE") == name.removeprefix("warden "):
                     return pid
-            elif name == variables.get("AREAL_PROCESS") or SPEECHLESS.get(name, "nothing") in command:
+            elif name == variables.get("AREAL_PROCESS") or self._speechless.get(name, "nothing") in command:
                 return pid
         raise LookupError(f"{name} does not run: {[command for _, _, command in self.processes()]}")
 
     def node(self, name: str) -> str:
         """On which node a process stands."""
         return next(v["AREAL_NODE"] for _, v, _ in self.processes() if v.get("AREAL_PROCESS") == name)
+
+
+class Local:
+    """Runs on two nodes that this machine plays, with a share of its GPUs each."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: Path | None = None
+        self._run: Run | None = None
+
+    def prepare(self) -> None:
+        """All nodes are up: they begin with the run."""
+
+    def start(self, run: Run, *, resume: bool = False) -> None:
+        """Start it or go on with it."""
+        words = ["run", "--resume", "run"] if resume else ["run", "run.yaml", "run_dir=run"]
+        self._log, self._run = run.folder / "out", run
+        with self._log.open("ab") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen([*AREAL, *words], cwd=run.folder, env=environment, stdout=log, stderr=log)
+
+    def log(self) -> str:
+        """What it has said."""
+        assert self._log is not None
+        return self._log.read_text()
+
+    def end(self) -> int | None:
+        """Its exit code; None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def signal_node(self, name: str, number: int) -> None:
+        """To everything on it."""
+        assert self._run is not None
+        for pid, variables, _ in self._run.processes():
+            if variables.get("AREAL_NODE") == name:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
 
 class Ray:

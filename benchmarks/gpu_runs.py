@@ -30,6 +30,13 @@ from areal_core.runs import RunFolder
 from areal_core.runs.ownership import ask_owner
 
 SIZES = {
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 32,
+    },
     "0.5b": {
         "hidden_size": 896,
         "intermediate_size": 4864,

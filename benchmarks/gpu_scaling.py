@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from gpu_train_step import Setting, ShardedEngine, loss_of, make_batch, make_setting, matrix_rate, profile
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
 from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings, Work
@@ -57,6 +58,7 @@ class Case:
         is_sharded: also where one rank has nobody to share with.
         is_together: the batch of one rank, for all of them together.
         settings: further ones of the engine.
+        keeps: what the forward pass has gathered, until the backward pass has used it.
     """
 
     size: str
@@ -66,11 +68,13 @@ class Case:
     is_sharded: bool = False
     is_together: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    keeps: bool = False
 
 
 _HALF = {"optimizer_state_dtype": "bfloat16"}
 CASES = {
     "1.5b": Case("1.5b"),
+    "1.5b-kept": Case("1.5b", keeps=True),
     "1.5b-sharded": Case("1.5b", is_sharded=True),
     "1.5b-recompute": Case("1.5b", recompute=True),
     "1.5b-4": Case("1.5b", microbatches=4),
@@ -139,6 +143,8 @@ class Rank:
         began = time.perf_counter()
         engine.setup(ModelReference(str(folder), "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
         loaded = time.perf_counter() - began
+        if case.keeps and isinstance(engine._module, FSDPModule):
+            engine._module.set_reshard_after_forward(False)
         copies = 1 if case.is_together else self._ranks * case.microbatches
         batch, loss = make_batch(setting, copies), loss_of(copies * setting.tokens, 0.0)
         works = [Work("actor", batch, OUTPUTS, loss)]

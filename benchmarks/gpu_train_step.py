@@ -1,10 +1,15 @@
 """One train step on one GPU: the FSDP engine beside a careful plain PyTorch loop, in one run, as a table.
 
     python benchmarks/gpu_train_step.py [--kernels torch flash4] [--rows plain engine recompute] [--profile]
+    python benchmarks/gpu_train_step.py --size 30b-a3b-slice --microbatches
 
 A policy gradient on a model of Qwen2-1.5B's sizes with random weights: 32,768 packed tokens in 17 sequences of 256 to
 3,835. Model FLOPs are 6 N T and causal attention's; MFU is against the bfloat16 matrix rate that an 8192-cubed product
-reaches in the same run. `--tiny` tries the script itself, on any machine.
+reaches in the same run. `--tiny` tries the script itself, on any machine, with `--size` a mixture's as well.
+
+The slice has the widths of Qwen3-30B-A3B and four of its 48 layers. N is then what a token is computed with. Experts
+are computed by grouped matrix products in both programs; under autocast these would compute in float32, so the plain
+loop has parameters and optimizer in bfloat16, which the engine has in float32.
 """
 
 from __future__ import annotations
@@ -21,8 +26,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gpu_train_step_sizes import MIXTURES, SHAPES, head_size, make_config
 from plain_loop import plain_loop
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from areal_attention.hugging_face import Layout
 from areal_attention.kernels import _MAKERS, Reach
@@ -35,15 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 GIB = 2**30
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-         "num_key_value_heads")  # fmt: skip
-SHAPES = {
-    "tiny": (199, 64, 96, 2, 4, 2),
-    "small": (1999, 256, 512, 4, 4, 2),
-    "1.5b": (151936, 1536, 8960, 28, 12, 2),
-    "7b": (152064, 3584, 18944, 28, 28, 4),
-}
-"""Of Qwen2's models, and of what a CPU is enough for."""
 KINDS = {
     "attention": r"flash|fmha|attention|sdpa|fprop|bprop|cudnn",
     "matrix products": r"gemm|nvjet|xmma|cublas|splitk|wgmma",
@@ -84,10 +81,11 @@ class Setting:
     def flops(self) -> float:
         """Of a step on one batch: 6 for each parameter and token, and causal attention."""
         c = self.config
-        head = c.hidden_size // c.num_attention_heads
-        layer = c.hidden_size * (2 * c.hidden_size + 2 * c.num_key_value_heads * head + 3 * c.intermediate_size)
+        width = getattr(c, "moe_intermediate_size", 0) * getattr(c, "num_experts_per_tok", 0) or c.intermediate_size
+        query, key = (heads * head_size(c) for heads in (c.num_attention_heads, c.num_key_value_heads))
+        layer = c.hidden_size * (2 * query + 2 * key + 3 * width + getattr(c, "num_experts", 0))
         parameters = c.num_hidden_layers * layer + c.vocab_size * c.hidden_size
-        attention = 6 * c.num_hidden_layers * c.hidden_size * sum(length**2 for length in self.lengths)
+        attention = 6 * c.num_hidden_layers * query * sum(length**2 for length in self.lengths)
         return 6.0 * parameters * self.tokens + attention
 
     def say(self, text: str) -> None:
@@ -141,14 +139,13 @@ class Setting:
             torch.cuda.empty_cache()
 
 
-def make_setting(size: str = "1.5b", *, repeat: int) -> Setting:
-    """One of Qwen2's shapes, or something for a CPU."""
-    tiny = size == "tiny"
+def make_setting(size: str = "1.5b", *, repeat: int, tiny: bool = False) -> Setting:
+    """One of Qwen2's shapes or of the mixtures, or something like it for a CPU."""
+    tiny = tiny or size == "tiny"
     count, least, most, total = (5, 2, 20, 60) if tiny else (17, 256, 3835, 32768)
     lengths = [round(least + (most - least) * (i / (count - 1)) ** 1.13) for i in range(count)]
     lengths[count // 2] += total - sum(lengths)
-    sizes = dict(zip(SIZES, SHAPES[size], strict=True))
-    config = Qwen2Config(**sizes, max_position_embeddings=32768, tie_word_embeddings=size != "7b")
+    config = make_config(size, tiny=tiny)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Setting(config, [lengths[i] for i in order], device, repeat)
@@ -199,12 +196,12 @@ def matrix_rate(device: torch.device, side: int) -> float:
 def measure_kernels(setting: Setting, names: list[str]) -> None:
     """Attention alone: milliseconds of all layers of a step, forward and backward."""
     c = setting.config
-    head = c.hidden_size // c.num_attention_heads
+    head = head_size(c)
     layout: Any = Layout.of(setting.lengths, setting.device, for_graphs=True).packed
     shapes = [(setting.tokens, n, head) for n in (c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads)]
     q, k, v = (torch.randn(shape, device=setting.device, dtype=torch.bfloat16) for shape in shapes)
     grad, reach = torch.randn_like(q), Reach(max(setting.lengths), head**-0.5, 0)
-    flops = 2 * c.hidden_size * sum(length**2 for length in setting.lengths)
+    flops = 2 * c.num_attention_heads * head * sum(length**2 for length in setting.lengths)
     for name in names:
         try:
             kernel = _MAKERS[name]()
@@ -336,9 +333,10 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print where the device's time goes")
     parser.add_argument("--attention", action="store_true", help="time each attention kernel by itself first")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--size", choices=[*SHAPES, *MIXTURES], default="1.5b")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
-    setting = make_setting("tiny" if options.tiny else "1.5b", repeat=options.repeat)
+    setting = make_setting(options.size, repeat=options.repeat, tiny=options.tiny)
     setting.rate = matrix_rate(setting.device, 256 if options.tiny else 8192)
     name = torch.cuda.get_device_name() if setting.device.type == "cuda" else "CPU"
     setting.say(f"{name}, torch {torch.__version__}, matrix rate {setting.rate / 1e12:.0f} TFLOP/s")
@@ -346,9 +344,13 @@ def main() -> None:
         measure_kernels(setting, list(_MAKERS))
     if "plain" in options.rows:
         columns = {key: value.to(setting.device) for key, value in make_batch(setting).tokens.values.items()}
-        for recompute in (False, True):
-            label = "plain loop, layers compiled" + (", checkpointing" if recompute else "")
-            step = plain_loop(setting.config, columns, setting.lengths, recompute=recompute)
+        for compiles, recompute in ((False, False), (True, False), (True, True)):
+            if not compiles and options.size not in MIXTURES:
+                continue
+            label = f"plain loop, layers {'' if compiles else 'not '}compiled" + (
+                ", checkpointing" if recompute else ""
+            )
+            step = plain_loop(setting.config, columns, setting.lengths, recompute=recompute, compiles=compiles)
             setting.measure(label, step)
             del step
             setting.free()

@@ -44,7 +44,12 @@ def chunk_logprobs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Te
 
 
 def plain_loop(
-    config: PreTrainedConfig, batch: dict[str, torch.Tensor], lengths: list[int], *, recompute: bool
+    config: PreTrainedConfig,
+    batch: dict[str, torch.Tensor],
+    lengths: list[int],
+    *,
+    recompute: bool,
+    compiles: bool = True,
 ) -> Callable[[], None]:
     """One update of the loop, as a function.
 
@@ -53,6 +58,7 @@ def plain_loop(
         batch: `input_ids`, `targets`, `advantages`, [T] on the device.
         lengths: of the sequences.
         recompute: whether each layer's activations are computed again.
+        compiles: whether layers are compiled, on a GPU.
     """
     device = batch["input_ids"].device
     bounds = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
@@ -61,10 +67,12 @@ def plain_loop(
     if device.type == "cuda":
         register_attention(bounds, max(lengths))
         attention = "plain_varlen"
+    # Grouped matrix products compute in their parameters' dtype, whatever autocast says.
+    dtype = torch.bfloat16 if getattr(config, "num_experts", 0) else torch.float32
     with device:
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     for layer in model.model.layers:
-        forward = torch.compile(layer.forward) if device.type == "cuda" else layer.forward
+        forward = torch.compile(layer.forward) if compiles and device.type == "cuda" else layer.forward
         layer.forward = partial(checkpoint, forward, use_reentrant=False) if recompute else forward
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
     total = len(batch["targets"])

@@ -1,10 +1,11 @@
 """Faults in a whole run: servers are killed and stopped, the run itself is killed and resumed, and nothing may be lost.
 
     python tests/servers_on_cpu/make_environment.py sglang
-    python benchmarks/server_faults.py [--rounds 2] [--every 20] [section.key=value ...]
+    python benchmarks/server_faults.py [--rounds 2] [--every 20] [--server vllm] [--agent] [section.key=value ...]
 
-The demonstration is trained with two SGLang servers on the CPU. In turn a server is killed with SIGKILL, a server is
-stopped for ten seconds, and the run is killed with SIGKILL and resumed. The audit must be clean at the end.
+The demonstration is trained with two SGLang (or vLLM) servers on the CPU. In turn a server is killed with SIGKILL, a
+server is stopped for ten seconds, and the run is killed with SIGKILL and resumed; with `--agent` episodes are those of
+an agent of two turns, in two workflow workers, one of which is killed as well. The audit must be clean at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ OVERRIDES = [
     "inference_engine.health_interval_s=0.5",
     "inference_engine.health_timeout_s=2",
     "inference_engine.stream_interval=4",
-    "inference_engine.options.max_running_requests=64",
     "sampling.max_new_tokens=48",
     "checkpoint.every=5",
     "publication.verify_every=3",
@@ -47,7 +47,15 @@ HANG_S = 900.0
 WINDOW = 5
 """Steps over which throughput is averaged."""
 COUNTED = ("servers/pieces", "servers/continued", "servers/failed", "batch/sequences")
-KINDS = ("SIGKILL of a server", "SIGSTOP of a server, 10 s", "SIGKILL of the run, resumed")
+KINDS = ("SIGKILL of a server", "SIGSTOP of a server, 10 s", "SIGKILL of the run, resumed", "SIGKILL of a worker")
+ENGINES = {"sglang": "max_running_requests", "vllm": "max_num_seqs"}
+"""Servers, and what each calls the requests that it works on at a time."""
+AGENT = {
+    "type": "agents/agent",
+    "agent": f"{ROOT}/benchmarks/asks_again.py:solve",
+    "chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "max_tokens": 128,
+}
 
 
 @dataclass
@@ -62,8 +70,9 @@ class Fault:
 class Run:
     """A run as a user starts it, with a record of when each step was done."""
 
-    def __init__(self, run_dir: Path, words: list[str]) -> None:
+    def __init__(self, run_dir: Path, server: str, words: list[str]) -> None:
         self.run_dir = run_dir
+        self.server = server
         self.words = words
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: list[tuple[float, dict[str, Any]]] = []
@@ -71,7 +80,7 @@ class Run:
 
     def start(self, *, resume: bool) -> None:
         """Start it, or take it up where its last checkpoint left it."""
-        config = str(ROOT / "tests/servers_on_cpu/sglang.yaml")
+        config = str(ROOT / f"tests/servers_on_cpu/{self.server}.yaml")
         first = ["run", config, f"run_dir={self.run_dir}", *self.words]
         again = ["run", "--resume", str(self.run_dir), "--allow-changed-plugins"]
         with (self.run_dir.parent / "output.log").open("ab") as log:
@@ -112,14 +121,16 @@ class Run:
         self._read += len(fresh)
         self.seen += [(time.monotonic(), json.loads(line)) for line in fresh.splitlines()]
 
-    def servers(self) -> list[int]:
-        """Process groups of the servers that run: children of their keepers, which have their logs as arguments."""
+    def processes(self, name: str) -> list[int]:
+        """Process groups of what runs under such names: children of keepers, which have the logs as arguments."""
         assert self.process is not None
         found = []
         for keeper in descendants(self.process.pid):
             with suppress(OSError):
                 words = Path(f"/proc/{keeper}/cmdline").read_bytes().split(b"\0")
-                if any(word.endswith(b"keeper.py") for word in words) and any(b"/logs/server-" in w for w in words):
+                if any(word.endswith(b"keeper.py") for word in words) and any(
+                    f"/logs/{name}-".encode() in w for w in words
+                ):
                     found += children(keeper)
         return found
 
@@ -159,11 +170,12 @@ def inject(run: Run, kind: str, draw: random.Random) -> Fault:
         time.sleep(2)  # what it started ends with it
         run.start(resume=True)
         return fault
-    servers = run.servers()
-    if not servers:
-        raise SystemExit("no server runs")
-    group = draw.choice(servers)
-    if kind == KINDS[0]:
+    name = "workflow" if kind == KINDS[3] else "server"
+    groups = run.processes(name)
+    if not groups:
+        raise SystemExit(f"no {name} runs")
+    group = draw.choice(groups)
+    if kind in (KINDS[0], KINDS[3]):
         os.killpg(group, signal.SIGKILL)
         return fault
     os.killpg(group, signal.SIGSTOP)
@@ -229,8 +241,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="faults of each kind")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between faults")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--server", choices=ENGINES, default="sglang")
+    parser.add_argument("--agent", action="store_true", help="an agent of two turns plays the episodes")
     arguments, overrides = parser.parse_known_args()
-    run = Run(Path(tempfile.mkdtemp(prefix="faults-")) / "run", [*OVERRIDES, *overrides])
+    chosen = [*OVERRIDES, f"inference_engine.options.{ENGINES[arguments.server]}=64"]
+    if arguments.agent:
+        chosen += [f"plugins=[{arguments.server},agents]", f"workflow={json.dumps(AGENT)}", "rewards=[]"]
+        chosen += ["rollout.workers=2"]
+    kinds = KINDS if arguments.agent else KINDS[:3]
+    run = Run(Path(tempfile.mkdtemp(prefix="faults-")) / "run", arguments.server, [*chosen, *overrides])
     draw, faults = random.Random(arguments.seed), []
     run.start(resume=False)
     try:
@@ -238,7 +257,7 @@ def main() -> int:
         settled = len(run.seen)
         run.watch(time.monotonic() + arguments.every / 2)
         before = run.throughput(settled, len(run.seen) - 1)
-        for kind in [kind for _ in range(arguments.rounds) for kind in KINDS]:
+        for kind in [kind for _ in range(arguments.rounds) for kind in kinds]:
             fault = inject(run, kind, draw)
             faults.append(fault)
             run.wait_for_steps(2 * WINDOW, HANG_S)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PROTOCOLS: Final = {
     "train_engines": (
         interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work,
-        interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.MeasuringEngine,
+        interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.LendingEngine, interfaces.MeasuringEngine,
         interfaces.SnapshotEngine, interfaces.PlansMemory, interfaces.RankLoad, interfaces.Memory,
     ),
     "inference_engines": (

@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import os
+import select
+import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +24,9 @@ if TYPE_CHECKING:
     from areal_core.plugins import PluginManager, Preset
 
 LARGEST = 10_000_000
-"""Characters of a config; what is longer is something else, or has no end."""
+"""Bytes of a config; what is longer is something else, or has no end."""
+PATIENCE_S = 10.0
+"""For all of a config that comes through a pipe, such as /dev/stdin or the shell's <(...)."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,8 @@ def read_file(path: str | Path) -> Source:
     """Read a config file."""
     path = Path(path)
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LARGEST + 1)
-        if len(text) > LARGEST:
-            raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} characters")
+        place = path.stat()  # a pipe is read once, however often the config is
+        text = (_read if path.is_file() else _read_once)(path, place.st_dev, place.st_ino).decode("utf-8")
     except FileNotFoundError:
         here = path.parent if path.parent.is_dir() else Path()
         near = difflib.get_close_matches(path.name, [file.name for file in here.iterdir()], n=1)
@@ -59,7 +63,25 @@ def read_file(path: str | Path) -> Source:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read the config file {path}: {reason}") from None
-    return _source(text, str(path), path.resolve().parent, path.stem)
+    return _source(text, str(path), path.resolve().parent if path.is_file() else Path.cwd(), path.stem)
+
+
+def _read(path: Path, *_: int) -> bytes:
+    """All of a file, or of a pipe, which is never waited for without an end."""
+    descriptor, text, began = os.open(path, os.O_RDONLY | os.O_NONBLOCK), bytearray(), time.monotonic()
+    try:
+        while select.select([descriptor], (), (), max(0.0, began + PATIENCE_S - time.monotonic()))[0]:
+            if not (piece := os.read(descriptor, 1 << 20)):
+                return bytes(text)
+            text += piece
+            if len(text) > LARGEST:
+                raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} bytes")
+        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nobody has written all of it within {PATIENCE_S:g} s")
+    finally:
+        os.close(descriptor)
+
+
+_read_once = cache(_read)
 
 
 def find_preset(manager: PluginManager, reference: str, *, is_config: bool) -> Source:

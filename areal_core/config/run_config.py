@@ -15,6 +15,7 @@ from areal_core.config.place import Place, component
 from areal_core.config.problems import Problem, dotted
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Section, Settings
+from areal_core.config.tree import same_choice
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class RunConfig(Section):
             return written
         roles = dict(written["roles"])
         for name, role in roles.items():
-            if isinstance(role, Mapping) and _is_same(role.get("type"), shared.get("type")):
+            if isinstance(role, Mapping) and same_choice(role.get("type") or shared.get("type"), shared.get("type")):
                 roles[name] = {**shared, **role}
         return {**written, "roles": roles}
 
@@ -195,15 +196,6 @@ class RunConfig(Section):
             if name in names[:number]:
                 message = f"two rewards are called '{name}', and metrics know them by it"
                 yield Problem(("rewards", number), message, ("give each a name of its own: name: ...",))
-
-
-def _is_same(own: object, shared: object) -> bool:
-    """Whether a role's engine, as written, is the shared one: not named, or by its name with and without its plugin."""
-    if own is None or own == shared:
-        return True
-    if not isinstance(own, str) or not isinstance(shared, str) or ("/" in own and "/" in shared):
-        return False
-    return own.rpartition("/")[2] == shared.rpartition("/")[2]
 
 
 def _needs_group(advantage: Selection) -> bool:

@@ -124,6 +124,8 @@ class RolloutSection(Section):
     """seconds for which a workflow may block all others of its process before that is replaced"""
     workers: int = Field(default=1, ge=0)
     """processes that run workflows, data and group stages; 0 runs them in the rollout controller"""
+    worker_memory_gib: float | None = Field(default=None, gt=0, le=1 << 20)
+    """GiB that each of them may allocate, and each program that it starts; null is no limit"""
     reward_processes: int = Field(default=1, ge=1)
     """processes that compute rewards"""
     reward_timeout_s: Seconds = Field(default=15.0, gt=0)

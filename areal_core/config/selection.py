@@ -151,6 +151,4 @@ def _accepted(
                 f"areal supplies here: {', '.join(sorted(context)) or 'nothing'}",
             ),
         )
-    return {
-        name: value for name, value in context.items() if name in open_parameters or (takes_all and name not in names)
-    }
+    return {key: value for key, value in context.items() if key in open_parameters or (takes_all and key not in names)}

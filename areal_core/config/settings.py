@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from areal_core.config.run_config import RunConfig
     from areal_core.interfaces.algorithm import Pass
+    from areal_core.interfaces.model import StoredModel
     from areal_core.interfaces.training import Role
 
 Seconds = Annotated[float, Field(le=366 * 86_400)]
@@ -67,6 +68,8 @@ class Settings(BaseModel):
 
     needs_group: ClassVar[bool] = False
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
+    shows_pictures: ClassVar[bool] = False
+    """For settings of a workflow: its requests have pictures, so that an engine which takes none is a mistake."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -90,6 +93,16 @@ class Settings(BaseModel):
     def check(self, config: RunConfig) -> Iterable[str]:
         """Mistakes that show only beside the rest of the config, one line each; asked once every field is valid."""
         del config
+        return ()
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """Mistakes that show beside the model, one line each; asked before it is loaded, where its folder is there.
+
+        Args:
+            config: of the run.
+            model: the run's, or, in an entry of `roles`, that one's.
+        """
+        del config, model
         return ()
 
     def notes(self, config: RunConfig) -> Iterable[str]:

@@ -70,10 +70,10 @@ class Tree:
         if isinstance(lower, str) and isinstance(upper, Mapping):
             self.origins[*path, "type"] = self.origins.get(path, "")
             lower = {"type": lower}
-        if isinstance(upper, str) and isinstance(lower, Mapping) and _same_choice(lower.get("type"), upper):
+        if isinstance(upper, str) and isinstance(lower, Mapping) and same_choice(lower.get("type"), upper):
             upper = {"type": upper}
         if isinstance(lower, Mapping) and isinstance(upper, Mapping):
-            changed = "type" in upper and "type" in lower and not _same_choice(lower["type"], upper["type"])
+            changed = "type" in upper and "type" in lower and not same_choice(lower["type"], upper["type"])
             if changed:
                 self._forget(path)
             merged = {} if changed else dict(lower)
@@ -152,7 +152,7 @@ def _nearest(marks: Mapping[KeyPath, Any], path: KeyPath) -> Any:
     return next((marks[path[:end]] for end in range(len(path), -1, -1) if path[:end] in marks), None)
 
 
-def _same_choice(one: Any, other: Any) -> bool:
+def same_choice(one: Any, other: Any) -> bool:
     """Whether two names choose one component: `grpo/rloo` and `rloo` do, `grpo/rloo` and `mine/rloo` do not."""
     if not isinstance(one, str) or not isinstance(other, str) or ":" in one + other:
         return bool(one == other)

@@ -87,6 +87,7 @@ def parse(text: str, name: str) -> Document:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        reason = f"more than {DEEPEST} levels are nested" if isinstance(error, RecursionError) else reason
         raise ConfigError(f"{place}: not valid YAML: {reason}") from error
     document = Document(None)
     if node is not None:

@@ -5,12 +5,10 @@ stand one behind another, with their lengths beside them. Nothing in this packag
 """
 
 from areal_core.data.batch import PackedBatch, Ragged
-from areal_core.data.digest import group_digests
-from areal_core.data.groups import group_mean, group_standard_deviation, group_sum
+from areal_core.data.groups import by_player, group_mean, group_standard_deviation, group_sum
 from areal_core.data.metrics import Metric, combine, reduce_over_ranks
 from areal_core.data.prediction import shift_to_predictions
 from areal_core.data.prompt_group import PromptGroup
-from areal_core.data.sampler import PromptSampler, sample_seed
 from areal_core.data.split import split_by_tokens, split_into_microbatches
 from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
 
@@ -21,17 +19,15 @@ __all__ = [
     "Metric",
     "PackedBatch",
     "PromptGroup",
-    "PromptSampler",
     "Ragged",
     "Trajectory",
     "TrajectoryBuilder",
+    "by_player",
     "combine",
-    "group_digests",
     "group_mean",
     "group_standard_deviation",
     "group_sum",
     "reduce_over_ranks",
-    "sample_seed",
     "shift_to_predictions",
     "split_by_tokens",
     "split_into_microbatches",

@@ -50,6 +50,12 @@ class Ragged:
         """[sum(lengths)] int64: the row that each value belongs to."""
         return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
 
+    def rows(self) -> list[dict[str, torch.Tensor]]:
+        """The values of each row by key, as views."""
+        lengths = self.lengths.tolist()
+        columns = {key: torch.split(value, lengths) for key, value in self.values.items()}
+        return [{key: column[row] for key, column in columns.items()} for row in range(len(lengths))]
+
     def select(self, rows: torch.Tensor) -> Ragged:
         """These rows, in this order."""
         starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
@@ -80,6 +86,7 @@ class PackedBatch:
         tokens: per-token values, flat [sum(T), ...]; `input_ids` is always among them.
         sequences: per-sequence values, [B, ...].
         turns: per-turn values, flat [sum(turns), ...].
+        levels: values of further things that a sequence has some of, such as its images, by what they are; flat.
         units: per-unit values, [U, ...].
         unit_index: [B] int64, the unit of each sequence, from 0 to U - 1; None where every sequence is its own.
     """
@@ -89,8 +96,12 @@ class PackedBatch:
     turns: Ragged | None = None
     units: dict[str, torch.Tensor] = field(default_factory=dict)
     unit_index: torch.Tensor | None = None
+    levels: dict[str, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, level in self.levels.items():
+            if len(level.lengths) != len(self):
+                raise ValueError(f"{name} are given for {len(level.lengths)} of {len(self)} sequences")
         if self.unit_index is not None and len(self.unit_index) != len(self):
             raise ValueError(f"units are given for {len(self.unit_index)} of {len(self)} sequences")
         for key, value in self.units.items():
@@ -124,7 +135,8 @@ class PackedBatch:
         return any(key in values for values in self._levels())
 
     def _levels(self) -> list[dict[str, torch.Tensor]]:
-        return [self.tokens.values, self.sequences, self.turns.values if self.turns is not None else {}, self.units]
+        turns = self.turns.values if self.turns is not None else {}
+        return [self.tokens.values, self.sequences, turns, self.units, *(lv.values for lv in self.levels.values())]
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -166,23 +178,22 @@ class PackedBatch:
             torch.tensor([len(t) for t in trajectories]), _concatenate_columns([t.tokens for t in trajectories])
         )
         sequences = _stack_columns([t.sequence for t in trajectories])
-        if not any(t.turns for t in trajectories):
-            return cls(tokens, sequences)
-        turn_counts = [len(next(iter(t.turns.values()), ())) for t in trajectories]
-        return cls(
-            tokens, sequences, Ragged(torch.tensor(turn_counts), _concatenate_columns([t.turns for t in trajectories]))
-        )
+        turns = _ragged([t.turns for t in trajectories]) if any(t.turns for t in trajectories) else None
+        names = _keys_in_common([t.levels for t in trajectories])
+        levels = {name: _ragged([t.levels[name] for t in trajectories]) for name in names}
+        return cls(tokens, sequences, turns, levels=levels)
 
     def to_trajectories(self) -> list[Trajectory]:
         """The sequences one by one, as views into this batch."""
-        offsets = self.tokens.offsets.tolist()
-        turn_offsets = self.turns.offsets.tolist() if self.turns is not None else [0] * (len(self) + 1)
-        turns = self.turns.values if self.turns is not None else {}
+        tokens = self.tokens.rows()
+        turns = self.turns.rows() if self.turns is not None else [{} for _ in tokens]
+        levels = {name: level.rows() for name, level in self.levels.items()}
         return [
             Trajectory(
-                tokens={key: value[offsets[i] : offsets[i + 1]] for key, value in self.tokens.values.items()},
+                tokens=tokens[i],
                 sequence={key: value[i] for key, value in self.sequences.items()},
-                turns={key: value[turn_offsets[i] : turn_offsets[i + 1]] for key, value in turns.items()},
+                turns=turns[i],
+                levels={name: rows[i] for name, rows in levels.items()},
             )
             for i in range(len(self))
         ]
@@ -231,6 +242,7 @@ class PackedBatch:
             self.turns.select(index) if self.turns is not None else None,
             {key: value[kept] for key, value in self.units.items()},
             unit_index,
+            {name: level.select(index) for name, level in self.levels.items()},
         )
 
     def to(self, device: torch.device | str) -> PackedBatch:
@@ -241,6 +253,7 @@ class PackedBatch:
             self.turns.to(device) if self.turns is not None else None,
             {key: value.to(device) for key, value in self.units.items()},
             self.unit_index.to(device) if self.unit_index is not None else None,
+            {name: level.to(device) for name, level in self.levels.items()},
         )
 
     def jagged(self, key: str) -> torch.Tensor:
@@ -253,12 +266,14 @@ class PackedBatch:
         turns = [batch.turns for batch in batches if batch.turns is not None]
         if turns and len(turns) != len(batches):
             raise ValueError(f"turn keys are given in {len(turns)} of {len(batches)} batches")
+        names = _keys_in_common([batch.levels for batch in batches])
         return PackedBatch(
             Ragged.concatenate([batch.tokens for batch in batches]),
             _concatenate_columns([batch.sequences for batch in batches]),
             Ragged.concatenate(turns) if turns else None,
             _concatenate_columns([batch.units for batch in batches]),
             _concatenate_units(batches),
+            {name: Ragged.concatenate([batch.levels[name] for batch in batches]) for name in names},
         )
 
     def to_bytes(self) -> bytes:
@@ -269,6 +284,9 @@ class PackedBatch:
         if self.turns is not None:
             flat["turns/lengths"] = self.turns.lengths
             flat |= {f"turns.{key}": value for key, value in self.turns.values.items()}
+        for name, level in self.levels.items():
+            flat |= {f"levels.{name}/lengths": level.lengths}
+            flat |= {f"levels.{name}.{key}": value for key, value in level.values.items()}
         flat |= {f"units.{key}": value for key, value in self.units.items()}
         if self.unit_index is not None:
             flat["units/index"] = self.unit_index
@@ -285,7 +303,9 @@ class PackedBatch:
 
         turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
         tokens = Ragged(flat["tokens/lengths"], level("tokens"))
-        return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"))
+        named = [key[len("levels.") : -len("/lengths")] for key in flat if key.startswith("levels.") and "/" in key]
+        levels = {name: Ragged(flat[f"levels.{name}/lengths"], level(f"levels.{name}")) for name in named}
+        return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"), levels)
 
 
 def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
@@ -313,14 +333,17 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return result
 
 
-def _keys_in_common(columns: Sequence[dict[str, torch.Tensor]]) -> Iterable[str]:
+def _ragged(rows: Sequence[dict[str, torch.Tensor]]) -> Ragged:
+    """One level of several rows; each is as long as its values."""
+    return Ragged(torch.tensor([len(next(iter(row.values()), ())) for row in rows]), _concatenate_columns(rows))
+
+
+def _keys_in_common(columns: Sequence[Mapping[str, object]]) -> Iterable[str]:
     first = columns[0].keys()
     for row, other in enumerate(columns):
         if other.keys() != first:
             odd = sorted(first ^ other.keys())
-            raise ValueError(
-                f"row {row} of the batch differs from row 0 in the keys {odd}: each must be in all or none"
-            )
+            raise ValueError(f"row {row} of the batch differs from row 0 in keys {odd}: each must be in all or none")
     return first
 
 

@@ -1,7 +1,8 @@
 """Statistics of prompt groups, keyed by `group_id` and never by position.
 
-An episode counts once, however many trajectories it left: the functions take one value for each trajectory and read
-the episode's value from its first one.
+The functions take one value for each trajectory. An episode counts once, however many trajectories it left, with the
+mean of theirs. Where the policy plays several parts in an episode (`player`), each player is compared with its like in
+the group, and counts once in an episode.
 """
 
 from __future__ import annotations
@@ -18,18 +19,27 @@ def group_sum(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, t
     """Sum over the episodes of each trajectory's group, and how many episodes the group has.
 
     Args:
-        batch: has `group_id` and `episode_id`, each [B] int64.
-        values: [B] float, equal for the trajectories of one episode.
+        batch: has `group_id` and `episode_id`, and may have `player`, each [B] int64.
+        values: [B] float.
 
     Returns:
         The sum and the count, [B] in the dtype of `values`: each trajectory sees those of its own group.
     """
-    _, group = torch.unique(batch["group_id"], return_inverse=True)
-    first = _first_of_episode(batch["episode_id"]).to(values.dtype)
+    group, episode = by_player(batch, "group_id"), by_player(batch, "episode_id")
+    counts = torch.bincount(episode)
+    means = values.new_zeros(len(counts)).index_add(0, episode, values) / counts
+    group_of = group.new_zeros(len(counts)).index_copy(0, episode, group)
     groups = int(group.max()) + 1
-    total = values.new_zeros(groups).index_add(0, group, values * first)
-    count = values.new_zeros(groups).index_add(0, group, first)
-    return total[group], count[group]
+    total = values.new_zeros(groups).index_add(0, group_of, means)
+    return total[group], torch.bincount(group_of, minlength=groups).to(values.dtype)[group]
+
+
+def by_player(batch: PackedBatch, key: str) -> torch.Tensor:
+    """[B] int64: which value of a key, and of `player` where there is that, each trajectory has, counted from 0."""
+    player = batch.get("player")
+    if player is None or not len(player):
+        return torch.unique(batch[key], return_inverse=True)[1]
+    return torch.unique(torch.stack([batch[key], player]), dim=1, return_inverse=True)[1]
 
 
 def group_mean(batch: PackedBatch, values: torch.Tensor) -> torch.Tensor:
@@ -43,11 +53,3 @@ def group_standard_deviation(batch: PackedBatch, values: torch.Tensor) -> torch.
     deviation = values - group_mean(batch, values)
     total, count = group_sum(batch, deviation.square())
     return (total / (count - 1).clamp(min=1)).sqrt()
-
-
-def _first_of_episode(episode_id: torch.Tensor) -> torch.Tensor:
-    """[B] bool: the first trajectory of each episode in the batch."""
-    _, episode = torch.unique(episode_id, return_inverse=True)
-    rows = torch.arange(len(episode), device=episode.device)
-    first_row = torch.full_like(rows, len(rows)).scatter_reduce(0, episode, rows, "amin")
-    return first_row[episode] == rows

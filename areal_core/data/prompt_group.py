@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,9 +56,7 @@ def pack_episodes(
         group_size: episodes that it was to have.
         episodes: those that ended well, at least one, by sample index.
     """
-    placed = [
-        (index, part, episode) for index, episode in episodes.items() for part in range(len(episode.trajectories))
-    ]
+    placed = [(row, part, episode) for row, episode in episodes.items() for part in range(len(episode.trajectories))]
     names = sorted({name for episode in episodes.values() for name in episode.rewards})
     integers = {
         "prompt_id": [occurrence] * len(placed),
@@ -65,8 +64,9 @@ def pack_episodes(
         "episode_id": [number * group_size + index for index, _, _ in placed],
         "sample_index": [index for index, _, _ in placed],
         "part_index": [part for _, part, _ in placed],
+        "player": [zlib.crc32(episode.trajectories[part].player.encode()) for _, part, episode in placed],
     }
-    rewards = {"reward": [episode.reward for _, _, episode in placed]}
+    rewards = {"reward": [episode.reward + episode.trajectories[part].earned for _, part, episode in placed]}
     rewards |= {f"reward.{name}": [episode.rewards.get(name, 0.0) for _, _, episode in placed] for name in names}
     columns = {key: torch.tensor(value, dtype=torch.int64) for key, value in integers.items()}
     columns |= {key: torch.tensor(value, dtype=torch.float32) for key, value in rewards.items()}
@@ -125,6 +125,4 @@ def join_groups(groups: Sequence[PromptGroup]) -> PackedBatch | None:
 def _with_same_rewards(parts: list[PackedBatch]) -> list[PackedBatch]:
     """Named rewards differ where a reward returned no value of that name in a whole segment: it counts as 0."""
     names = {key for part in parts for key in part.sequences if key.startswith("reward.")}
-    return [
-        part.with_sequences(**{name: torch.zeros(len(part)) for name in names if name not in part}) for part in parts
-    ]
+    return [part.with_sequences(**{key: torch.zeros(len(part)) for key in names if key not in part}) for part in parts]

@@ -47,19 +47,33 @@ def sampling_fault(output_ids: Sequence[int], logprobs: Sequence[float], room: i
 
 @dataclass(slots=True)
 class Generation:
-    """What was generated for one request; the three lists are equally long.
+    """What was generated for one request; the lists are equally long.
 
     Attributes:
         output_ids: the sampled tokens, a stop token included.
         logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, not truncated.
         versions: the weight version that sampled each token, as the engine itself recorded it.
         finish_reason: why it ended.
+        columns: further token keys of the trajectory, integers [T, ...] of the request's tokens and then the sampled
+            ones: what the engine knows of each token's prediction, 0 where it knows nothing, as behind their end.
     """
 
     output_ids: list[int]
     logprobs: list[float]
     versions: list[int]
     finish_reason: FinishReason
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def joined_columns(
+    known: Mapping[str, torch.Tensor], told: Mapping[str, torch.Tensor], count: int
+) -> dict[str, torch.Tensor]:
+    """Columns of the first `count` tokens at most: what is known of them stays, what is told now goes on behind it."""
+    found = dict(known)
+    for name, column in told.items():
+        before = found.get(name, column[:0])
+        found[name] = torch.cat([before, column[len(before) : count]])
+    return found
 
 
 TOKEN_DTYPES = {
@@ -83,8 +97,13 @@ class Trajectory:
             `turn_ids` int32, turn of a multi-turn episode, -1 outside. Further keys travel along untouched.
         sequence: values of any fixed shape that hold for the whole sequence. The rollout runtime fills in scalars:
             `reward` float32, `group_id`, `episode_id`, `sample_index` and `part_index` int64 (its place among the
-            trajectories of the episode), `finish_reason` int8; and `prompt_id` [2] int64.
+            trajectories of the episode), `player` int64 (a digest of its name), `finish_reason` int8; and `prompt_id`
+            [2] int64.
         turns: values of shape [turns, ...]; `turn_rewards` float32, where there are, are parts of `reward`.
+        levels: further values with lengths of their own, by what they are of, such as `images` and their `patches`.
+        player: who wrote it, in an episode in which the policy plays several parts, such as a planner and a solver.
+            What is compared within a group is compared for each player by itself.
+        earned: what it earned beside the episode's reward; its `reward` is the sum.
 
     Raises:
         ValueError: a required key is missing, has another dtype, or the lengths of the token keys differ.
@@ -93,6 +112,9 @@ class Trajectory:
     tokens: dict[str, torch.Tensor]
     sequence: dict[str, torch.Tensor] = field(default_factory=dict)
     turns: dict[str, torch.Tensor] = field(default_factory=dict)
+    player: str = ""
+    earned: float = 0.0
+    levels: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for key, dtype in TOKEN_DTYPES.items():
@@ -100,7 +122,7 @@ class Trajectory:
                 raise ValueError(f"a trajectory needs the token key '{key}'; it has {sorted(self.tokens)}")
             if self.tokens[key].dtype != dtype:
                 raise ValueError(f"token key '{key}' has dtype {self.tokens[key].dtype}, it must be {dtype}")
-        for name, values in (("token", self.tokens), ("turn", self.turns)):
+        for name, values in (("token", self.tokens), ("turn", self.turns), *self.levels.items()):
             lengths = {key: len(value) for key, value in values.items()}
             if len(set(lengths.values())) > 1:
                 raise ValueError(f"the {name} keys of a trajectory differ in length: {lengths}")
@@ -122,9 +144,8 @@ class Trajectory:
 class TrajectoryBuilder:
     """Collects the tokens of a trajectory in order, context and generations in turns; tokens are only appended."""
 
-    __slots__ = ("_finish_reason", "_input_ids", "_logprobs", "_loss_mask", "_turn", "_turn_ids", "_versions")
-
     def __init__(self) -> None:
+        self._columns: dict[str, torch.Tensor] = {}
         self._input_ids: list[int] = []
         self._loss_mask: list[bool] = []
         self._logprobs: list[float] = []
@@ -148,7 +169,11 @@ class TrajectoryBuilder:
         self._turn_ids += [-1] * count
 
     def add_generation(self, generation: Generation) -> None:
-        """Append what the policy wrote, as the next turn."""
+        """Append what the policy wrote, as the next turn; its columns tell of what none before them has told.
+
+        Raises:
+            ValueError: its columns are of more tokens than there are.
+        """
         self._turn += 1
         count = len(generation.output_ids)
         self._input_ids += generation.output_ids
@@ -157,13 +182,22 @@ class TrajectoryBuilder:
         self._versions += generation.versions
         self._turn_ids += [self._turn] * count
         self._finish_reason = generation.finish_reason
+        for name, column in generation.columns.items():
+            if len(column) > len(self._input_ids):
+                raise ValueError(f"'{name}' of a generation is of {len(column)} tokens, not {len(self._input_ids)}")
+        self._columns = joined_columns(self._columns, generation.columns, len(self._input_ids))
 
     def build(
         self,
         sequence: Mapping[str, torch.Tensor] | None = None,
         turns: Mapping[str, torch.Tensor] | None = None,
+        *,
+        player: str = "",
+        earned: float = 0.0,
+        levels: Mapping[str, dict[str, torch.Tensor]] | None = None,
     ) -> Trajectory:
         """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
+        count = len(self._input_ids)
         return Trajectory(
             tokens={
                 "input_ids": torch.tensor(self._input_ids, dtype=torch.int64),
@@ -171,9 +205,13 @@ class TrajectoryBuilder:
                 "logprobs": torch.tensor(self._logprobs, dtype=torch.float32),
                 "versions": torch.tensor(self._versions, dtype=torch.int32),
                 "turn_ids": torch.tensor(self._turn_ids, dtype=torch.int32),
+                **{key: torch.cat([c, c.new_zeros(count - len(c), *c.shape[1:])]) for key, c in self._columns.items()},
             },
             sequence={"finish_reason": torch.tensor(int(self._finish_reason), dtype=torch.int8), **(sequence or {})},
             turns=dict(turns or {}),
+            player=player,
+            earned=earned,
+            levels=dict(levels or {}),
         )
 
 
@@ -183,7 +221,7 @@ class Episode:
 
     Attributes:
         trajectories: at least one; several where a template rewrites the prefix between turns.
-        reward: the outcome reward of the episode, given to each of its trajectories.
+        reward: the outcome reward of the episode, given to each of its trajectories beside what that has earned.
         rewards: named components of the reward, for metrics.
         text: prompt and completion as text, for the report; never used in training.
         metrics: further figures of it, such as `agents/turns`; their means over episodes are logged.

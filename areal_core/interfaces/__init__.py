@@ -48,7 +48,7 @@ from areal_core.interfaces.launcher import (
     RunningProcess,
 )
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
-from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource
+from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource, StoredModel
 from areal_core.interfaces.sandbox import Sandbox, SandboxResult
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
@@ -57,13 +57,14 @@ from areal_core.interfaces.training import (
     REFERENCE,
     ComparingEngine,
     Follows,
+    LendingEngine,
     MeasuringEngine,
     OptimizerSettings,
     Role,
     SnapshotEngine,
     TrainEngine,
 )
-from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, WorkflowContext
+from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, RowError, WorkflowContext
 
 __all__ = [
     "ACTOR",
@@ -90,6 +91,7 @@ __all__ = [
     "InferenceCapabilities",
     "InferenceEngine",
     "Launcher",
+    "LendingEngine",
     "Loss",
     "LossResult",
     "MeasuringEngine",
@@ -115,12 +117,14 @@ __all__ = [
     "RewardScore",
     "Role",
     "RolloutWorkflow",
+    "RowError",
     "RunningProcess",
     "SamplingParameters",
     "Sandbox",
     "SandboxResult",
     "SnapshotEngine",
     "Stage",
+    "StoredModel",
     "TensorDescription",
     "Tool",
     "Tracker",

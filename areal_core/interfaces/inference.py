@@ -85,6 +85,8 @@ class GenerationRequest:
             `keep_cache` a conversation keeps the keys and values of its prefix over a weight update, and a new
             conversation begins with those of the current weights alone; in `recompute` none outlives an update.
             Empty: the request is a conversation by itself.
+        images: the files of its pictures, such as PNG, in base64, in the order of their places in `input_ids`; each
+            place is as many of the model's image tokens as the picture has.
         on_place: called by an engine that `tells_places`, in the caller's event loop. With True when the request has
             got a place: work on it begins, or it is sent to a server. With False when it has lost it, such as by its
             server's death, and waits for another; then True again. Nothing is told behind the answer. The time of an
@@ -97,6 +99,7 @@ class GenerationRequest:
     seed: int
     affinity: str = ""
     conversation: str = ""
+    images: tuple[str, ...] = ()
     on_place: Callable[[bool], None] = field(default=_nobody_asks, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
@@ -161,6 +164,7 @@ class InferenceCapabilities:
         seeded: whether a request's seed decides its tokens.
         broadcast: whether weights may reach it by collective broadcast (`BroadcastReceiver`).
         releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
+        images: whether requests may have pictures.
         tells_places: whether it calls `on_place` of its requests. The clocks of episodes whose engine does not run
             from their beginning, also while they wait for a place.
     """
@@ -171,6 +175,7 @@ class InferenceCapabilities:
     seeded: bool = True
     broadcast: bool = False
     releases_memory: bool = False
+    images: bool = False
     tells_places: bool = False
 
 

@@ -48,6 +48,7 @@ class Memory:
         head: logits, their gradient, and what the head's gradients are summed in.
         resident: of all these, what stays between steps.
         recomputing: the choice of activation checkpointing that was reckoned with, in words; empty where none counts.
+        learning: what learns, in words, where that is not the model itself.
     """
 
     parameters: int
@@ -57,6 +58,7 @@ class Memory:
     head: int
     resident: int
     recomputing: str = field(default="", compare=False)
+    learning: str = field(default="", compare=False)
 
     @property
     def total(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -22,6 +23,21 @@ class ModelReference:
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What a model's folder says of it, without loading it.
+
+    Attributes:
+        folder: on this machine.
+        description: its config.json.
+        shapes: of the tensors in its safetensors, by name.
+    """
+
+    folder: Path
+    description: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 class ModelSource(Protocol):

@@ -173,6 +173,22 @@ class ComparingEngine(Protocol):
 
 
 @runtime_checkable
+class LendingEngine(Protocol):
+    """A `TrainEngine` that may leave its model as it was and train an adapter beside it (LoRA, arXiv 2106.09685).
+
+    Attributes:
+        begins_elsewhere: whether it begins from an adapter, and not as its model's folder says: then its weights are
+            published before the first prompt.
+    """
+
+    begins_elsewhere: bool
+
+    def lend(self, model: ModelReference, role: Role) -> TrainEngine | None:
+        """The model without its adapter in a role that never changes, closed with this engine at the latest; None
+        where that is not `model`. It computes between this engine's calls, and takes no second copy of a parameter."""
+
+
+@runtime_checkable
 class SnapshotEngine(Protocol):
     """A `TrainEngine` whose checkpoints can be written while it goes on training.
 

@@ -43,7 +43,7 @@ class WorkflowContext:
         tokenizer: of the model, as `transformers.AutoTokenizer` loads it.
         generate: continue these token ids with the run's sampling settings; deadline, seed and retries are the
             runtime's. `max_new_tokens` lowers the setting for this call; `stop` adds texts that end this answer, where
-            the engine can (`ValueError` where it cannot).
+            the engine can (`ValueError` where it cannot); `images` are the files of pictures that stand in the ids.
         score: the run's rewards on one completion, computed in the pool. Takes `prompt`, `completion`,
             `completion_ids` and `finish_reason` by keyword; a reward that fails raises, and the episode with it.
         is_evaluation: the episode is part of an evaluation.
@@ -57,18 +57,27 @@ class WorkflowContext:
     sample_index: int
 
 
+class RowError(ValueError):
+    """Raised by a workflow: this row of the data cannot be played, however often it is tried; says what to mend."""
+
+
 class RolloutWorkflow(Protocol):
     """Runs one episode. One object serves all episodes at once, so it holds no state of an episode."""
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """From a row of the data set to trajectories and a reward.
 
-        An exception is retried up to `rollout.max_retries` times, then recorded with its traceback as failed.
+        An exception is retried up to `rollout.max_retries` times, then recorded with its traceback as failed; a
+        `RowError` is recorded at once, in its own words.
         """
 
 
 class Environment(Protocol):
-    """The world that a multi-turn workflow talks to. One object for each episode."""
+    """The world that a multi-turn workflow talks to. One object for each episode.
+
+    One that holds something (a connection, a process) has a coroutine method `close()` as well, which is called however
+    the episode ends.
+    """
 
     async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
         """Begin; the chat messages that open the episode."""

@@ -32,10 +32,8 @@ class LocalLauncher:
         """See `Launcher.bring`."""
         for number in range(self._count):
             name = f"node-{number}" if self._count > 1 else "this machine"
-            variables = {**os.environ, **environment, **(self._own(number, name) if self._count > 1 else {})}
-            self._wardens[name] = subprocess.Popen(
-                command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            own = {**os.environ, **environment, **(self._own(number, name) if self._count > 1 else {})}
+            self._wardens[name] = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, start_new_session=True)
         return self._count
 
     def _own(self, number: int, name: str) -> dict[str, str]:

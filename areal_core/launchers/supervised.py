@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.interfaces.launcher import EndMeans, ProcessEnd
 from areal_core.messages import ChannelClosed
-from areal_core.messages.processes import Alive, EndProcess, SignalProcess
+from areal_core.messages.processes import Alive, EndProcess, Leave, SignalProcess
 
 if TYPE_CHECKING:
     from areal_core.interfaces.launcher import ProcessSpecification
@@ -42,6 +42,11 @@ class Node:
         """Tell the warden; nothing happens where the node is gone."""
         with suppress(ChannelClosed):
             self.channel.post(message)
+
+    async def dismiss(self) -> None:
+        """Have everything end there; a connection that ends without this is a supervisor that is lost."""
+        self.post(Leave())
+        await self.channel.close()
 
 
 class SupervisedProcess:

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 CONNECT_TIMEOUT_S = 60.0
-SILENT_EXIT_CODE = 3
-"""Of a warden that has not heard its supervisor for the lease: the supervisor's machine may be gone."""
+ALONE_EXIT_CODE = 3
+"""Of a warden whose supervisor has not said that it may go, and is gone or silent: its machine may be lost."""
 LET_GO_EXIT_CODE = 4
 """Of a warden that has said that its node is about to be taken away, and whose run goes on without it."""
 NODES_VARIABLE = "AREAL_NODES"
@@ -90,7 +90,9 @@ class Warden:
                     continue
                 told = time.monotonic()
                 self._post(NodeBeat(self._keepers.stopped()))
-            return self._exit_code() if orders.done() else SILENT_EXIT_CODE
+            if self._has_to_leave:
+                return 0
+            return LET_GO_EXIT_CODE if self._has_given_notice and orders.done() else ALONE_EXIT_CODE
         finally:
             orders.cancel()
             await self._keepers.close()
@@ -101,9 +103,6 @@ class Warden:
         """This node is about to be taken away."""
         self._has_given_notice = True
         self._post(NodeNotice(number))
-
-    def _exit_code(self) -> int:
-        return LET_GO_EXIT_CODE if self._has_given_notice and not self._has_to_leave else 0
 
     def _post(self, message: object) -> None:
         with contextlib.suppress(ChannelClosed):
@@ -174,7 +173,7 @@ def scratch_folder() -> Iterator[Path]:
 async def main(supervisor: str, lease_s: float, *options: str, joining: Credentials | None = None) -> int:
     """Connect, report, and serve until the supervisor is gone; the exit code.
 
-    That is 0, `SILENT_EXIT_CODE`, or, where `joining`, `LET_GO_EXIT_CODE`.
+    That is 0, `ALONE_EXIT_CODE`, or, where `joining`, `LET_GO_EXIT_CODE`.
 
     Args:
         supervisor: its address.
@@ -200,7 +199,7 @@ async def main(supervisor: str, lease_s: float, *options: str, joining: Credenti
         channel.post(NodeReady(name, host, address, interface, *has, str(scratch), pid, sys.executable, bool(joining)))
         code = await warden.run()
     await channel.close()
-    return code if joining or code == SILENT_EXIT_CODE else 0
+    return code if joining or code == ALONE_EXIT_CODE else 0
 
 
 def _end_with_input(serving: asyncio.Task[int] | None) -> None:

@@ -127,7 +127,7 @@ class Wardens:
             for name, reason in (await who_cannot_see(folder, {n: node.channel for n, node in unseen.items()})).items():
                 lost[name] = reason
                 say(f"the node {name} is left out: {reason}")
-                await unseen[name].channel.close()
+                await unseen[name].dismiss()
                 if self.nodes.get(name) is unseen[name]:
                     del self.nodes[name]
         if not self.nodes:
@@ -272,11 +272,10 @@ class Wardens:
         self.is_closing, nodes = True, self.nodes
         self.nodes = {name: node for name, node in nodes.items() if node.ready.has_joined}
         began = told = time.monotonic()
-        for name, node in nodes.items():
-            if name in self.nodes:
-                node.heard = began  # its lease begins with the last that it hears
-                node.post(Leave())
-            else:
+        for node in nodes.values():
+            node.heard = began  # its lease begins with the last that it hears
+            node.post(Leave())
+            if not node.ready.has_joined:
                 await node.channel.close()
         while left := self.awaited:
             if (now := time.monotonic()) - told > PROGRESS_S:
@@ -315,6 +314,7 @@ class Wardens:
             node.name += "'"
         self._tell_of_twin(node)
         if self._numbered.gpus and not await self._may_come_late(node):
+            node.post(Leave())
             return
         self.nodes[node.name] = node
         try:
@@ -407,4 +407,4 @@ class Wardens:
             for node in [] if self.is_closing else [*self.nodes.values(), *self._checked.values()]:
                 node.post(Beat(every_s))
                 if time.monotonic() - node.heard > LEASE_S:
-                    await node.channel.close()  # it is lost, and its warden must not come back
+                    await node.dismiss()  # it is lost, and its warden must not come back

@@ -16,12 +16,13 @@ class Welcome:
     Attributes:
         trains: whether it will be asked for groups of training, so that it needs the data set for that.
         evaluates: the same for evaluations.
-        tells_places: see `InferenceCapabilities`.
+        tells_places, images: see `InferenceCapabilities`.
     """
 
     trains: bool
     evaluates: bool
     tells_places: bool
+    images: bool
 
 
 @message
@@ -126,7 +127,7 @@ class Generate:
 
     Attributes:
         place: a number of the worker's for what is told of this request; see `Placed`.
-        input_ids, sampling, seed, affinity, conversation: see `GenerationRequest`.
+        input_ids, sampling, seed, affinity, conversation, images: see `GenerationRequest`.
     """
 
     place: int
@@ -135,16 +136,18 @@ class Generate:
     seed: int
     affinity: str
     conversation: str
+    images: tuple[str, ...]
 
 
 @message
 class Generated:
-    """What was generated; see `Generation`."""
+    """What was generated; see `Generation`. Its columns are a safetensors buffer, empty where there are none."""
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finish_reason: int
+    columns: bytes = b""
 
 
 @message

@@ -36,6 +36,7 @@ _IDEAS: Final = (
     "rewards",
     "agents",
     "environments",
+    "vision",
     "sandboxes",
     "trackers",
     "evaluation",

@@ -51,6 +51,9 @@ class EpisodeChecks:
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")
+            trajectory.earned = _reward(f"trajectories[{place}].earned", trajectory.earned)
+            if not isinstance(trajectory.player, str):
+                raise TypeError(f"Episode.trajectories[{place}].player is {trajectory.player!r:.80}; it must be a text")
             self._check(trajectory, f"Episode.trajectories[{place}]")
         return episode
 
@@ -66,7 +69,8 @@ class EpisodeChecks:
         if reason is None or reason.shape != () or int(reason) not in REASONS:
             raise ValueError(f"{where}: finish_reason is {reason!r}; it must be one of FinishReason")
         layout: Layout = {}
-        for level, columns in (("tokens", tokens), ("sequence", trajectory.sequence), ("turns", trajectory.turns)):
+        levels = {"tokens": tokens, "sequence": trajectory.sequence, "turns": trajectory.turns, **trajectory.levels}
+        for level, columns in levels.items():
             for name, values in columns.items():
                 if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                     raise ValueError(f"{where}: {level}['{name}'] holds NaN or infinity")
@@ -96,7 +100,8 @@ class GroupChecks:
         versions = torch.unique(batch["versions"][batch["loss_mask"]]).tolist()
         if unknown := [version for version in versions if version not in published]:
             return f"versions hold {unknown}, which were never published"
-        levels = (batch.tokens.values, batch.turns.values if batch.turns is not None else {}, batch.sequences)
+        turns = batch.turns.values if batch.turns is not None else {}
+        levels = (batch.tokens.values, turns, batch.sequences, *(level.values for level in batch.levels.values()))
         layout = {key: (value.dtype, value.shape[1:]) for level in levels for key, value in level.items()}
         layout = {key: kind for key, kind in layout.items() if not key.startswith("reward.")}
         self._layout = self._layout or layout

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import traceback
+from base64 import b64encode
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -15,7 +16,7 @@ from areal_core.data.sampler import sample_seed
 from areal_core.data.trajectory import sampling_fault
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest
-from areal_core.interfaces.workflow import WorkflowContext
+from areal_core.interfaces.workflow import RowError, WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
 from areal_core.rollout.clocks import EpisodeClock, IdleTime, was_cancelled
@@ -145,13 +146,14 @@ class EpisodeRunner:
             except (RunError, asyncio.CancelledError):
                 raise
             except BaseException as error:  # a workflow must not end the process either
-                # A reward says by itself what is wrong; where it was called from is of no use to anybody.
-                is_reward = isinstance(error, RewardError)
-                words = str(error) if is_reward else "".join(traceback.format_exception(error))
+                # A reward says by itself what is wrong, and so does a row; where it was raised is of no use to anybody.
+                is_told = isinstance(error, (RewardError, RowError))
+                words = str(error) if is_told else "".join(traceback.format_exception(error))
                 words = words.encode("utf-8", "backslashreplace").decode()
-                self.on_failure(group, sample_index, attempt, words)
-                if attempt == self._max_retries or is_reward:
-                    raise EpisodeError(f"data row {number} (counted from 0), sample {sample_index}: {words}") from error
+                named = f"data row {number} (counted from 0), sample {sample_index}: {words}"
+                self.on_failure(group, sample_index, attempt, named if isinstance(error, RowError) else words)
+                if attempt == self._max_retries or is_told:
+                    raise EpisodeError(named) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _context(
@@ -167,13 +169,19 @@ class EpisodeRunner:
         turns, conversation = itertools.count(), str(next(self._conversations))
 
         async def generate(
-            input_ids: list[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
+            input_ids: list[int],
+            *,
+            max_new_tokens: int | None = None,
+            stop: Sequence[str] = (),
+            images: Sequence[bytes] = (),
         ) -> Generation:
             settings, input_ids = sampling, [index(token) for token in input_ids]
             if max_new_tokens is not None and index(max_new_tokens) < 1:
                 raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:
                 settings = replace(sampling, max_new_tokens=max_new_tokens)
+            if images and not self._engine.capabilities.images:
+                raise ValueError("the workflow has pictures, and the inference engine takes none: choose one that does")
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
             with clock.request(is_told=self._engine.capabilities.tells_places) as on_place:
@@ -185,6 +193,7 @@ class EpisodeRunner:
                         seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
                         affinity=str(group),
                         conversation=conversation,
+                        images=tuple(b64encode(image).decode() for image in images),
                         on_place=on_place,
                     )
                 )

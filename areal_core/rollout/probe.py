@@ -31,7 +31,9 @@ async def probe_weights(
         RunError: nobody answers, or an answer is of another version.
     """
     count = min(TOKENS, sampling.max_new_tokens)
+    # With nothing that looks at what was said before, a server that was interrupted can go on.
     sampling = replace(sampling, max_new_tokens=count, min_new_tokens=0, stop=(), stop_token_ids=())
+    sampling = replace(sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
     trajectories = []
     tokens = min(50, (vocabulary or 51) - 1)
     for number in range(PROBES):

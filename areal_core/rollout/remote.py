@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import load
+
 from areal_core.background import start_task
 from areal_core.data.trajectory import FinishReason, Generation
 from areal_core.errors import RunError
@@ -45,11 +47,11 @@ class RemoteEngine:
 
     Args:
         channel: to the controller.
-        tells_places: see `InferenceCapabilities`.
+        tells_places, images: see `InferenceCapabilities`.
     """
 
-    def __init__(self, channel: Channel, *, tells_places: bool) -> None:
-        self.capabilities = InferenceCapabilities(frozenset(), tells_places=tells_places)
+    def __init__(self, channel: Channel, *, tells_places: bool, images: bool) -> None:
+        self.capabilities = InferenceCapabilities(frozenset(), tells_places=tells_places, images=images)
         self._channel = channel
         self._numbers = itertools.count()
         self._places: dict[int, Callable[[bool], None]] = {}
@@ -59,7 +61,7 @@ class RemoteEngine:
         place = next(self._numbers)
         self._places[place] = request.on_place
         ids, sampling = tuple(request.input_ids), request.sampling
-        asked = Generate(place, ids, sampling, request.seed, request.affinity, request.conversation)
+        asked = Generate(place, ids, sampling, request.seed, request.affinity, request.conversation, request.images)
         try:
             found = await self._channel.request(asked, None, "a generation")
         except asyncio.CancelledError:
@@ -71,8 +73,9 @@ class RemoteEngine:
         if isinstance(found, Unserved):
             raise ValueError(found.text)
         assert isinstance(found, Generated)
-        columns = [*found.output_ids], [*found.logprobs], [*found.versions]
-        return Generation(*columns, FinishReason(found.finish_reason))
+        lists = [*found.output_ids], [*found.logprobs], [*found.versions]
+        columns = load(found.columns) if found.columns else {}
+        return Generation(*lists, FinishReason(found.finish_reason), columns)
 
     def told(self, placed: Placed) -> None:
         """The engine has said whether a request has its place."""

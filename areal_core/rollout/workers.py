@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from safetensors.torch import save
+
 from areal_core.background import start_task
 from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
@@ -44,7 +46,7 @@ from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.clocks import IdleTime, was_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.inference import InferenceEngine
@@ -54,6 +56,9 @@ if TYPE_CHECKING:
 LOSSES_AMONG_OTHERS, LOSSES_ALONE = 2, 2
 """Workers that a group may lose with all others before it is a suspect; and then, while no other suspect runs, before
 it counts as the cause."""
+LOSSES_IN_A_ROW = 8
+"""Workers lost without one group that ended in between, two for each where that is more: what they run ends them,
+whatever the prompt."""
 START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
 """Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
 
@@ -64,7 +69,8 @@ class _Worker:
     channel: Channel
     number: int
     """Unlike those of all others of the run, its forerunners among them."""
-    groups: int = 0
+    tasks: list[RunGroup] = field(default_factory=list)
+    """Groups that it has; of a worker that is lost, those that it had."""
     requests: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """Generations under way for it, by its own numbers."""
 
@@ -120,9 +126,10 @@ class WorkflowWorkers:
         self._workers: list[_Worker] = []
         self._changed = asyncio.Event()
         self._suspects = asyncio.Lock()
-        self._failure: RunError | None = None
+        self._failure: RunError | None = None  # until a worker is there again
+        self._cause: RunError | None = None  # for good
         self._numbers = itertools.count()
-        self._without_place = 0
+        self._without_place = self._lost_in_a_row = 0
         self._running = 0
         self._idle = IdleTime()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -160,7 +167,8 @@ class WorkflowWorkers:
                         return await self._run_in(worker, task)
                     except ChannelClosed:
                         lost = worker.process.name
-            failure = f"{losses} workflow workers were lost with this prompt, {lost} the last: see its log"
+            which = f"this prompt, data row {task.row}, {lost} the last"
+            failure = f"{losses} workflow workers were lost with {which}: see its log"
             self.on_failure(task.number, task.samples[0], losses, failure)
             return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
         finally:
@@ -181,22 +189,26 @@ class WorkflowWorkers:
 
     async def _find_worker(self) -> _Worker:
         """The one with the fewest groups."""
-        while not self._workers:
-            if self._failure is not None:
-                raise self._failure
+        while self._cause is not None or not self._workers:
+            if failure := self._cause or self._failure:
+                raise failure
             self._changed.clear()
             await self._changed.wait()
-        return min(self._workers, key=lambda worker: worker.groups)
+        return min(self._workers, key=lambda worker: len(worker.tasks))
 
     async def _run_in(self, worker: _Worker, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
-        worker.groups += 1
+        worker.tasks.append(task)
         try:
             ended = await worker.channel.request(task, None, f"the end of group {task.number}")
-        except asyncio.CancelledError:
-            self._post(worker, CancelGroup(task.number, task.samples))
+        except ChannelClosed:
+            raise  # what it was lost with is told
+        except BaseException as error:
+            worker.tasks.remove(task)
+            if isinstance(error, asyncio.CancelledError):
+                self._post(worker, CancelGroup(task.number, task.samples))
             raise
-        finally:
-            worker.groups -= 1
+        worker.tasks.remove(task)
+        self._lost_in_a_row = 0
         return PackedBatch.from_bytes(ended.packed) if ended.packed else None, ended.facts
 
     async def _start_worker(self, name: str) -> None:
@@ -214,7 +226,16 @@ class WorkflowWorkers:
         for request in [*worker.requests.values()]:
             request.cancel()
         name, end = worker.process.name, await worker.process.end()
-        self._tell(f"{name} is replaced, for it {end.describe()}; the episodes that it had are begun again")
+        rows = sorted({task.row for task in worker.tasks})
+        had = f"the episodes of {_rows(rows)} are begun again" if rows else "it had no episodes"
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= max(LOSSES_IN_A_ROW, 2 * self._count):
+            hints = [f"what it wrote: areal logs {self._run_dir} {name}", "try the workflow's code by itself"]
+            lost = f"{self._lost_in_a_row} workflow workers were lost one after another, and no group ended in between"
+            self._cause = RunError(f"{lost}; the last, {name}, {end.describe()}; it had {_rows(rows)}", hints=hints)
+            self._changed.set()
+            return
+        self._tell(f"{name} is replaced, for it {end.describe()}; {had}")
         deadline, is_told = asyncio.get_running_loop().time() + START_PATIENCE_S, False
         while not self._is_closing:
             try:
@@ -270,13 +291,15 @@ class WorkflowWorkers:
             seed=asked.seed,
             affinity=asked.affinity,
             conversation=f"{worker.number}/{asked.conversation}",
+            images=asked.images,
             **({"on_place": place} if is_told else {}),
         )
         reply: object
         try:
             made = await self._engine.generate(request)
-            columns = tuple(made.output_ids), tuple(made.logprobs), tuple(made.versions)
-            reply = Generated(*columns, int(made.finish_reason))
+            lists = tuple(made.output_ids), tuple(made.logprobs), tuple(made.versions)
+            columns = save(dict(made.columns)) if made.columns else b""
+            reply = Generated(*lists, int(made.finish_reason), columns)
         except ValueError as error:
             reply = Unserved(str(error))
         except RunError as error:
@@ -308,6 +331,12 @@ class WorkflowWorkers:
         task = start_task(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _rows(rows: Sequence[int]) -> str:
+    """Some rows by their numbers, and how many more there are."""
+    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+    return f"data row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{more}"
 
 
 def _forget(among: dict[Any, Any], key: Any, _: object) -> None:

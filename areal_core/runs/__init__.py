@@ -12,7 +12,7 @@ from areal_core.runs.event_loops import run_event_loop
 from areal_core.runs.execution import execute, write_down
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.link import Link, LinkedProcesses, run_role
-from areal_core.runs.models import load_tokenizer, model_reference, sampling_parameters
+from areal_core.runs.models import model_reference
 from areal_core.runs.ownership import ask_owner
 from areal_core.runs.plan import make_plan
 from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE, Supervisor, role_process
@@ -30,12 +30,10 @@ __all__ = [
     "Terminal",
     "ask_owner",
     "execute",
-    "load_tokenizer",
     "make_plan",
     "model_reference",
     "role_process",
     "run_event_loop",
     "run_role",
-    "sampling_parameters",
     "write_down",
 ]

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Final
 from areal_core import interfaces
 from areal_core.config import CONFIG_FILE, load_run, selections
 from areal_core.errors import ArealError, ConfigError
+from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.plugins.catalog import Catalog
 from areal_core.runs.folder import RunFolder, cache_folder
 from areal_core.runs.plan import FIRST_ROWS
-from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,6 +50,7 @@ CALLED: Final = {
     "encoders": interfaces.Encoder,
 }
 """The kinds of functions that areal calls by position, each with the Protocol that says how."""
+CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 
 
 class CodeCheck:
@@ -81,7 +82,8 @@ class CodeCheck:
             try:
                 code = self._process.wait(TOLD_S)
             except subprocess.TimeoutExpired:
-                say(f"still importing the components of the config, since {waited + TOLD_S:.0f} s")
+                with suppress(OSError):  # no result: `--dry-run --json` writes those to standard output
+                    sys.stderr.write(f"still importing the components of the config, since {waited + TOLD_S:.0f} s\n")
                 continue
             if code or not (answer := self._folder / "answer.json").is_file():
                 return [f"importing the components {describe_exit(code)}: {self._last_words()}"]
@@ -140,17 +142,24 @@ def _problems(resolved: Resolved, folder: Path) -> Iterator[str]:
 
 
 def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
-    """Why the algorithm's encoder refuses the first rows; a data set that cannot be read the plan tells of as well."""
+    """Why the algorithm's encoder, or a method `check_row` of the workflow, refuses the first rows; a data set that
+    cannot be read the plan tells of as well."""
     from areal_core.runs.models import load_tokenizer, model_reference
     from areal_core.training.examples import encode_row
 
     path, encode = resolved.config.model.path, resolved.config.algorithm.build().encode
-    if encode is None or path is None or not (resolved.base_dir / path).is_dir():  # it has yet to be made or fetched
+    played = resolved.config.workflow if encode is None else None
+    looks = played is not None and hasattr(played.load(), "check_row")
+    if not looks and (encode is None or path is None or not (resolved.base_dir / path).is_dir()):  # yet to be made
         return
     try:
-        dataset, tokenizer = resolved.config.dataset.build(), load_tokenizer(model_reference(resolved, folder))
+        dataset, check = resolved.config.dataset.build(), played.build().check_row if looks and played else None
+        tokenizer = None if check else load_tokenizer(model_reference(resolved, folder))
         for index in range(min(len(dataset), FIRST_ROWS)):
-            encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
+            if check is None:
+                encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
+            elif told := check(dataset[index]):
+                raise ConfigError(f"{name_row(dataset, index)}: {told}")
     except Exception as error:  # noqa: BLE001 - a data set is anybody's code
         yield str(getattr(error, "message", error))
 
@@ -158,6 +167,8 @@ def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
 def _check_call(chosen: Selection) -> None:
     """Raise `ConfigError` where areal could not call a function as its Protocol says."""
     target, protocol = chosen.load(), CALLED.get(chosen.kind)
+    if not callable(target) and (protocol is not None or chosen.kind in CALLED_BY_NAME):
+        raise ConfigError(f"'{chosen.target}' is {target!r:.40}, and must be a function or a class")
     if protocol is None or isinstance(target, type) or not callable(target):
         return
     names = list(inspect.signature(protocol.__call__).parameters)[1:]

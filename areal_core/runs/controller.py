@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import os
+import re
 import signal
 import sqlite3
 from contextlib import closing
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from areal_core.runs.link import Link
 
 STATUS_INTERVAL_S = 0.5
+CAUSES_TOLD = 8
+"""Of failed episodes, told as they come."""
 FORSAKEN_S = 60.0
 """For the supervisor to end this process when the trainer has died."""
 
@@ -104,7 +107,8 @@ class RolloutHalf:
             start_timeout_s=config.training.phase_timeout_s,
             tell=tell,
         )
-        welcome = Welcome(trains, config.evaluation is not None, engine.capabilities.tells_places)
+        can = engine.capabilities
+        welcome = Welcome(trains, config.evaluation is not None, tells_places=can.tells_places, images=can.images)
         workers = None
         if rollout.workers:
             workers = WorkflowWorkers(
@@ -120,6 +124,7 @@ class RolloutHalf:
             )
         starting = asyncio.gather(engine.start(model), scorer.start())
         try:
+            await asyncio.sleep(0)  # an engine of this process imports first: two threads would import half a library
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
             ends = await asyncio.to_thread(end_tokens, model, tokenizer)
             groups: GroupRunner
@@ -177,14 +182,14 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
         deterministic=config.deterministic,
     )
     if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
-        raise RunError(
-            f"publication.transport is broadcast, and {name} receives none", hints=["set it to memory or disk"]
-        )
+        raise RunError(f"publication.transport is broadcast; {name} receives none", hints=["set it to memory or disk"])
     if config.placement.in_turns and not engine.capabilities.releases_memory:
         raise RunError(
             f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
             hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
         )
+    if getattr(getattr(config.workflow, "settings", None), "shows_pictures", False) and not engine.capabilities.images:
+        raise RunError(f"the workflow shows pictures, and {name} takes none", hints=["choose one that does, as hf"])
     asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
     if asked:
         raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])
@@ -220,7 +225,7 @@ async def _serve(run: RunFolder, link: Link) -> None:
     half = await RolloutHalf.begin(resolved, run, processes, tell, trains=True)
     controller: RolloutController | None = None
     try:
-        half.groups.on_failure = _telling_the_first(ledger.failed, tell)
+        half.groups.on_failure = _telling_each_cause(ledger.failed, tell)
         sampler = PromptSampler(half.rows, config.seed, shuffle=config.shuffle)
         controller = RolloutController(
             config.rollout,
@@ -246,19 +251,20 @@ async def _serve(run: RunFolder, link: Link) -> None:
             ledger.close(controller.open_groups)
 
 
-def _telling_the_first(
+def _telling_each_cause(
     note: Callable[[int, int, int, str], None], tell: Callable[[str], None]
 ) -> Callable[[int, int, int, str], None]:
-    """Notes every failed attempt of an episode, and tells of the first, for one that recurs fills a screen."""
-    is_told = False
+    """Notes every failed attempt of an episode, and tells of each cause once, for one that recurs fills a screen."""
+    told: set[str] = set()
 
     def failed(group: int, sample: int, attempt: int, error: str) -> None:
-        nonlocal is_told
         note(group, sample, attempt, error)
-        if not is_told and group >= 0:
-            words = error.strip().splitlines()[-1]
-            tell(f"an episode failed: {words:.300}; further ones are counted in episodes/failed")
-        is_told = True
+        words = error.strip().splitlines()[-1][:300]
+        cause = re.sub(r"\d+", "", words)[:80]
+        if group >= 0 and cause not in told and len(told) < CAUSES_TOLD:
+            told.add(cause)
+            more = "more like it are counted" if len(told) < CAUSES_TOLD else "further causes are only counted,"
+            tell(f"an episode failed: {words}; {more} in episodes/failed")
 
     return failed
 

@@ -77,9 +77,12 @@ def execute(
     assert folder is not None
     run = RunFolder(folder.resolve())
     epoch = next_epoch(run, say)
+    if (done := run.last_step or 0) > resolved.config.steps:
+        more = f"for more: areal run --resume {run.word} steps={2 * done}"
+        raise UsageError(f"the run has done {done} steps already, and steps is {resolved.config.steps}", hints=[more])
     steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
     if run.last_epoch is not None and run.last_epoch.has_done(steps) and is_exported:
-        say(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.path} steps={2 * steps}")
+        say(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
         return 0
     with closing(CodeCheck(resolved)) as check:
         plan = make_plan(resolved, check.problems)
@@ -178,7 +181,7 @@ async def _own_and_supervise(
     if not code:
         return 0
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
-    say(f"{stopped}; go on with: areal run --resume {run.path}")
+    say(f"{stopped}; go on with: areal run --resume {run.word}")
     return code
 
 

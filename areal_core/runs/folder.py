@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ class RunFolder:
     path: Path
 
     @property
+    def word(self) -> str:
+        """Its path as a shell takes it, for commands that are told."""
+        return shlex.quote(str(self.path))
+
+    @property
     def config(self) -> Path:
         """The complete config."""
         return self.path / CONFIG_FILE
@@ -140,6 +146,11 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """The folders of all checkpoints, of all epochs, the first one first."""
         return sorted(self.path.glob("epochs/*/checkpoints/step-*"))
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the newest checkpoint, 0 where that was made before the first; None without one."""
+        return max((int(path.name.rpartition("-")[2]) for path in self.checkpoints()), default=None)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics so far; see `read_steps` for what is left out."""

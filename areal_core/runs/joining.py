@@ -164,8 +164,8 @@ class Joining:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         self._was_let_go = code == warden.LET_GO_EXIT_CODE
-        if code == warden.SILENT_EXIT_CODE:
-            self._say(f"the owner of the run has said nothing for {LEASE_S:g} s: everything here was ended")
+        if code == warden.ALONE_EXIT_CODE:
+            self._say(f"the owner of the run is gone, or silent for {LEASE_S:g} s: everything here was ended")
 
 
 def _reach(epoch: EpochFolder | None) -> list[str]:

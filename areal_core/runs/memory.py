@@ -7,7 +7,7 @@ import operator
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.config import Settings
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces.model import StoredModel
 
 GIB: Final = 1 << 30
 ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -30,14 +31,6 @@ MOST_RANKS: Final = 1024
 SPARED: Final = 0.1
 """Of a GPU, by what is proposed: for CUDA itself, what the allocator cannot use, and the plan's own error."""
 PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "head")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A model's config.json, and the shapes of the tensors in its safetensors, by name."""
-
-    description: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -133,10 +126,7 @@ class MemoryPlan:
         name = max(self.roles, key=lambda role: self.roles[role].total - self.roles[role].resident)
         need, room = f"{self.peak / GIB:.1f}", f"{self.gpu_bytes / GIB:.1f}"
         spared = round((1 - SPARED) * self.gpu_bytes)
-        cures = [
-            *self._remedies(name, spared - self.resident + self.roles[name].resident),
-            *self._more_ranks(spared),
-        ]
+        cures = [*self._remedies(name, spared - self.resident + self.roles[name].resident), *self._more_ranks(spared)]
         told = "; or ".join(cures) or "none of fewer tokens at once, checkpointing and more ranks is enough"
         yield (
             f"train_engine: a rank needs {need} GiB and its GPU has {room} ({self.parts(name)}); "
@@ -148,7 +138,7 @@ class MemoryPlan:
         memory = self.roles[role]
         choices = {"activations": f" ({memory.recomputing})" if memory.recomputing else ""}
         parts = (f"{name} {size / GIB:.1f}{choices.get(name, '')}" for name in PARTS if (size := getattr(memory, name)))
-        return f"{role} {memory.total / GIB:.1f} GiB: {', '.join(parts)}"
+        return f"{role} {memory.total / GIB:.1f} GiB: {', '.join((*parts, *filter(None, [memory.learning])))}"
 
     def as_dict(self) -> dict[str, Any]:
         """For programs, in bytes."""

@@ -8,10 +8,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from areal_core.config import Settings
 from areal_core.config.needs import roles_of
+from areal_core.config.problems import dotted
+from areal_core.config.selection import selections
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
-from areal_core.runs.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, StoredModel, gpu_bytes_of, read_shapes
+from areal_core.interfaces.model import StoredModel
+from areal_core.runs.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, gpu_bytes_of, read_shapes
 from areal_core.runs.places import leaves_nodes, place_rows
 
 if TYPE_CHECKING:
@@ -50,13 +54,16 @@ class Plan:
         return json.dumps({"rows": self.rows, **self.figures}, indent=2)
 
 
-def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *, trains: bool = True) -> Plan:
+def make_plan(
+    resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *, trains: bool = True, loads_model: bool = True
+) -> Plan:
     """Check model, data, arithmetic and memory, and describe the run.
 
     Args:
         resolved: the config.
         others: what somebody else finds wrong, asked last and told together with the rest.
         trains: whether there will be a trainer, for which there must be memory.
+        loads_model: whether anything of the run loads the model; else nobody looks for it.
 
     Raises:
         ConfigError: the model or the data set cannot be read, the data set is empty, tokens exceed the context, or a
@@ -65,7 +72,7 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *
     config = resolved.config
     problems: list[str] = []
     figures: dict[str, Any] = {}
-    model = _model_rows(resolved, problems, figures, trains=trains)
+    model = _model_rows(resolved, problems, figures, trains=trains) if loads_model else []
     rows = _dataset_rows(resolved, problems)
     places = [*place_rows(config, problems)] if trains else []
     problems += [told for told in others() if not any(told in known for known in problems)]
@@ -74,6 +81,23 @@ def make_plan(resolved: Resolved, others: Callable[[], Sequence[str]] = tuple, *
     told = [("plugins", ", ".join(record.name for record in resolved.provenance())), ("processes", _processes(config))]
     told += [*places, *model, ("data", f"{config.dataset.reference}: {rows:,} rows"), *_work_rows(config, rows)]
     return Plan([*told, *(("note", note) for note in config.cross_notes())], figures)
+
+
+def check_model(resolved: Resolved, made: Path | None = None) -> None:
+    """Look at the model's folder, where it is there, and load nothing.
+
+    Args:
+        resolved: the config.
+        made: where the config's source has made the model.
+
+    Raises:
+        ConfigError: something is wrong with the model, or the config cannot work with it.
+    """
+    problems: list[str] = []
+    if made or (resolved.config.model.path and (resolved.base_dir / resolved.config.model.path).is_dir()):
+        _model_rows(resolved, problems, {}, trains=False, made=made)
+    if problems:
+        raise ConfigError("the run cannot start", problems=problems, hints=problems)
 
 
 def _processes(config: RunConfig) -> str:
@@ -90,9 +114,7 @@ def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:
     """Roles, batches and steps."""
     roles = roles_of(config.algorithm, config.training.updates).values()
     if len(roles) > 1:
-        models = [
-            f"{role.name} ({'learns' if role.trains else 'follows' if role.follows else 'frozen'})" for role in roles
-        ]
+        models = [f"{one.name} ({'learns' if one.trains else 'follows' if one.follows else 'frozen'})" for one in roles]
         yield "roles", f"{', '.join(models)}: a model each"
     rollout = config.rollout
     if config.inference_engine is None:
@@ -120,7 +142,7 @@ def _engines(chosen: Selection) -> str:
 
 
 def _model_rows(
-    resolved: Resolved, problems: list[str], figures: dict[str, Any], *, trains: bool
+    resolved: Resolved, problems: list[str], figures: dict[str, Any], *, trains: bool, made: Path | None = None
 ) -> list[tuple[str, str]]:
     config = resolved.config
     model, paths = config.model, {name: getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
@@ -129,13 +151,17 @@ def _model_rows(
         for name, path in paths.items()
         if path
     }
-    if model.source is not None:
+    if model.source is not None and made is None:
         return [("model", f"made by {model.source.reference} before the run starts")]
-    folder = resolved.base_dir / (model.path or "")
+    folder = made or resolved.base_dir / (model.path or "")
     shared = _stored(folder, model.path or "", "model.path", problems)
     if shared is None:
         return [("model", f"{model.path} (from the Hugging Face hub)")]
     _check_context(resolved, shared.description, problems)
+    for path, chosen in selections(config):
+        seen = own.get(str(path[1])) if path[0] == "roles" else None
+        if isinstance(chosen.settings, Settings):
+            problems += (f"{dotted(path)}: {told}" for told in chosen.settings.check_model(config, seen or shared))
     if not any(part in file.name for file in folder.iterdir() for part in TOKENIZER_PARTS):
         problems.append(f"model.path: {folder} holds no tokenizer; save one there with save_pretrained")
     count = sum(map(math.prod, shared.shapes.values()))
@@ -156,7 +182,7 @@ def _model_rows(
 def _memory_rows(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
     """What a rank holds, part by part for each role, and where."""
     if not memory.roles:
-        yield "memory", "not known: the model's config.json lacks sizes, or the training engine does not tell"
+        yield "memory", "not known: config.json lacks sizes, the model sees pictures, or the engine does not tell"
         return
     for role in memory.roles:
         yield "memory", memory.parts(role)
@@ -200,6 +226,8 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
             problems.append(f"{key}: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
         return None
     try:
+        if not (folder / "config.json").is_file():
+            raise OSError("there is no such file")
         description = json.loads((folder / "config.json").read_text())
         wrong = "" if isinstance(description, dict) else "it is no mapping"
     except (OSError, ValueError, RecursionError) as error:
@@ -220,7 +248,7 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
     if not shapes:
         problems.append(f"{key}: {folder} holds no *.safetensors; save the model with save_pretrained")
         return None
-    return StoredModel(description, shapes)
+    return StoredModel(folder, description, shapes)
 
 
 def _is_size(value: object) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from areal_core.config import load_run
 from areal_core.interfaces.model import FindsModel
 from areal_core.runs.folder import cache_folder
+from areal_core.runs.plan import check_model
 from areal_core.runs.terminal import say
 
 if TYPE_CHECKING:
@@ -31,12 +32,15 @@ PROGRESS_S = 10.0
 
 def play(run: RunFolder, link: Link) -> int:
     """Ask the config's source for the model, and note where it lies."""
-    chosen = load_run(run.path).config.model.source
+    resolved = load_run(run.path)
+    chosen = resolved.config.model.source
     assert chosen is not None
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with link.phase("prepare"):
-        run.model_note.write_text(str(prepare_model(chosen, cache, say)))
+        folder = prepare_model(chosen, cache, say)
+        check_model(resolved, folder)
+        run.model_note.write_text(str(folder))
     return 0
 
 

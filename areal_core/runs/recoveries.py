@@ -24,7 +24,7 @@ def way_on(run: RunFolder, *, has_failed: bool) -> str:
         return f"the checkpoint is damaged: {lost}; {'; '.join(ways_on(newest))}"
     anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
     has_trained = newest is not None and int(newest.name.rpartition("-")[2])
-    return f"{anew if has_failed and not has_trained else ''}go on with: areal run --resume {run.path}"
+    return f"{anew if has_failed and not has_trained else ''}go on with: areal run --resume {run.word}"
 
 
 class Recoveries:

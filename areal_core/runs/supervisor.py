@@ -230,6 +230,8 @@ class Supervisor:
                 self._say(f"stopping, after a checkpoint where there is something to keep; {again}")
                 for process in same:
                     process.signal(signal.SIGTERM)
+                    if process.specification.role == "preparer":  # nothing of half a model is kept
+                        process.node.post(EndProcess(process.name, IMPATIENCE_S))
             if is_passed_on and any(ended.get(process, 0) < 0 for process in same):
                 for process in same:  # one was not ready to listen: the others would wait for it
                     process.node.post(EndProcess(process.name, 0.0))

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
-from areal_core.interfaces import ComparingEngine, OptimizerSettings
+from areal_core.interfaces import ComparingEngine, LendingEngine, OptimizerSettings
 from areal_core.launchers.warden import NODES_VARIABLE, SCRATCH_VARIABLE
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Credentials
@@ -114,8 +114,7 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     learner = Learner(config, algorithm, roles, engines)
     rollouts = None
     if is_first and needs_rollouts:
-        address = link.ask("controller", limit)
-        rollouts = RolloutClient(address, is_interrupted=interruption, log=_log)
+        rollouts = RolloutClient(link.ask("controller", limit), is_interrupted=interruption, log=_log)
     source: BatchSource | None = rollouts
     if is_first and rollouts is None:
         former = [one.ledger for one in run.epochs() if one.number < epoch.number]
@@ -129,17 +128,16 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     publication = None
     if needs_rollouts:
         folders = _weights_folders(config, epoch, model)
-        dtype = getattr(torch, model.dtype)
-        address = config.publication.address or link.host
+        address, dtype = config.publication.address or link.host, getattr(torch, model.dtype)
         publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address)
     # Of a step whose evaluation is still owed the metrics are written again.
-    written = beginning.step - (witness.unevaluated is not None)
-    journal = _journal(resolved, run, link, written) if is_first else None
+    journal = _journal(resolved, run, link, beginning.step - (witness.unevaluated is not None)) if is_first else None
     trainer = Trainer(config, learner, publication, run.path, epoch.checkpoints, source, journal)
+    begins_elsewhere = needs_rollouts and isinstance(learner.policy, LendingEngine) and learner.policy.begins_elsewhere
     link.enter("train", limit)
     interruption.listen()
     try:
-        return trainer.run(beginning.step, beginning.version, witness)
+        return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), witness)
     finally:
         if journal is not None:
             journal.close()
@@ -152,19 +150,25 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
 def _engines(
     resolved: Resolved, model: ModelReference, roles: Mapping[str, Role], temperature: float
 ) -> dict[str, TrainEngine]:
-    """An engine for each role, with the settings and the model of its section where it has one."""
+    """An engine for each role, with the settings and the model of its section where it has one.
+
+    A role that never changes and has no section borrows its model from an engine that lends it.
+    """
     config = resolved.config
     idle_steps = getattr(config.algorithm.settings, "idle_steps", None)
     engines: dict[str, TrainEngine] = {}
-    for name, role in roles.items():
+    for name, role in sorted(roles.items(), key=lambda item: not item[1].changes):
         chosen = config.roles.get(name, config.train_engine)
         path = getattr(chosen.common, "path", None)
         its_model = model if path is None else replace(model, path=model_path(resolved, path))
         if path is not None:
             check_same_tokens(model, name, its_model)
-        engines[name] = chosen.build()
+        lenders = [e for e in engines.values() if isinstance(e, LendingEngine) and chosen is config.train_engine]
+        lent = next(filter(None, (engine.lend(its_model, role) for engine in lenders)), None)
+        engines[name] = lent or chosen.build()
         steps = config.steps - (idle_steps(name) if idle_steps else 0)
-        engines[name].setup(its_model, role, OptimizerSettings(steps * config.training.updates, temperature))
+        if lent is None:
+            engines[name].setup(its_model, role, OptimizerSettings(steps * config.training.updates, temperature))
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):
             engine.compare_with(engines)
@@ -187,14 +191,13 @@ def _weights_folders(config: RunConfig, epoch: EpochFolder, model: ModelReferenc
 
 
 def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journal:
-    limit = resolved.config.training.phase_timeout_s
     journal = Journal(
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
         observers=[LinkObserver(link)],
         hooks=[resolved.plugins.events],
-        phase=lambda name: link.phase(name, 0.0 if name in UNTIMED else limit),
+        phase=lambda name: link.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
         tell=lambda text: link.post(Notice(text)),
     )
     link.post(Status({"step": step}))
@@ -220,5 +223,4 @@ class LinkObserver:
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    sys.stderr.write(f"{line}\n")  # line by line, as Python's standard error is

@@ -45,13 +45,12 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     epoch = _last_epoch(run)
     lines = run.read_metrics()
     last = lines[-1] if lines else {}
-    committed = [int(path.name.rpartition("-")[2]) for path in run.checkpoints()]
     found: dict[str, Any] = {
         "state": "running",
         "epoch": epoch.number,
         "step": int(last.get("step", 0)),
         "steps": _steps(run),
-        "checkpoint": max(committed, default=None),
+        "checkpoint": run.last_step,
         "seconds_since_step": time.time() - last["time"] if "time" in last else None,
         "metrics": {name: last[name] for name in SHOWN if name in last},
     }

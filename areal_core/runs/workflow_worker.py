@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.background import watch_event_loop
@@ -43,10 +46,11 @@ def play(run: RunFolder, link: Link, address: str) -> int:
 
 async def _serve(run: RunFolder, link: Link, address: str) -> None:
     resolved = load_run(run.path)
+    _bound_memory(resolved.config.rollout.worker_memory_gib)
     channel = await connect(address, CONNECT_TIMEOUT_S, link.name)
     with link.phase("loading workflow and data"):
         welcome = await channel.receive()
-        engine = RemoteEngine(channel, tells_places=welcome.tells_places)
+        engine = RemoteEngine(channel, tells_places=welcome.tells_places, images=welcome.images)
         scorer = RemoteScorer(channel)
         loaded = await asyncio.to_thread(load_groups, resolved, run, engine, scorer, welcome)
     service = WorkerService(channel, loaded.groups, engine)
@@ -56,6 +60,14 @@ async def _serve(run: RunFolder, link: Link, address: str) -> None:
     link.enter("running episodes")
     watch_event_loop(resolved.config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
     await service.serve()
+
+
+def _bound_memory(gib: float | None) -> None:
+    """Bound what this process may allocate; and where the machine runs out, let the kernel end this one first."""
+    with suppress(OSError):  # Linux alone has it
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+    if gib is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gib * (1 << 30)),) * 2)
 
 
 class LoadedGroups(NamedTuple):

@@ -7,7 +7,7 @@ import socket
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -33,9 +33,7 @@ def _patient(_: object) -> dist.ProcessGroup:
 
 
 def _new_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo", timeout=PATIENCE)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=PATIENCE))
 
 
 def open_store(host: str, timeout: timedelta = timedelta(minutes=5)) -> TCPStore:

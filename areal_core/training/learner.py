@@ -34,11 +34,7 @@ class Learner:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        algorithm: Algorithm,
-        roles: Mapping[str, Role],
-        engines: Mapping[str, TrainEngine],
+        self, config: RunConfig, algorithm: Algorithm, roles: Mapping[str, Role], engines: Mapping[str, TrainEngine]
     ) -> None:
         self._config = config
         self._algorithm = algorithm

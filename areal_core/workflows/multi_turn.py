@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,37 +26,40 @@ class MultiTurn:
     """
 
     def __init__(self, settings: MultiTurnSettings) -> None:
-        self._settings = settings
+        self._settings, self._make_environment = settings, settings.environment.prepare()
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
         settings = self._settings
-        environment = settings.environment.build()
-        opening = await environment.reset(row)
-        messages: list[dict[str, str]] = [dict(message) for message in opening] or prompt_messages(row, settings) or []
-        builder = TrajectoryBuilder()
-        input_ids, text = apply_template(context.tokenizer, messages)
-        builder.add_context(input_ids)
-        rewards: list[float] = []
-        for number in range(settings.max_turns):
-            room = settings.max_tokens - len(builder.input_ids)
-            if room <= 0:  # the opening alone is too long
-                break
-            generation = await context.generate(builder.input_ids, max_new_tokens=room)
-            builder.add_generation(generation)
-            completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
-            answer, turn_reward = await environment.step(completion)
-            rewards.append(settings.turn_discount**number * turn_reward)
-            text += completion
-            if answer is None or generation.finish_reason is FinishReason.ABORT or number + 1 == settings.max_turns:
-                break
-            turn = {"role": "assistant", "content": completion}
-            following = [{"role": "user", "content": answer}]
-            between, between_text = between_turns(context.tokenizer, messages, turn, following, generation.output_ids)
-            if len(builder.input_ids) + len(between) >= settings.max_tokens:
-                break
-            builder.add_context(between)
-            text += between_text
-            messages += [turn, *following]
-        turns = {"turn_rewards": torch.tensor(rewards, dtype=torch.float32)}
-        return Episode([builder.build(turns=turns)], sum(rewards), text=text)
+        environment = self._make_environment()
+        async with AsyncExitStack() as stack:
+            if hasattr(environment, "close"):
+                stack.push_async_callback(environment.close)
+            opening = await environment.reset(row)
+            messages: list[dict[str, str]] = [dict(each) for each in opening] or prompt_messages(row, settings) or []
+            builder = TrajectoryBuilder()
+            input_ids, text = apply_template(context.tokenizer, messages)
+            builder.add_context(input_ids)
+            rewards: list[float] = []
+            for number in range(settings.max_turns):
+                room = settings.max_tokens - len(builder.input_ids)
+                if room <= 0:  # the opening alone is too long
+                    break
+                generation = await context.generate(builder.input_ids, max_new_tokens=room)
+                builder.add_generation(generation)
+                completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
+                answer, turn_reward = await environment.step(completion)
+                rewards.append(settings.turn_discount**number * turn_reward)
+                text += completion
+                if answer is None or generation.finish_reason is FinishReason.ABORT or number + 1 == settings.max_turns:
+                    break
+                turn = {"role": "assistant", "content": completion}
+                following = [{"role": "user", "content": answer}]
+                between, words = between_turns(context.tokenizer, messages, turn, following, generation.output_ids)
+                if len(builder.input_ids) + len(between) >= settings.max_tokens:
+                    break
+                builder.add_context(between)
+                text += words
+                messages += [turn, *following]
+            turns = {"turn_rewards": torch.tensor(rewards, dtype=torch.float32)}
+            return Episode([builder.build(turns=turns)], sum(rewards), text=text)

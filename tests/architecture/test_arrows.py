@@ -50,8 +50,10 @@ PUBLIC = {
     "areal_core.algorithms", "areal_core.background", "areal_core.cli.output", "areal_core.cli.request",
     "areal_core.config", "areal_core.data",
     "areal_core.errors", "areal_core.interfaces", "areal_core.launchers.identity",
-    "areal_core.launchers.keepers", "areal_core.launchers.launched", "areal_core.library",
-    "areal_core.messages", "areal_core.plugins", "areal_core.rollout.evaluation", "areal_core.runs",
+    "areal_core.launchers.keepers", "areal_core.launchers.launched", "areal_core.launchers.warden",
+    "areal_core.library",
+    "areal_core.messages", "areal_core.plugins", "areal_core.rewards.pool", "areal_core.rollout.evaluation",
+    "areal_core.runs",
     "areal_core.runs.controller", "areal_core.testing",
 }  # fmt: skip
 """What plugins may import: these names and, of the rooms in `OPEN` all modules."""

@@ -16,11 +16,20 @@ CORE = ROOT / "areal_core"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
 TORCH_FREE = ("plugins", "config", "cli")
 FIRST_PARTY = {path.name.removeprefix("areal_") for path in PLUGINS} | {"deepspeed", "ray", "slurm"}
-LIBRARIES = {"areal_attention", "areal_parallel", "areal_planning", "areal_servers", "areal_agents"}
+LIBRARIES = {
+    "areal_attention",
+    "areal_lora",
+    "areal_vision",
+    "areal_models",
+    "areal_parallel",
+    "areal_planning",
+    "areal_servers",
+    "areal_agents",
+}
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
 
 
-SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "agents", "environments", "sandboxes"}
+SECTIONS = {"rewards", "trackers", "servers", "view", "evaluation", "agents", "environments", "sandboxes", "models"}
 """Words that are a plugin's name and also a section of every config, or a kind of component."""
 
 

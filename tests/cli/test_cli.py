@@ -120,7 +120,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", "--dryrun"], "unrecognized arguments: --dryrun"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
         (["config", "show", "nix.yaml"], "there is no config file nix.yaml"),
-        (["run", "/dev/zero"], "cannot read the config file /dev/zero: it has more than 10,000,000 characters"),
+        (["run", "/dev/zero"], "cannot read the config file /dev/zero: it has more than 10,000,000 bytes"),
         (["config", "check", "nix.yaml"], "there is no config file nix.yaml"),
         (["config", "schema", "run.yaml"], "areal config schema describes every config"),
         (["config", "init", "run.yaml"], "run.yaml exists already"),

@@ -106,7 +106,9 @@ def made() -> set[str]:
     meter = (ROOT / "plugins/areal_planning/src/areal_planning/meter.py").read_text().partition("def take")[2]
     keys |= {f"engine/{name}" for name in re.findall(r'"(\w+)":', meter)}
     engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
-    keys |= {f"train/{name}" for call in re.findall(r"_means\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)}
+    keys |= {
+        f"train/{name}" for call in re.findall(r"\bmeans\((.*?)\)", engine) for name in re.findall(r"(\w+)=", call)
+    }
     return keys
 
 

@@ -81,6 +81,7 @@ def test_the_demonstration(workplace: Workplace) -> None:
     assert "out exists already" in refused.err
 
 
+@pytest.mark.long
 def test_it_agrees_with_the_evaluations_of_a_run(workplace: Workplace) -> None:
     """The same prompts and random numbers; after training, the model that the run has exported.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import shutil
@@ -43,6 +44,83 @@ def test_gsm8k_by_yaml_has_at_most_forty_lines_and_runs(workplace: Workplace) ->
     assert done.code == 0, done.err
     assert workplace.metrics()[-1]["step"] == 2
     assert "reward/math_verify" in workplace.metrics()[-1]
+
+
+def test_vision_runs_on_pictures(workplace: Workplace) -> None:
+    """What the embedded engine generates about pictures has the trainer's log-probabilities."""
+    shutil.copy(EXAMPLES / "vision.yaml", workplace.folder)
+    words = ["steps=2", "run_dir=run", "rollout.batch_size=2", "rollout.group_size=2", "evaluation.limit=2"]
+    done = workplace.areal("run", "vision.yaml", *words, "rollout.max_staleness=0")
+    assert done.code == 0, done.err
+    last = {key: value for line in workplace.metrics() for key, value in line.items()}
+    assert last["step"] == 2
+    assert last["verify/logprob_difference_max"] < 1e-3
+    assert last["train/behaviour_difference"] < 1e-3
+    exported = workplace.folder / "run" / "model"
+    assert (exported / "preprocessor_config.json").is_file()
+    assert workplace.areal("audit", "run").code == 0
+
+
+def test_lora_runs_and_leaves_the_adapter_beside_the_model(workplace: Workplace) -> None:
+    """The reference is the actor's frozen base, and the checkpoint has the adapter alone."""
+    pytest.importorskip("peft")
+    shutil.copy(EXAMPLES / "lora.yaml", workplace.folder)
+    words = ["steps=2", "model.path=model", "model.source=null", "run_dir=run", "rollout.batch_size=2"]
+    done = workplace.areal("run", "lora.yaml", *words, "rollout.group_size=2", "evaluation.limit=2")
+    assert done.code == 0, done.err
+    lines = workplace.metrics()
+    assert lines[-1]["step"] == 2
+    assert any("engine/reference/forward_s" in line for line in lines)
+    gaps = [line.get("verify/logprob_difference_max", 0.0) for line in lines]
+    assert max(gaps) < 1e-3, "what was published is not what the trainer computes with"
+    exported = workplace.folder / "run" / "model"
+    assert (exported / "model.safetensors").is_file()
+    assert (exported / "adapter" / "adapter_config.json").is_file()
+
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: see areal-deepspeed's README"
+)
+
+
+@needs_deepspeed
+def test_deepspeed_trains_from_a_json_on_two_ranks(workplace: Workplace) -> None:
+    for name in ("deepspeed.yaml", "zero3.json"):
+        shutil.copy(EXAMPLES / name, workplace.folder)
+    words = [*SMALL, *with_local_data(workplace, "dataset"), "launcher.trainer_processes=2"]
+    done = workplace.areal("run", "deepspeed.yaml", *words)
+    assert done.code == 0, done.err
+    assert workplace.metrics()[-1]["step"] == 2
+    assert "reward/math_verify" in workplace.metrics()[-1]
+
+
+@needs_deepspeed
+def test_deepspeed_fine_tunes_from_a_json(workplace: Workplace) -> None:
+    """Rows of one answer are soon known by heart; a number in the JSON that the run decides is refused before."""
+    for name in ("deepspeed_sft.yaml", "zero3.json"):
+        shutil.copy(EXAMPLES / name, workplace.folder)
+    rows = [{"prompt": f"{n} + 1 = ", "completion": "12"} for n in range(8)]
+    (workplace.folder / "conversations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["model.path=model", "model.dtype=float32", "rollout.batch_size=4", "run_dir=run", "steps=8"]
+    words += ["train_engine.learning_rate=1e-2", "train_engine.warmup_steps=0"]
+    done = workplace.areal("run", "deepspeed_sft.yaml", *words)
+    assert done.code == 0, done.err
+    losses = [line["train/negative_log_likelihood"] for line in workplace.metrics()]
+    assert losses[-1] < losses[0] / 2
+    fixed = json.loads((workplace.folder / "zero3.json").read_text()) | {"train_batch_size": 4}
+    (workplace.folder / "zero3.json").write_text(json.dumps(fixed))
+    refused = workplace.areal("run", "deepspeed_sft.yaml", *words, "run_dir=other")
+    assert refused.code == 2
+    assert "fixes train_batch_size at 4" in refused.err
+    assert not (workplace.folder / "other").exists()
+
+
+def test_lora_on_gsm8k_runs(workplace: Workplace) -> None:
+    pytest.importorskip("peft")
+    shutil.copy(EXAMPLES / "lora_gsm8k.yaml", workplace.folder)
+    done = workplace.areal("run", "lora_gsm8k.yaml", *SMALL, *with_local_data(workplace, "dataset"))
+    assert done.code == 0, done.err
+    assert workplace.metrics()[-1]["step"] == 2
 
 
 @pytest.mark.long

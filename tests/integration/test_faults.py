@@ -79,6 +79,33 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
     assert not subprocess.run(["pgrep", "-f", str(workplace.folder / "run")], capture_output=True, check=False).stdout
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("hog = bytearray(1 << 34)", "an episode failed: MemoryError"),
+        LONG("__import__('ctypes').memset(0, 1, 1)", "it was killed by SIGSEGV"),
+    ],
+)
+def test_what_takes_all_memory_costs_its_episode(workplace: Workplace, fault: str, told: str) -> None:
+    words = faulty(workplace, ONCE.replace("{fault}", f"exec({fault!r})"))
+    done = workplace.areal(*words, "rollout.worker_memory_gib=4")
+    assert done.code == 0, done.err
+    assert told in done.out
+    assert len(workplace.metrics()) == 4
+    assert workplace.areal("audit", "run").code == 0
+
+
+@pytest.mark.long
+def test_a_workflow_that_ends_every_worker_ends_the_run(workplace: Workplace) -> None:
+    words = faulty(workplace, "os._exit(3)")
+    program = workplace.folder / "mine.py"
+    program.write_text(program.read_text().replace('row["prompt"].startswith("1")', "True"))
+    done = workplace.areal(*words)
+    assert done.code == 1, done.out
+    assert "8 workflow workers were lost one after another, and no group ended in between" in done.err
+    assert "ended with exit code 3" in done.err
+
+
 @pytest.mark.long
 def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Workplace) -> None:
     done = workplace.areal(*faulty(workplace, "os._exit(0)"), "rollout.workers=2", "steps=20")
@@ -135,7 +162,7 @@ def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workpla
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
     (pid,) = workplace.processes(process, words)
     os.kill(pid, signal.SIGSTOP)
-    workplace.wait_for(lambda: " since 1" in log.read_text(), process)
+    workplace.wait_for(lambda: " s (phase " in log.read_text(), process)
     os.kill(pid, signal.SIGCONT)
     assert process.wait(300) == 0, log.read_text()
     assert "is heard again" in log.read_text()

@@ -118,6 +118,7 @@ def test_three_nodes_of_torchrun_with_two_processes_each(group: Group) -> None:
         assert "Traceback" not in log
 
 
+@pytest.mark.long
 def test_a_node_that_is_killed_and_joined_again_and_an_owner_that_is_killed_and_resumed(group: Group) -> None:
     """The run ends with exit code 0 in all programs that were not killed."""
     for name in ("first", "second"):
@@ -143,6 +144,7 @@ def test_a_node_that_is_killed_and_joined_again_and_an_owner_that_is_killed_and_
     assert "epoch 3" in group.said("first")
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_ends_its_nodes_with_its_exit_code(group: Group) -> None:
     group.areal("first", "join", "run")
     group.areal("owner", *RUN, HERE, "steps=400")
@@ -154,6 +156,7 @@ def test_a_run_that_is_stopped_ends_its_nodes_with_its_exit_code(group: Group) -
     assert "stopped after a checkpoint" in group.said("owner")
 
 
+@pytest.mark.long
 def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Group, tmp_path: Path) -> None:
     """As Kubernetes does with the pods of an indexed job, whose environment names only the number of the pod."""
     words = ("join", "run", "--config", "run.yaml", "launcher.nodes=2", "launcher.trainer_processes=2", HERE)

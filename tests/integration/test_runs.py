@@ -58,6 +58,28 @@ def test_a_run_leaves_what_it_promises(workplace: Workplace) -> None:
     assert "exists already" in again.err
 
 
+ENGINE = """\
+import sys, time, traceback
+from areal_core.testing.conformance.naive import NaiveEngine
+
+
+class Engine(NaiveEngine):
+    async def start(self, model):
+        time.sleep(1)
+        for frame in sys._current_frames().values():
+            assert "load_tokenizer" not in [one.name for one in traceback.extract_stack(frame)]
+        await super().start(model)
+"""
+
+
+def test_no_other_thread_imports_while_an_engine_of_the_process_does(workplace: Workplace) -> None:
+    """Two threads that import transformers at once may each find half of it."""
+    (workplace.folder / "own.py").write_text(ENGINE)
+    words = ["inference_engine.type=own.py:Engine", "run_dir=run", "steps=1", "rollout.max_staleness=0"]
+    done = workplace.areal("run", "run.yaml", *words)
+    assert done.code == 0, done.err
+
+
 def test_interrupt_then_resume(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000")
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
@@ -108,6 +130,7 @@ def test_a_run_goes_back_to_its_last_checkpoint_by_itself(workplace: Workplace, 
     assert workplace.areal("audit", "run").code == 0
 
 
+@pytest.mark.long
 def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace: Workplace) -> None:
     process = workplace.start("run", "run.yaml", "run_dir=run", "steps=2000", "checkpoint.every=1")
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
@@ -233,6 +256,7 @@ class Held(FSDPEngine):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, LONG(2)])
 def test_killed_while_a_checkpoint_is_on_its_way(workplace: Workplace, ranks: int) -> None:
     """SIGKILL with steps trained behind a checkpoint that is not whole, then behind one that was committed late: the

@@ -12,11 +12,13 @@ import pytest
 from areal_core.interfaces.launcher import ProcessSpecification
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
-from areal_core.launchers.warden import SILENT_EXIT_CODE
+from areal_core.launchers.supervised import Node
+from areal_core.launchers.warden import ALONE_EXIT_CODE
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials, serve
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from areal_core.messages import Channel
@@ -25,15 +27,15 @@ pytestmark = pytest.mark.slow
 HANG_S = 60
 
 
-async def bring(lease_s: float, *, then_goes: bool) -> int:
-    """The exit code of a warden whose supervisor says nothing, or goes."""
+async def bring(lease_s: float, then: Callable[[Node], Awaitable[None]] | None = None) -> int:
+    """The exit code of a warden whose supervisor says nothing, or does something when it has come."""
     credentials, came = Credentials.create(1), asyncio.Event()
 
     async def say_nothing(channel: Channel) -> None:
-        await channel.receive()
+        node = Node(channel, await channel.receive())
         came.set()
-        if then_goes:
-            await channel.close()
+        if then is not None:
+            await then(node)
         await asyncio.sleep(2 * HANG_S)
 
     server = await serve("tcp:127.0.0.1:0", say_nothing, lambda: credentials)
@@ -46,10 +48,12 @@ async def bring(lease_s: float, *, then_goes: bool) -> int:
     return code
 
 
-def test_it_says_whether_its_supervisor_went_or_fell_silent() -> None:
-    silent, gone = bring(1.0, then_goes=False), bring(10.0 * HANG_S, then_goes=True)
-    assert asyncio.run(asyncio.wait_for(silent, HANG_S)) == SILENT_EXIT_CODE
-    assert asyncio.run(asyncio.wait_for(gone, HANG_S)) == 0
+def test_it_says_whether_it_was_left_alone() -> None:
+    silent, gone = bring(1.0), bring(10.0 * HANG_S, lambda node: node.channel.close())
+    dismissed = bring(10.0 * HANG_S, Node.dismiss)
+    assert asyncio.run(asyncio.wait_for(silent, HANG_S)) == ALONE_EXIT_CODE
+    assert asyncio.run(asyncio.wait_for(gone, HANG_S)) == ALONE_EXIT_CODE
+    assert asyncio.run(asyncio.wait_for(dismissed, HANG_S)) == 0
 
 
 def test_a_python_of_its_own_runs_all_programs_of_areal(tmp_path: Path) -> None:

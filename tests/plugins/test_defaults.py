@@ -10,15 +10,14 @@ import pytest
 from areal_core.plugins import PluginManager
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = sorted(path.name.removeprefix("areal_") for path in (ROOT / "plugins").glob("areal_*"))
-
-
-LIBRARIES = ("attention", "parallel", "planning", "servers")
+DECLARED = {path.parent.name: path.read_text() for path in sorted((ROOT / "plugins").glob("areal_*/pyproject.toml"))}
+PLUGINS = [name.removeprefix("areal_") for name, text in DECLARED.items() if "areal.plugins" in text]
+"""The others are libraries alone."""
 
 
 def test_functions_leave_defaults_to_their_settings() -> None:
     pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
-    manager = PluginManager.load([name for name in PLUGINS if name not in LIBRARIES])
+    manager = PluginManager.load(PLUGINS)
     checked, wrong = 0, []
     for _, record in manager.records():
         if (settings := getattr(record, "config", None)) is None:

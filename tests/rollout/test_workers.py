@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
@@ -26,7 +28,8 @@ from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer,
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
-    from areal_core.interfaces import RolloutWorkflow
+    from areal_core.data import Generation
+    from areal_core.interfaces import GenerationRequest, RolloutWorkflow
     from areal_core.messages import Channel
 
 HANG_S = 60.0
@@ -44,7 +47,7 @@ class Worker:
     async def _serve(self, address: str, workflow: RolloutWorkflow) -> None:
         self.channel = channel = await connect(address, HANG_S, self.name)
         welcome = await channel.receive()
-        engine = RemoteEngine(channel, tells_places=welcome.tells_places)
+        engine = RemoteEngine(channel, tells_places=welcome.tells_places, images=welcome.images)
         runner = EpisodeRunner(workflow, engine, RemoteScorer(channel), FakeTokenizer(), max_retries=1)
         data = CountingDataset(7), CountingDataset(3)
         service = WorkerService(channel, LocalGroups(runner, *data, [], RolloutSection()), engine)
@@ -95,7 +98,7 @@ async def running(
             rewards or RewardSum([]),
             count=count,
             start_timeout_s=HANG_S,
-            welcome=Welcome(trains=True, evaluates=True, tells_places=True),
+            welcome=Welcome(trains=True, evaluates=True, tells_places=True, images=False),
             tell=said.append,
         )
         try:
@@ -113,11 +116,22 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, HANG_S))
 
 
-def test_groups_are_those_of_one_event_loop() -> None:
+class TellingEngine(FakeEngine):
+    """Tells a further column of each token."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        made = await super().generate(request)
+        count = len(request.input_ids) + len(made.output_ids)
+        choices = torch.arange(count * 6, dtype=torch.int16).view(count, 2, 3) + request.seed % 100
+        return replace(made, columns={"choices": choices})
+
+
+@pytest.mark.parametrize("engine", [FakeEngine, TellingEngine])
+def test_groups_are_those_of_one_event_loop(engine: type[FakeEngine]) -> None:
     async def check() -> None:
-        runner = EpisodeRunner(FakeWorkflow(), FakeEngine(), RewardSum([]), FakeTokenizer())
+        runner = EpisodeRunner(FakeWorkflow(), engine(), RewardSum([]), FakeTokenizer())
         local = LocalGroups(runner, CountingDataset(7), CountingDataset(3), [], RolloutSection())
-        async with running(FakeWorkflow()) as (workers, _, _):
+        async with running(FakeWorkflow(), engine()) as (workers, _, _):
             assert (workers.rows, workers.held_out_rows) == (7, 3)
             for number in range(4):
                 wanted, facts = await local.run(group(number))
@@ -126,6 +140,7 @@ def test_groups_are_those_of_one_event_loop() -> None:
                 assert wanted is not None
                 assert found is not None
                 assert found.to_bytes() == wanted.to_bytes()
+                assert ("choices" in found) is (engine is TellingEngine)
             assert workers.take_metrics()["time/generation_idle_s"] > 0
 
     run(check())
@@ -164,7 +179,7 @@ def test_what_a_lost_worker_had_is_begun_again_elsewhere() -> None:
             while len(processes.started) < 3:
                 await asyncio.sleep(0.01)
         assert said == [
-            "workflow-0 is replaced, for it was killed by SIGKILL; the episodes that it had are begun again"
+            "workflow-0 is replaced, for it was killed by SIGKILL; the episodes of data row 1 are begun again"
         ]
 
     run(check())
@@ -184,8 +199,32 @@ def test_a_group_that_loses_one_worker_after_another_fails() -> None:
             batch, facts = await under_way
         assert batch is None
         assert facts.failed == 3
-        assert facts.failure == "4 workflow workers were lost with this prompt, workflow-0 the last: see its log"
+        assert (
+            facts.failure
+            == "4 workflow workers were lost with this prompt, data row 5, workflow-0 the last: see its log"
+        )
         assert failures == [(5, 0, 4, facts.failure)]
+
+    run(check())
+
+
+def test_workers_that_are_lost_one_after_another_end_the_run_and_say_with_what() -> None:
+    async def check() -> None:
+        workflow = Gated()
+        async with running(workflow, count=1) as (workers, processes, said):
+            under_way = [asyncio.ensure_future(workers.run(group(number))) for number in range(7)]
+            for number in range(module.LOSSES_IN_A_ROW):
+                await workflow.begun.wait()
+                workflow.begun.clear()
+                await processes.started[number].die()
+            ended = await asyncio.gather(*under_way, return_exceptions=True)
+        causes = [error for error in ended if isinstance(error, RunError)]
+        assert causes
+        assert "8 workflow workers were lost one after another, and no group ended in between" in str(causes[0])
+        assert "it had data row " in str(causes[0])
+        assert "areal logs" in causes[0].hints[0]
+        assert len(processes.started) == module.LOSSES_IN_A_ROW
+        assert "data rows 0, 1, 2, 3, 4 and 2 more" in said[0]
 
     run(check())
 
@@ -331,4 +370,25 @@ def test_the_time_in_which_a_request_waits_for_its_place_is_not_the_episodes() -
 
     waiting: list[int] = []
     workers: Any = None
+    run(check())
+
+
+def test_many_workers_may_be_lost_at_once() -> None:
+    """Eight would end a run of four; of eight workers twice as many may go before something is wrong with the work."""
+
+    async def check() -> None:
+        workflow = Gated()
+        async with running(workflow, count=8) as (workers, processes, said):
+            under_way = [asyncio.ensure_future(workers.run(group(number))) for number in range(7)]
+            await workflow.begun.wait()
+            for process in processes.started[:8]:
+                await process.die()
+            workflow.go_on.set()
+            for ended in under_way:
+                batch, _ = await ended
+                assert batch is not None
+            while len(processes.started) < 16:
+                await asyncio.sleep(0.01)
+        assert len(said) == 8
+
     run(check())

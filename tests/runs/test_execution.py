@@ -39,6 +39,19 @@ def test_sources_are_kept_byte_for_byte(
     assert capsys.readouterr().err == ""
 
 
+def test_a_resume_with_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    release(run.epoch(1), "done 4")
+    assert run.last_step is None
+    for step in (0, 4):
+        (run.epoch(1).checkpoints / f"step-{step:06}").mkdir(parents=True)
+    asked: Any = SimpleNamespace(config=SimpleNamespace(steps=3))
+    with pytest.raises(UsageError, match="the run has done 4 steps already, and steps is 3") as raised:
+        execution.execute(asked, run_dir=None, resume=run.path, dry_run=True, allow_changed_plugins=False)
+    assert raised.value.hints == (f"for more: areal run --resume {run.path} steps=8",)
+
+
 def test_a_run_that_a_full_disk_did_not_let_begin_can_be_started_again(small_disk: Path) -> None:
     run = RunFolder(small_disk / "run")
     with pytest.raises(DiskError, match=r"the run folder cannot be written to .*: the disk is full") as raised:

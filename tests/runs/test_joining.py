@@ -10,16 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import pytest
 
 from areal_core.cli import main
 from areal_core.errors import RunError
 from areal_core.launchers import wardens as wardens_module
-from areal_core.launchers.joined import JoinedLauncher
-from areal_core.launchers.settings import JoinedSettings
 from areal_core.launchers.wardens import Wardens
 from areal_core.messages import Credentials, connect
 from areal_core.messages.processes import Beat, Leave, NodeReady, Owner
@@ -28,8 +25,8 @@ from areal_core.runs import ranks as ranks_module
 from areal_core.runs.folder import RunFolder
 from areal_core.runs.joining import Joining
 from areal_core.runs.ownership import RECOVERING, claim, release
-from areal_core.runs.standing import describe
 from areal_core.runs.watching import run_status, waits_for
+from tests.runs.supervising import Supervising
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,56 +58,6 @@ def test_requests_that_cannot_be_are_refused(
     assert main(["join", run, "--config", "run.yaml"]) == 2
     assert "add: launcher.nodes=N" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-class Supervising:
-    """The supervisor's side of a run whose nodes join; in a thread of its own."""
-
-    def __init__(self, run: RunFolder, number: int = 1, *, lets_go: bool = False, goes_back: bool = False) -> None:
-        self._lets_go, self._goes_back = lets_go, goes_back
-        self.epoch = run.epoch(number)
-        self.credentials = Credentials.create(number)
-        self.said: list[str] = []
-        self.nodes: list[str] = []
-        self._run = run
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    async def _answer(self, channel) -> None:
-        while True:
-            _, number = await channel.receive_request()
-            channel.reply(number, describe(self.wardens))
-
-    async def _serve(self) -> None:
-        launcher = JoinedLauncher(JoinedSettings(nodes=1, host="127.0.0.1", joining_timeout_s=60))
-        nothing = dict.fromkeys(("on_message", "on_end"), lambda *_: None)
-        wardens = self.wardens = Wardens(
-            self.credentials,
-            **nothing,
-            on_notice=lambda node, _: wardens.let_go(node) if self._lets_go else None,
-            on_visitor=self._answer,
-        )
-        await wardens.listen(launcher.host)
-        claim(self.epoch, wardens.address, self.credentials)
-        await wardens.bring(launcher, self.said.append, self._run.path)
-        self.nodes += wardens.nodes
-        while not self._is_over.is_set():
-            await asyncio.sleep(0.01)
-        if self._goes_back:
-            latest = self._run.epoch(self.epoch.number + 1)
-            await wardens.begin_epoch(replace(self.credentials, epoch=latest.number), lambda _: False)
-            claim(latest, wardens.address, wardens.credentials)
-            release(self.epoch, RECOVERING)
-            self.epoch = latest
-        await wardens.close()
 
 
 def joining(run: RunFolder, said: list[str], **more) -> Joining:
@@ -213,6 +160,7 @@ def test_a_node_goes_from_epoch_to_epoch_and_ends_with_the_runs_exit_code(
         assert said[:2] == [f"joined the run in {run.path}, epoch {number}" for number in (1, 2)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_owner_that_is_gone_without_a_word_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

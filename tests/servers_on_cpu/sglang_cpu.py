@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent / "shim"))
@@ -26,6 +28,36 @@ pretend()
 for name in ("nms", "qnms"):
     with suppress(RuntimeError):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+# Looked up, and never called, while SGLang's processor of pictures is imported.
+for name in (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+):
+    torch.library.define(f"sgl_kernel::{name}", "() -> ()")
+
+
+# Memory that SGLang keeps beside its caches is page-locked by CUDA, which is not there.
+host_memory: Any = import_module("sglang.srt.mem_cache.pool_host.common")
+host_memory.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, *, dtype, **_: torch.empty(dims, dtype=dtype)
+
+
+class Pageable:
+    """PyTorch for modules that ask for page-locked memory, and get other memory."""
+
+    def __getattr__(self, name: str) -> Any:
+        made = getattr(torch, name)
+        if name not in {"empty", "tensor", "zeros"}:
+            return made
+        return lambda *arguments, pin_memory=False, **options: made(*arguments, **options)  # noqa: PLW0108
+
+
+if "--enable-lora" in sys.argv:
+    for place in ("layers", "backend.torch_backend"):
+        module: Any = import_module(f"sglang.srt.lora.{place}")
+        module.torch = Pageable()
+    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # type: ignore[method-assign,assignment,misc]
 
 
 def main() -> None:

@@ -12,9 +12,10 @@ from areal_core.data import Metric, PackedBatch, combine
 from areal_core.interfaces import ACTOR, LossResult, Work
 from areal_core.interfaces import REFERENCE as REFERENCE_ROLE
 from areal_core.testing.conformance import TrainEngineSuite
-from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint, write_model
+from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_models.export import write_model
 
 pytestmark = pytest.mark.slow
 
@@ -51,8 +52,8 @@ class OneWork(FSDPEngine):
 class OffByOneShift(FSDPEngine):
     """Position t is taken to be about the token at t."""
 
-    def _compute(self, part, layout, outputs):
-        return super()._compute(part.with_tokens(targets=part["input_ids"]), layout, outputs)
+    def _compute(self, part, place, outputs):
+        return super()._compute(part.with_tokens(targets=part["input_ids"]), place, outputs)
 
 
 class PaddingCountedInTheLoss(FSDPEngine):
@@ -61,13 +62,13 @@ class PaddingCountedInTheLoss(FSDPEngine):
     def _rounds(self, batch, work):
         for part, _, counts in super()._rounds(batch, work):
             filled = PackedBatch.concatenate([part, part.select([0])])
-            yield filled, Layout.of(filled.lengths, self._device, for_graphs=False), counts
+            yield filled, (Layout.of(filled.lengths, self._device, for_graphs=False), None), counts
 
 
 class SequencesSeeEachOther(FSDPEngine):
-    def _compute(self, part, layout, outputs):
+    def _compute(self, part, place, outputs):
         together = Layout.of([part.token_count], self._device, for_graphs=False)
-        return super()._compute(part, replace(layout, packed=together.packed), outputs)
+        return super()._compute(part, (replace(place[0], packed=together.packed), None), outputs)
 
 
 class TemperatureIgnored(FSDPEngine):
@@ -168,9 +169,9 @@ class UnitsByPosition(FSDPEngine):
     """Values of units are cut by position instead of being selected with their unit."""
 
     def _rounds(self, batch, work):
-        for part, layout, counts in super()._rounds(batch, work):
+        for part, place, counts in super()._rounds(batch, work):
             cut = {key: value[: len(part.unit_rows)] for key, value in batch.units.items()}
-            yield replace(part, units=cut), layout, counts
+            yield replace(part, units=cut), place, counts
 
 
 class GradientNotCleared(FSDPEngine):
@@ -250,16 +251,16 @@ class ReferenceThatPretendsToLearn(OneWork):
 
 
 class EntropyOfTheWrongSign(FSDPEngine):
-    def _compute(self, part, layout, outputs):
-        computed = super()._compute(part, layout, outputs)
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
         return {**computed, "entropy": -computed["entropy"]} if "entropy" in computed else computed
 
 
 class EntropyWithoutTemperature(FSDPEngine):
-    def _compute(self, part, layout, outputs):
-        computed, module = super()._compute(part, layout, outputs), self._ready()
+    def _compute(self, part, place, outputs):
+        computed, module = super()._compute(part, place, outputs), self._ready()
         temperature, module.temperature = module.temperature, 1.0
-        plain = super()._compute(part, layout, outputs)
+        plain = super()._compute(part, place, outputs)
         module.temperature = temperature
         return {**computed, **{name: plain[name] for name in plain if name == "entropy"}}
 
@@ -301,10 +302,10 @@ class KeysOfOtherSequences(FSDPEngine):
     """Per-sequence keys are cut by position instead of being selected with their sequence."""
 
     def _rounds(self, batch, work):
-        for part, layout, counts in super()._rounds(batch, work):
+        for part, place, counts in super()._rounds(batch, work):
             yield (
                 part.with_sequences(**{key: value[: len(part)] for key, value in batch.sequences.items()}),
-                layout,
+                place,
                 counts,
             )
 
@@ -342,9 +343,9 @@ class BatchChangedInPlace(OneWork):
 class ComparedTheWrongWayRound(FSDPEngine):
     """A β from 0 to 1 means what 1 - β does."""
 
-    def _compute(self, part, layout, outputs):
+    def _compute(self, part, place, outputs):
         turned = {name: turn(name) for name in outputs}
-        computed = super()._compute(part, layout, list(turned.values()))
+        computed = super()._compute(part, place, list(turned.values()))
         return {name: computed[other] for name, other in turned.items()}
 
 
@@ -354,16 +355,16 @@ def turn(name):
 
 
 class ComparedWithoutAGradient(FSDPEngine):
-    def _compute(self, part, layout, outputs):
-        computed = super()._compute(part, layout, outputs)
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
         return {name: value.detach() + 0 * value if ":" in name else value for name, value in computed.items()}
 
 
 class ComparedTheOtherWayUp(FSDPEngine):
     """The right values, and gradients that lead away."""
 
-    def _compute(self, part, layout, outputs):
-        computed = super()._compute(part, layout, outputs)
+    def _compute(self, part, place, outputs):
+        computed = super()._compute(part, place, outputs)
         return {name: 2 * value.detach() - value if ":" in name else value for name, value in computed.items()}
 
 

@@ -54,8 +54,11 @@ def _show(request: Request) -> int:
 
 
 def _check(request: Request) -> int:
+    from areal_core.runs.plan import check_model
+
     try:
         resolved = _resolve(request)
+        check_model(resolved)
     except (ConfigError, PluginError) as error:
         complain(f"error: {error}")
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,8 @@ import anthropic
 import openai
 import pytest
 from policies import Policy
+
+from areal_agents import endpoint
 
 USER = [{"role": "user", "content": "?"}]
 PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
@@ -89,6 +92,74 @@ def test_what_cannot_be_served_is_refused_in_words(play, asked, told):
     assert play(policy, agent, max_tokens=300, max_answers=4).reward == 1
 
 
+def test_what_is_not_served_is_refused_in_the_form_of_the_protocol(play, monkeypatch):
+    policy = Policy("chat", lambda _: "yes")
+    monkeypatch.setattr(endpoint, "LARGEST_BODY", 1000)
+    large: Any = [{"role": "user", "content": "?" * 2000}]
+
+    async def agent(base_url: str, api_key: str) -> float:
+        async with ask(base_url, api_key, max_retries=0) as client:
+            with pytest.raises(openai.NotFoundError, match="served are /v1/chat/completions, ") as lost:
+                await client.embeddings.create(model="any", input="?")
+            assert lost.value.code == "not_found"
+            assert "POST /v1/embeddings: 404" in str(lost.value)
+            with pytest.raises(openai.APIStatusError) as refused:
+                await client.chat.completions.create(model="any", messages=large)
+            assert (refused.value.status_code, refused.value.code) == (413, "request_entity_too_large")
+            with pytest.raises(openai.APIStatusError) as wrong:
+                await client.get("/chat/completions", cast_to=object)
+            assert (wrong.value.status_code, wrong.value.code) == (405, "method_not_allowed")
+        url = base_url.removesuffix("/v1")
+        async with anthropic.AsyncAnthropic(base_url=url, api_key=api_key, max_retries=0) as other:
+            for status, kind, asking in (
+                (413, "request_too_large", other.messages.create(model="any", max_tokens=9, messages=large)),
+                (404, "not_found_error", other.messages.batches.retrieve("1")),
+                (405, "invalid_request_error", other.get("/v1/messages", cast_to=object)),
+            ):
+                with pytest.raises(anthropic.APIStatusError) as told:
+                    await asking
+                assert told.value.status_code == status
+                body: Any = told.value.body
+                assert (body["type"], body["error"]["type"]) == ("error", kind)
+            await other.messages.create(model="any", max_tokens=9, messages=USER)
+        return 1
+
+    play(policy, agent)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages/count_tokens"])
+def test_a_long_prompt_holds_up_nobody_else(play, path, monkeypatch):
+    """Its tokens are looked for beside the event loop: else this ends at the deadline of the tokenizer's wait."""
+    policy, answered, was_free = Policy("chat", lambda _: "yes"), threading.Event(), []
+    plain = policy.tokenizer.apply_chat_template
+
+    def slowly(messages: Any, **options: Any) -> Any:
+        if len(messages[0]["content"]) > 1000:
+            was_free.append(answered.wait(5))
+        return plain(messages, **options)
+
+    monkeypatch.setattr(policy.tokenizer, "apply_chat_template", slowly)
+
+    async def agent(base_url: str, api_key: str) -> float:
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with aiohttp.ClientSession(headers=headers) as client:
+            body = {"messages": [{"role": "user", "content": "word " * 200_000}]}
+            asking = asyncio.ensure_future(client.post(f"{base_url}/{path}", json=body))
+            await asyncio.sleep(0.2)
+            async with client.get(f"{base_url}/models") as found:
+                assert found.status == 200
+            answered.set()
+            async with await asking as response:
+                assert response.status in (200, 400)
+            async with client.post(f"{base_url}/chat/completions", json={"messages": USER}) as response:
+                assert response.status == 200
+        return 1
+
+    play(policy, agent)
+    assert was_free
+    assert all(was_free)
+
+
 def test_hosted_tools_of_responses_and_messages_are_refused(play):
     policy = Policy("chat", lambda _: "yes")
 
@@ -146,7 +217,9 @@ def test_token_ids_go_in_and_come_out_and_continue(play):
             first = await generate(prompt)
             ids = [*prompt, *first["token_ids"], *policy.tokenizer.encode(" and then?")]
             second = await generate(ids)
-            assert [each["logprob"] for each in second["logprobs"]["content"]] == policy.said[1][1].logprobs
+            told = second["logprobs"]["content"]
+            assert [each["logprob"] for each in told] == policy.said[1][1].logprobs
+            assert [each["token"] for each in told] == [f"token_id:{token}" for token in second["token_ids"]]
         return 1
 
     (trajectory,) = play(policy, agent).trajectories

@@ -17,6 +17,12 @@ FLAT = {"type": "function", "name": "add", "description": "adds", "parameters": 
 ANTHROPIC = {"name": "add", "description": "adds", "input_schema": PARAMETERS}
 
 
+def asked(episode: Any) -> dict[str, float]:
+    """Requests by protocol, and those whose answer came in pieces."""
+    counts = {name.removeprefix("agents/"): value for name, value in episode.metrics.items() if "_requests" in name}
+    return {name: value for name, value in counts.items() if value}
+
+
 def says(*texts: str) -> Any:
     return lambda number: texts[min(number, len(texts) - 1)]
 
@@ -55,6 +61,7 @@ def test_a_chat_with_a_tool_is_one_trajectory_of_the_sampled_tokens(play):
         name: episode.metrics[f"agents/{name}"] for name in ("turns", "calls", "conversations", "other_sampling")
     }
     assert counted == {"turns": 2, "calls": 1, "conversations": 1, "other_sampling": 2}
+    assert asked(episode) == {"chat_requests": 2}
 
 
 @pytest.mark.parametrize("has_stream", [False, True])
@@ -94,6 +101,7 @@ def test_responses_follow_one_another_by_identifier_and_by_items(play, has_strea
     assert int(episode.trajectories[0].tokens["loss_mask"].sum()) > len(first.output_ids)
     assert policy.scored[0]["completion"] == "Yes."
     assert episode.reward == 1.0
+    assert asked(episode) == {"responses_requests": 3, **({"streamed_requests": 3} if has_stream else {})}
 
 
 @pytest.mark.parametrize("has_stream", [False, True])
@@ -132,6 +140,7 @@ def test_anthropics_messages_with_a_tool(play, has_stream):
     (_, first), (again, second) = policy.said
     assert trajectory.tokens["input_ids"].tolist() == [*again, *second.output_ids]
     assert int(trajectory.tokens["loss_mask"].sum()) == len(first.output_ids) + len(second.output_ids)
+    assert asked(episode) == {"messages_requests": 2, **({"streamed_requests": 2} if has_stream else {})}
 
 
 def test_a_stream_of_a_chat_is_the_same_answer_in_pieces(play):

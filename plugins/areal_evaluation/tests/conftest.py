@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 PARTS = """\
 from areal_core.config import Settings
@@ -76,3 +77,14 @@ def place(tmp_path: Path) -> Place:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "run.yaml").write_text(RUN)
     return Place(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sums_server() -> Iterator[str]:
+    """Address of a server in a process of its own, see `sums_server.py`; its key is `right`."""
+    program = Path(__file__).with_name("sums_server.py")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(program)], **pipes) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
+        process.communicate(timeout=60)

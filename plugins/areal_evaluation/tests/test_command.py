@@ -9,20 +9,25 @@ pytestmark = pytest.mark.slow
 FAKE_EVALUATION = """
 import json, sys
 import areal_evaluation.evaluation
-def evaluate(resolved, ks, threshold, output):
+def evaluate(resolved, asked):
+    ks, threshold, output = asked.ks, asked.threshold, asked.output
     config = resolved.config
     section = config.evaluation
-    asked = [section.samples_per_prompt, section.limit, section.temperature, section.dataset.reference]
-    print("asked", asked, config.model.path, ks, threshold, output, file=sys.stderr)
-    estimate = {{"value": 0.5, "low": 0.25, "high": 0.75, "prompts": 2}}
+    said = [section.samples_per_prompt, section.limit, section.temperature, section.dataset.reference]
+    print("asked", said, config.model.path, ks, threshold, output, file=sys.stderr)
+    if asked.address: print("at", asked.address, asked.concurrency, file=sys.stderr)
+    estimate = {{"value": 0.5, "low": 0.25, "high": 0.75, "prompts": 2, "standard_error": 0.1}}
     figures = {{
         "complete": True, "episodes": 4, "finished": 3, "failed": 1, "reward": estimate,
         "pass_at_k": {{"1": estimate, "2": None}}, "rewards": {{"exact": 0.5}},
+        "metrics": {{"agents/turns": 2.5}}, "seconds": 2.0, "endpoint": None, "failures": {{"slow": 1}},
+        "category": "kind", "categories": {{"easy": {{"finished": 3, "failed": 1, "reward": estimate,
+        "pass_at_k": {{"1": estimate, "2": None}}}}}},
         "response_length": 2.5, "truncated": 0.25, "tokens_per_s": 1234.5, "episodes_per_s": 6.0,
         "name": resolved.name, "model": config.model.path,
         "config": config.model_dump(mode="json", include={{"evaluation", "sampling"}}),
     }}
-    return figures, {signal}
+    return areal_evaluation.evaluation.Measured(figures, {signal})
 areal_evaluation.evaluation.evaluate = evaluate
 from areal_core.cli import main
 code = main({words!r})
@@ -62,7 +67,7 @@ def test_every_word_arrives(folders):
     outcome = evaluated(folders, *words, "--model", "other", "--output", "new")
     assert outcome.code == 0, outcome.err
     assert outcome.err == f"asked [8, 20, 0.0, 'parts.py:Rows'] {folders.folder / 'other'} [1, 4] 0.5 new\n"
-    assert "\n  pass@1           0.500  (95%: 0.250 to 0.750)\n" in outcome.out
+    assert "\n  pass@1           0.500  (95%: 0.250 to 0.750; standard error 0.100)\n" in outcome.out
     assert "\n  pass@2           no prompt has so many answers\n" in outcome.out
     assert "2 prompts, 8 answers to each at temperature 0\n" in outcome.out
 

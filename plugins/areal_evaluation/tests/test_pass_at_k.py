@@ -88,6 +88,6 @@ def test_all_passing_is_no_certainty():
 def test_rewards_beyond_0_and_1_get_students_interval():
     estimate = mean_over_prompts([1.0, 2.0, 3.0, 4.0, 5.0], trials=4)
     # t(0.975, 4) = 2.776 times sqrt(2.5 / 5)
-    assert estimate == pytest.approx((3.0, 3 - 1.963, 3 + 1.963, 5), abs=0.01)
-    assert mean_over_prompts([7.0], trials=4) == (7.0, None, None, 1)
-    assert mean_over_prompts([0.5], trials=4) == (0.5, 0.0, 1.0, 1)
+    assert estimate == pytest.approx((3.0, 3 - 1.963, 3 + 1.963, 5, 0.7071), abs=0.01)
+    assert mean_over_prompts([7.0], trials=4) == (7.0, None, None, 1, None)
+    assert mean_over_prompts([0.5], trials=4) == (0.5, 0.0, 1.0, 1, None)

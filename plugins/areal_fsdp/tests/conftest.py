@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
@@ -30,6 +40,21 @@ CONFIGS = {
         **SIZES, tie_word_embeddings=False, pad_token_id=40, attention_bias=True, mlp_bias=True
     ),
     "mistral": lambda: MistralConfig(**{**SIZES, "vocab_size": 61}, sliding_window=4),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **{**SIZES, "num_hidden_layers": 3},
+        head_dim=8,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        tie_word_embeddings=False,
+    ),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=True),
+    "olmoe": lambda: OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=16
+    ),
     "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }
 
@@ -85,3 +110,25 @@ def make_engine(model_folder):
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture(scope="session")
+def adapter_folder(tmp_path_factory, model_folder):
+    """A function from a model's kind to the folder of an adapter for it that is seen: its B is not 0."""
+    made = {}
+
+    def make(kind="qwen3"):
+        if kind not in made:
+            engine = FSDPEngine(FSDPConfig(adapter={"rank": 4}))
+            engine.setup(ModelReference(str(model_folder(kind))), ACTOR, OptimizerSettings(1, 1.0))
+            generator = torch.Generator().manual_seed(5)
+            with torch.no_grad():
+                for name, value in engine._parameters.items():
+                    if "lora_B" in name:
+                        value.copy_(0.02 * torch.randn(value.shape, generator=generator))
+            made[kind] = tmp_path_factory.mktemp(f"adapter-{kind}") / "export" / "adapter"
+            engine.export(made[kind].parent)
+            engine.close()
+        return made[kind]
+
+    return make

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelReference, OptimizerSettings, Work
 from areal_core.testing.conformance import numbers_of
-from areal_fsdp import compiling
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_models import compiling
 
 OUTPUTS = ["logprobs", "entropy"]
 
@@ -122,6 +122,17 @@ def compared(engine, other, batch):
     return {"column": column, **gradients_of(engine, batch, loss, [*OUTPUTS, name])[0]}
 
 
+def with_choices(engine, batch, missing=()):
+    """The batch with experts drawn for each token but those of some sequences, already shifted."""
+    routers = engine._routing._routers
+    generator = torch.Generator().manual_seed(7)
+    drawn = torch.rand(batch.token_count, len(routers), routers[0].num_experts, generator=generator)
+    choices = (drawn.argsort(-1)[..., : routers[0].top_k] + 1).to(torch.uint8)
+    choices[batch.tokens.offsets[1:] - 1] = 0  # the last position of a sequence predicts nothing
+    choices[torch.isin(batch.tokens.row_index, torch.tensor(missing, dtype=torch.int64))] = 0
+    return batch.with_tokens(routed_experts=choices)
+
+
 def parameters_of(engine):
     return {name: tensor.to("cpu", copy=True) for name, tensor in engine.named_full_parameters()}
 
@@ -140,6 +151,9 @@ def main():
     results["leads"] = engine._ranks.leads
     results["gradients"], results["metrics"] = gradients_of(engine, batch)
     results["idle"], results["idle_metrics"] = gradients_of(engine, batch.select([1]))
+    if engine._routing._routers:
+        chosen = with_choices(engine, batch, missing=[2, 6])
+        results["replayed"] = gradients_of(engine, chosen), engine.forward(chosen, OUTPUTS)
     other = FSDPEngine(FSDPConfig(**layout))
     other.setup(ModelReference(model), REFERENCE, OptimizerSettings(total_updates=100, temperature=1.3))
     results["compared"] = compared(engine, other, batch)

@@ -1,10 +1,16 @@
 """The core's own suite for training engines."""
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from areal_core.testing.conformance import TrainEngineSuite
+from areal_core.errors import RunError
+from areal_core.interfaces import ACTOR, CRITIC, Follows, Role
+from areal_core.testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_lora.adapter import install
+from areal_lora.settings import LoraSettings
 
 pytestmark = pytest.mark.slow
 
@@ -29,3 +35,75 @@ class TestWithLittleMemory(TrainEngineSuite):
                 offload_optimizer=True,
             )
         )
+
+
+class TestWithAdapter(TrainEngineSuite):
+    """What the suite differentiates automatically has the same adapter, by PEFT's own layers."""
+
+    def make_engine(self, **settings):
+        return FSDPEngine(FSDPConfig(**settings, adapter={"rank": 8}))
+
+    @pytest.fixture(autouse=True)
+    def _references_with_adapters(self, monkeypatch):
+        load = training.load_reference
+
+        def adapted(folder):
+            model = load(folder)
+            install(model, LoraSettings(rank=8), source=str(folder), learns=True)
+            return model
+
+        for module in (training, checkpoints, divergence):
+            monkeypatch.setattr(module, "load_reference", adapted)
+
+    def test_an_average_follows(self, tmp_path):
+        """A copy does; the average of two adapters is no adapter of their rank, which is said before anything runs."""
+        model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
+        copying = Role("average", follows=Follows(ACTOR.name))
+        with self.engine(model, learning_rate=1e-2) as leader, self.engine(model, role=copying) as follower:
+            for _ in range(3):
+                training.train(leader, batch, training.policy_loss, training.OUTPUTS)
+            follower.follow(leader, 0.0)
+            training.same_tensors(training.parameters_of(follower), training.parameters_of(leader), "a copy")
+        averaging = Role("average", follows=Follows(ACTOR.name, decay=0.5))
+        with pytest.raises(RunError, match="can be copied, not averaged"), self.engine(model, role=averaging):
+            pass
+
+    def test_an_average_may_be_of_a_critic(self, tmp_path):
+        """A copy: its head is new as the critic's is, and the same."""
+        role = Role("target", head="scalar", follows=Follows(CRITIC.name))
+        model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
+        with self.engine(model, role=CRITIC) as critic, self.engine(model, role=role) as target:
+            training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "at the beginning")
+            training.train(critic, batch, training.value_loss, ["values"])
+            target.follow(critic, 0.0)
+            training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "after a copy")
+
+    def test_a_snapshot_says_what_memory_it_takes(self, tmp_path):
+        """That of the adapter and its moments, and of little besides: the base is in no checkpoint."""
+        model = training.make_model(tmp_path / "model")
+        with self.engine(model) as engine:
+            shapes = {name: value.shape for name, value in engine.named_full_parameters()}
+            least = 3 * 4 * LoraSettings(rank=8).parameters(shapes)
+            assert least <= engine.snapshot_size() <= least + 10_000
+
+
+class TestWithAMixtureOfExperts(TrainEngineSuite):
+    """Where the suite would make a Qwen3."""
+
+    @pytest.fixture(autouse=True)
+    def _mixtures(self, monkeypatch):
+        dense = models._fresh
+
+        def fresh(architecture, seed):
+            if architecture != "qwen3":
+                return dense(architecture, seed)
+            mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+            config = Qwen3MoeConfig(**models._SIZES, **mixture, tie_word_embeddings=True)
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                return AutoModelForCausalLM.from_config(config)
+
+        monkeypatch.setattr(models, "_fresh", fresh)
+
+    def make_engine(self, **settings):
+        return FSDPEngine(FSDPConfig(**settings))

@@ -5,9 +5,9 @@ import torch
 
 from areal_attention.kernels import choose_kernel
 from areal_core.interfaces import LossResult
-from areal_fsdp import compiling
 from areal_fsdp.engine import FSDPEngine
-from areal_fsdp.logprobs import token_logprobs
+from areal_models import compiling
+from areal_models.logprobs import token_logprobs
 from areal_parallel import moments
 from areal_parallel.tensor import own_part
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference
-from areal_fsdp.model import load_model
+from areal_models.model import load_model
 
 pytestmark = pytest.mark.slow
 
@@ -160,6 +160,23 @@ def test_the_model_is_the_one_that_one_rank_loads(loaded, folder_of):
         if model.can_generate():
             assert result["generation"] == model.generation_config.to_dict()
             assert result["generation"]["max_length"] == 33
+
+
+def test_ranks_read_their_parts_of_a_base_with_an_adapter(folder_of, tmp_path):
+    """Under the names of the files, in the model's dtype; only the adapter is float32, and nothing is read twice."""
+    model = whole_model(folder_of("biased"), {"role": "reference", "dtype": "bfloat16"})
+    layer, size = size_of(model.base_model.layers[0].parameters()), size_of(model.parameters())
+    settings = {"dtype": "bfloat16", "adapter": {"rank": 2, "modules": ["q_proj", "up_proj"]}}
+    for result in on_ranks(2, folder_of("biased"), tmp_path, settings):
+        assert (result["refusal"], result["told"]) == ("", [])
+        assert result["dtypes"] == {"torch.bfloat16", "torch.float32"}
+        adapter = 8 * 2 * ((64 + 64) + (64 + 256)) * 4
+        assert result["shards"] <= (size + adapter) / 2 + 4096
+        assert result["most"] <= size / 2 + adapter + layer + 4096, "the adapter is made whole on every rank"
+        assert sum(result["read"].values()) <= 2 * (size / 2 + 4096), "the files are float32"
+        assert result["parameters"].keys() == dict(model.named_parameters()).keys()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(result["parameters"][name], parameter.detach(), atol=0, rtol=0)
 
 
 def test_a_file_that_cannot_be_read_on_one_rank_fails_all(folder_of, tmp_path):

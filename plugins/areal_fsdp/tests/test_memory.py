@@ -1,16 +1,19 @@
 """The plan of memory against what was measured on H200s, and against what layers truly keep for the backward pass."""
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from areal_attention.hugging_face import PACKED, Layout, register_packed_attention
+from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, PlansMemory, RankLoad
-from areal_fsdp import compiling
-from areal_fsdp.compiling import prepare_layers
 from areal_fsdp.config import FSDPConfig
+from areal_models import compiling
+from areal_models.compiling import prepare_layers
 from areal_planning.decoder import Decoder
 from areal_planning.memory import Computing, forward_memory, kept_activations, peak_memory
 from areal_planning.recomputing import Recomputing, kept_by_a_layer
@@ -110,6 +113,29 @@ def test_parts_follow_what_the_engine_holds():
     unknown = {key: value for key, value in SMALL.description.items() if key != "intermediate_size"}
     assert settings.memory(replace(SMALL, description=unknown)) is None
     assert settings.memory(replace(SMALL, description={**SMALL.description, "num_experts": 8})) is None
+
+
+def test_an_adapter_takes_what_its_own_parameters_need():
+    """The base once, in bfloat16; of A and B what is computed with, master and moments; the reference is the base."""
+    settings = FSDPConfig(max_tokens_per_microbatch=TOKENS, activation_checkpointing="full", adapter={"rank": 16})
+    base, own = 7_615_616_512, 28 * 16 * (2 * (3584 + 3584) + 2 * (3584 + 512) + 3 * (3584 + 18_944))
+    assert settings.adapter.parameters(LARGE.shapes) == own
+    planned = settings.memory(LARGE)
+    assert (planned.parameters, planned.optimizer) == (2 * base + 6 * own, 8 * own)
+    assert planned.total < 0.4 * FSDPConfig(max_tokens_per_microbatch=TOKENS).memory(LARGE).total
+    sharded = settings.memory(replace(LARGE, ranks=2))
+    assert sharded.resident == (2 * base + (6 + 8) * own) / 2
+    assert settings.memory(replace(LARGE, role=REFERENCE)).resident == 0
+    with pytest.raises(RunError, match="no matrix in the model's layers is called query"):
+        FSDPConfig(adapter={"modules": ["query"]}).memory(LARGE)
+
+
+def test_the_meter_counts_no_gradient_of_a_frozen_matrix():
+    model = Decoder.of(LARGE.description, LARGE.shapes)
+    products = model.layer_parameters + model.vocabulary * model.hidden
+    attention = 6 * model.layers * model.query * 100**2
+    assert model.training_flops([100]) == 6 * products * 100 + attention
+    assert model.training_flops([100], learning=1000) == (4 * products + 6 * 1000) * 100 + attention
 
 
 @pytest.mark.parametrize(
@@ -227,7 +253,8 @@ def test_what_moments_take():
     assert on_cpu.optimizer == 8 * count, "a CPU has no other memory"
 
 
-KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
+KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
 
 
 @pytest.mark.slow
@@ -241,6 +268,7 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing)
     config = KINDS[kind](
         vocab_size=64, hidden_size=256, intermediate_size=1000, num_hidden_layers=3, num_attention_heads=8,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+        **(MIXTURE if kind == "qwen3_moe" else {}),
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
     model.set_attn_implementation(PACKED)
@@ -277,3 +305,48 @@ def test_one_rank_of_tensor_parallelism_has_the_whole_model(scalar):
     model = Decoder.of(SMALL.description, SMALL.shapes, scalar=scalar)
     assert model.divided(1) == model
     assert model.divided(2).parameters == model.parameters // 2
+
+
+def mixture(experts):
+    """A load of one of two ranks of a small mixture."""
+    config = Qwen3MoeConfig(
+        vocab_size=1000, hidden_size=256, moe_intermediate_size=128, num_experts=experts, num_experts_per_tok=2,
+        num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, head_dim=32,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return RankLoad(config.to_dict(), shapes, ACTOR, "bfloat16", ranks=4, tokens=TOKENS, gpu_bytes=H200)
+
+
+def test_a_mixture_is_planned_and_experts_that_do_not_divide_are_refused_before_the_start():
+    plain = FSDPConfig().memory(mixture(12))
+    divided = FSDPConfig(compile=False, parallel={"expert": 4}).memory(mixture(12))
+    whole = FSDPConfig(compile=False).memory(mixture(12))
+    of_a_layer = 12 * 3 * 128 * 256
+    assert whole.parameters - divided.parameters == 2 * 2 * of_a_layer * 3 // 4, "of two layers that are gathered"
+    assert plain.activations < whole.activations, "compiled"
+    left_open = FSDPConfig(parallel={"expert": 4}).memory(mixture(12))
+    assert left_open == divided, "layers whose tokens go to other ranks are not compiled"
+    with pytest.raises(RunError, match="the model's 6 experts cannot be divided among 4 ranks") as caught:
+        FSDPConfig(parallel={"expert": 4}).memory(mixture(6))
+    assert caught.value.hints == ("set train_engine.parallel.expert to 3",)
+    with pytest.raises(RunError, match="the model has none"):
+        FSDPConfig(parallel={"expert": 4}).memory(replace(SMALL, ranks=4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"parallel": {"expert": 2}}, ""),
+        ({"parallel": {"expert": 2}, "compile": False}, ""),
+        ({"parallel": {"expert": 3}}, "does not divide the 4 ranks that shard parameters .*: set it to 2"),
+        ({"parallel": {"expert": 2}, "compile": True}, "cannot be compiled: leave it out"),
+        ({"parallel": {"context": 2}, "router_loss": 0.1}, "set it to 0, or context to 1"),
+    ],
+)
+def test_settings_of_mixtures_that_do_not_go_together(settings, word):
+    config = SimpleNamespace(longest_sequence=100, trainer_processes=4)
+    problems = list(FSDPConfig(**settings).check(config))
+    assert len(problems) == bool(word)
+    assert not word or re.search(word, problems[0])

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from areal_core.interfaces import LossResult
-from areal_fsdp import compiling
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.optimizer import make_optimizer, step
+from areal_models import compiling
 from areal_parallel import moments
 from areal_parallel.adamw import _bits, _round, scalars_of, update
 from areal_parallel.gradients import gradient_norm

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from areal_fsdp.config import FSDPConfig
-from areal_fsdp.optimizer import learning_rate_at, make_optimizer, step
+from areal_fsdp.optimizer import make_optimizer, step
+from areal_models.schedule import learning_rate_at
 from areal_parallel.gradients import gradient_norm
 from areal_parallel.mesh import Ranks
 

@@ -40,6 +40,18 @@ SHAPES = {
         "max_position_embeddings": 96,
         "sliding_window": 7,
     },
+    "qwen3_moe": {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 96,
+    },
     "gemma2": {
         "hidden_size": 48,
         "num_hidden_layers": 2,
@@ -73,7 +85,7 @@ def save_model(folder, shape="qwen3", seed=0):
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim > 1:
                 parameter.normal_(0, 0.3)
     model.save_pretrained(folder)
     return folder
@@ -92,10 +104,10 @@ def other_folder(tmp_path_factory):
 class Bench:
     """A scheduler, and the requests that were given to it."""
 
-    def __init__(self, folder, *, recompute=False, **limits):
+    def __init__(self, folder, *, recompute=False, routed_experts=False, **limits):
         chosen = {"requests": 8, "sequence_length": 96, "cache_bytes": 1 << 26, "prefill_tokens": 64} | limits
         self.model = load_model(str(folder), "float32", "cpu", trust_remote_code=False)
-        self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute)
+        self.scheduler = Scheduler(self.model, Limits(**chosen), recompute=recompute, routed_experts=routed_experts)
         self.requests = {}
         self.outputs = {}
 

@@ -68,7 +68,6 @@ def test_hundreds_of_requests_at_once_are_answered_each_with_its_own(loop, engin
         ([48], {}, ["token 48", "vocabulary has 48"]),
         ([-1], {}, ["token -1"]),
         ([5], {"top_p": 0.9, "top_k": 3}, ["top_p, top_k"]),
-        ([5], {"stop": ("x",)}, ["stop"]),
         ([5], {"temperature": 0.0}, ["temperature"]),
         ([5], {"temperature": float("nan")}, ["temperature"]),
         ([5], {"max_new_tokens": 0}, ["max_new_tokens"]),

@@ -13,7 +13,7 @@ def prompts(count, longest=20, seed=0):
     return [[chance.randrange(5, 48) for _ in range(chance.randint(1, longest))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("shape", ["qwen3", "llama", "gpt2", "mistral", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("shape", ["qwen3", "llama", "gpt2", "mistral", "gemma2", "gemma3_text", "qwen3_moe"])
 def test_logprobs_equal_a_plain_forward_while_requests_join_and_leave(bench, saved, shape):
     folder = saved(shape)
     here = bench(folder, requests=5)
@@ -29,7 +29,7 @@ def test_logprobs_equal_a_plain_forward_while_requests_join_and_leave(bench, sav
         here.check_logprobs(number, {0: reference})
 
 
-@pytest.mark.parametrize("shape", ["qwen3", "llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("shape", ["qwen3", "llama", "gpt2", "mistral", "qwen3_moe"])
 def test_greedy_equals_generate(bench, saved, shape):
     here = bench(saved(shape), requests=4)
     asked = prompts(9, seed=3)

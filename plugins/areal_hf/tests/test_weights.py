@@ -53,6 +53,23 @@ def test_a_tied_tensor_may_have_its_other_name(model, other_folder, tmp_path):
     assert torch.equal(model.model.embed_tokens.weight, published["model.embed_tokens.weight"])
 
 
+def test_a_mixture_takes_the_matrices_of_each_expert_into_what_it_joined(bench, saved, tmp_path):
+    here, published = bench(saved("qwen3_moe")).model, load_file(saved("qwen3_moe") / "model.safetensors")
+    own = snapshot(here)
+    assert not own.keys() & {name for name in published if ".experts." in name}
+    changed = {name: value + 1 for name, value in published.items()}
+    save_file(changed, tmp_path / "model.safetensors")
+    WeightLoader(here).load(tmp_path)
+    for name, value in here.state_dict().items():
+        torch.testing.assert_close(value, own[name] + 1, atol=0, rtol=0)
+    name = "model.layers.1.mlp.experts.2.up_proj.weight"
+    rows = here.get_parameter("model.layers.1.mlp.experts.gate_up_proj")[2, 24:]
+    torch.testing.assert_close(rows, changed[name], atol=0, rtol=0)
+    del changed[name]
+    save_file(changed, tmp_path / "model.safetensors")
+    refused(here, tmp_path, f"missing: {name}")
+
+
 def test_other_floating_dtypes_are_converted(model, other_folder, tmp_path):
     def halve(tensors):
         tensors.update({name: value.bfloat16() for name, value in tensors.items()})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -14,9 +15,12 @@ from transformers import (
     LlamaModel,
     MixtralConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from areal_core.errors import RunError
+from areal_parallel import loading
+from areal_parallel.file_names import named_as_in_files, pieces_of
 from areal_parallel.loading import load
 from areal_parallel.tensor import decoder_layers
 
@@ -30,6 +34,10 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": False}
+MIXTURES = {
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=2),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+}
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -109,14 +117,73 @@ def test_a_name_of_the_hub(tmp_path, monkeypatch):
     assert float(done.stdout) == pytest.approx(float(wanted))
 
 
-def test_files_whose_tensors_are_joined_while_loading_are_read_whole_and_that_is_told(tmp_path, caplog):
-    """Mixtral's files have a matrix for each expert, and the model one for all."""
-    config = MixtralConfig(**SIZES, num_local_experts=2)
-    folder = saved(tmp_path, config)
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_files_with_a_matrix_for_each_expert(tmp_path, kind):
+    """Which the model in memory joins; a part of the rows takes only what is its own."""
+    folder = saved(tmp_path, MIXTURES[kind])
+    model, _, files = in_parts(folder)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    true = whole(folder)
+    ids = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), files.streamed(model, decoder_layers(model)):
+        torch.testing.assert_close(model(input_ids=ids).logits, true(input_ids=ids).logits, atol=1e-6, rtol=0)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert_same_after_filling(model, files, true)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_names_and_shapes_of_a_mixture_are_those_of_its_files(tmp_path, kind):
+    folder = saved(tmp_path, MIXTURES[kind])
+    model = whole(folder)
+    stored = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+    found = dict(named_as_in_files(model, ((name, p.detach()) for name, p in model.named_parameters())))
+    assert found.keys() == stored.keys()
+    assert all(tensor.is_contiguous() for tensor in found.values())
+    for name, tensor in stored.items():
+        torch.testing.assert_close(found[name], tensor, atol=0, rtol=0, msg=name)
+
+
+def test_a_mixture_s_layers_are_asked_for_one_by_one(tmp_path):
+    model = whole(saved(tmp_path, MIXTURES["qwen3_moe"]))
+    asked, known = [], []
+
+    def gather():
+        for name, parameter in model.named_parameters():
+            asked.append(name)
+            yield name, parameter.detach()
+
+    for name, _ in named_as_in_files(model, gather()):
+        known.append(name)
+        if "layers.0." in name:
+            assert not any("layers.1." in other for other in asked[:-1])
+    assert any("layers.2.mlp.experts.3.up_proj" in name for name in known)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_rows_of_a_rank_hold_their_experts_alone(tmp_path, ranks):
+    model = whole(saved(tmp_path, MIXTURES["qwen3_moe"]))
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    parameter = model.get_parameter(name).detach()
+    pieces, first = pieces_of(model, name, parameter), 0
+    stored = dict(named_as_in_files(model, [(name, parameter)]))
+    for part in parameter.chunk(ranks):
+        rows = torch.empty_like(part)
+        own = {key: view for key, piece in pieces.items() if (view := piece.of(rows, first)) is not None}
+        assert len(own) == 2 * len(part)
+        for key, view in own.items():
+            view.copy_(stored[key])
+        torch.testing.assert_close(rows, part, atol=0, rtol=0)
+        first += len(part)
+
+
+def test_files_whose_tensors_do_not_lie_in_the_model_s_are_read_whole_and_that_is_told(tmp_path, caplog, monkeypatch):
+    """Such as those that a family computes anew while it loads them."""
+    folder = saved(tmp_path, MIXTURES["mixtral"])
+    monkeypatch.setattr(loading, "pieces_of", lambda *_: None)
     model, _, files = in_parts(folder)
     assert files is None
     assert not any(parameter.is_meta for parameter in model.parameters())
-    assert "none of the files' tensors is 'model.layers.0.mlp.experts" in caplog.text
+    assert "'model.layers.0.mlp.experts.gate_up_proj' is neither one of the files' tensors" in caplog.text
     assert "Each rank reads the whole model" in caplog.text
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
+from areal_core.config.context import ResolutionContext
 from areal_core.errors import ConfigError
 from areal_rewards import model_server
 from areal_rewards.config import RemoteRewardModelSettings, RewardModelSettings
@@ -66,6 +67,17 @@ def test_the_reward_is_the_score_of_prompt_and_sampled_tokens(folder):
     assert text(prompt="what", completion="de", completion_ids=[999]) == pytest.approx(
         by_transformers(folder, [*asked, 3, 4]), abs=1e-5
     )
+
+
+def test_its_folder_is_beside_the_config_or_a_name_on_the_hub(tmp_path):
+    (tmp_path / "scores").mkdir()
+    context = ResolutionContext(folder=tmp_path)
+    for path, read in (("scores", str(tmp_path / "scores")), ("owner/name", "owner/name")):
+        settings = RewardModelSettings.model_validate({"path": path}, context=context)
+        assert settings.path == read
+        assert list(settings.check(None)) == []
+    (problem,) = RewardModelSettings.model_validate({"path": "../gone"}, context=context).check(None)
+    assert "there is no folder ../gone" in problem
 
 
 def test_a_model_that_is_no_reward_model_is_refused(tmp_path, folder):

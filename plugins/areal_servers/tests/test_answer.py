@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from areal_core.data.trajectory import FinishReason
 from areal_core.interfaces import GenerationRequest, SamplingParameters
@@ -200,3 +201,41 @@ def test_conversations_that_were_silent_longest_are_forgotten():
     conversations.key("c", 2)
     assert [conversations.key(name, 3) for name in "ac"] == ["1", "2"]
     assert conversations.key("b", 3) == "3", "it begins anew, and finds no older keys and values"
+
+
+def told(count, value):
+    """What a piece tells of so many tokens, its input's among them."""
+    column = torch.full((count, 1, 2), value, dtype=torch.uint8)
+    column[0] = 0
+    return {"routed_experts": column}
+
+
+def piece_of(*ids, columns=None, certain=None, finish=None):
+    made = PieceTokens(4, 1000)
+    places = len(ids) if certain is None else certain
+    made.add(Chunk(list(ids[:places]), [-1.0] * places), is_certain=True)
+    made.add(Chunk(list(ids[places:]), [-1.0] * (len(ids) - places), finish, None, columns or {}), is_certain=False)
+    return made
+
+
+def test_columns_of_pieces_go_on_where_those_before_end():
+    asked = answer()
+    asked.keep(piece_of(11, 12, columns=told(5, 7)), 2, [4, 4])
+    asked.keep(piece_of(13), 1, [4])  # it was aborted, and tells nothing
+    asked.keep(piece_of(14, 15, columns=told(8, 9), finish="stop"), 2, [5, 5])
+    column = asked.generation().columns["routed_experts"]
+    assert column[:, 0, 0].tolist() == [0, 7, 7, 7, 7, 9, 9, 9]
+
+
+def test_columns_of_tokens_that_are_not_kept_are_left_out():
+    asked = answer()
+    asked.keep(piece_of(11, 12, 13, columns=told(6, 7), finish="stop"), 1, [4])
+    assert asked.columns["routed_experts"][:, 0, 0].tolist() == [0, 7, 7, 7]
+
+
+def test_an_answer_that_begins_anew_forgets_its_columns():
+    asked = answer(stop=("x",))
+    asked.next_piece(4)
+    asked.keep(piece_of(11, columns=told(4, 7)), 1, [4])
+    asked.next_piece(5)
+    assert asked.columns == {}

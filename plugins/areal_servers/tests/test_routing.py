@@ -263,6 +263,30 @@ def test_what_one_server_does_not_answer_the_others_do(error):
     asyncio.run(check())
 
 
+def test_what_every_server_answers_goes_on_where_a_piece_ends_in_the_middle():
+    """Such as behind a token that a policy of pictures wrote: asked anew, it would end there for ever."""
+
+    class Halting:
+        asked: list = []  # noqa: RUF012
+
+        async def generate(self, connection, piece):
+            self.asked.append(piece.input_ids)
+            done = len(piece.input_ids) == 3
+            yield Chunk([len(piece.input_ids)], [-1.0], "length" if done else "abort")
+
+    async def check():
+        one = member("one")
+        one.adapter, one.version = Halting(), 0
+        request = GenerationRequest("probe", [7], SamplingParameters(max_new_tokens=8), 0)
+        async with asyncio.timeout(30):
+            (answer,) = await router(one).answer_everywhere(request)
+        assert answer.output_ids == [1, 2, 3]
+        assert one.adapter.asked == [[7], [7, 1], [7, 1, 2]]
+        assert one.requests == 0
+
+    asyncio.run(check())
+
+
 def test_a_failure_ends_every_wait():
     async def check():
         of = router(member("a", slots=1))

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from areal_core.errors import RunError
-from areal_core.interfaces import InferenceCapabilities, ModelReference
-from areal_servers.checks import check_fit, describe_folder, refuse_experts
-from areal_servers.fleet import ServerFleet
-from areal_servers.settings import FleetSettings
-
-
-class Nobody:
-    """An adapter that is asked for nothing but what it can do."""
-
-    def capabilities(self):
-        return InferenceCapabilities(frozenset({"recompute"}))
-
+from areal_servers.checks import check_fit, describe_folder
 
 MODEL = {"embed.weight": (7, 4), "layer.weight": (4, 4), "lm_head.weight": (7, 4)}
 
@@ -116,29 +103,3 @@ def test_a_head_of_its_own_must_be_there():
         check_fit(without, MODEL, is_tied=False)
     with pytest.raises(RunError, match=r"unexpected: lm_head\.weight"):
         check_fit(MODEL, without, is_tied=False)
-
-
-@pytest.mark.parametrize("architecture", ["qwen3_moe", "mixtral"])
-def test_a_mixture_of_experts_is_refused_with_the_reason(architecture, tmp_path):
-    """Whose files transformers has written; in memory it fuses what these files hold one by one."""
-    sizes = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 32}
-    sizes |= {"num_key_value_heads": 1, "intermediate_size": 32, "moe_intermediate_size": 32, "num_experts": 4}
-    config = AutoConfig.for_model(architecture, **sizes, num_local_experts=4)
-    model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(tmp_path)
-    names = describe_folder(tmp_path)
-    assert names.keys() != {name for name, _ in model.named_parameters()}
-    with pytest.raises(RunError, match=r"mixture of experts .*\.experts\.0\..* names that servers do not know"):
-        refuse_experts(names)
-
-
-def test_a_fleet_refuses_a_mixture_of_experts_before_it_starts_a_server(tmp_path):
-    save_file({"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
-
-    async def check():
-        fleet = ServerFleet(FleetSettings(), Nobody(), tmp_path / "logs")
-        with pytest.raises(RunError, match="mixture of experts"):
-            await fleet.start(ModelReference(str(tmp_path), "float32"))
-
-    asyncio.run(check())

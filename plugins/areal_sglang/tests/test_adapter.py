@@ -1,11 +1,16 @@
 """What the adapter asks of an SGLang server and how it reads answers, against recorded ones."""
 
 import asyncio
+import json
+from dataclasses import replace
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_planning.mixture import Mixture
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
 from areal_servers.interface import Piece
@@ -210,3 +215,101 @@ def test_weights_that_a_server_refuses(replay, tmp_path):
                 {"/update_weights_from_disk": answer},
                 lambda connection: adapter().load(connection, tmp_path, "3", "recompute"),
             )
+
+
+MIXTURE = Mixture(depth=2, layers=(0, 1), experts=4, choices=2)
+
+
+def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
+    """As a server told them, of four prompt tokens and six new ones; and where the first layer has no experts."""
+    for mixture, layers in ((MIXTURE, [0, 1]), (replace(MIXTURE, layers=(1,)), [1])):
+        speaks = adapter(routed_experts=True)
+        speaks.mixture = mixture
+
+        async def collect(connection, speaks=speaks):
+            return [chunk async for chunk in speaks.generate(connection, piece())]
+
+        chunks, (body,) = called(replay, {"/generate": {"events": recorded["of a mixture"]}}, collect)
+        assert body["return_routed_experts"] is True
+        assert [bool(chunk.columns) for chunk in chunks] == [False, False, True]
+        column = chunks[-1].columns["routed_experts"]
+        assert column.shape == (10, len(layers), 2)
+        assert not column[0].any(), "nothing predicts the first"
+        of_two = torch.tensor([[[0, 2], [0, 2]], [[3, 0], [2, 0]]])
+        assert torch.equal(column[1:3].long(), of_two[:, layers] + 1)
+    chunks, (body,) = generated(replay, {"events": recorded["of a mixture"]})
+    assert not chunks[-1].columns
+    assert "return_routed_experts" not in body
+
+
+def test_experts_of_another_model_are_a_lost_server_s(replay, recorded):
+    speaks = adapter(routed_experts=True)
+    for mixture in (replace(MIXTURE, depth=5, layers=(0,)), replace(MIXTURE, experts=3)):
+        speaks.mixture = mixture
+
+        async def collect(connection):
+            return [chunk async for chunk in speaks.generate(connection, piece())]
+
+        with pytest.raises(ValueError, match="experts"):
+            called(replay, {"/generate": {"events": recorded["of a mixture"]}}, collect)
+
+
+def test_a_server_that_tells_no_experts_is_refused(replay, recorded):
+    speaks = adapter(routed_experts=True)
+    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
+    assert "--enable-return-routed-experts" in words
+    with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
+        called(replay, told(recorded), speaks.identify)
+    found, _ = called(replay, told(recorded, enable_return_routed_experts=True), speaks.identify)
+    assert found.version == "0.5.23"
+
+
+def test_servers_of_adapters_are_started_with_room_for_them(replay, recorded):
+    speaks = adapter(adapter_rank=20)
+    words = list(speaks.command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000).arguments)
+    assert "--enable-lora" in words
+    assert words[words.index("--max-lora-rank") + 1] == "20"
+    assert words[words.index("--lora-target-modules") + 1 :][:2] == ["q_proj", "k_proj"]
+    assert not speaks.capabilities().broadcast
+    for changes in ({}, {"enable_lora": True, "max_lora_rank": 8}, {"max_lora_rank": 32}):
+        with pytest.raises(ServerRefusedError, match=r"takes adapters of rank [08] at most, and adapter_rank is 20"):
+            called(replay, told(recorded, **changes), speaks.identify)
+    identity, _ = called(replay, told(recorded, enable_lora=True, max_lora_rank=20), speaks.identify)
+    assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
+
+
+def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replay, recorded, tmp_path):
+    """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
+    place = "base_model.model.model.layers.0.self_attn"
+    tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
+    tensors |= {f"{place}.{part}_proj.lora_B.weight": torch.zeros(8, 3) for part in "qv"}
+    folder, whole = tmp_path / "adapter", tmp_path / "whole"
+    for where, held in ((folder, tensors), (whole, {"model.norm.weight": torch.zeros(8)})):
+        where.mkdir()
+        save_file(held, where / "model.safetensors")
+    routes = ("load_lora_adapter", "unload_lora_adapter", "update_weights_from_disk")
+    answers = {f"/{route}": {"success": True} for route in routes} | {"/generate": {"events": recorded["incremental"]}}
+    speaks = adapter(adapter_rank=8)
+
+    async def go(connection):
+        chunks = []
+        for where in (folder, whole):
+            await speaks.load(connection, where, "1", "recompute")
+            chunks.append([chunk async for chunk in speaks.generate(connection, piece())])
+        return chunks
+
+    chunks, (dropped, loaded, asked, dropped_again, updated, asked_again) = called(replay, answers, go)
+    assert dropped == dropped_again == {"lora_name": "areal"}
+    assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
+    assert asked["lora_path"] == "areal"
+    assert "lora_path" not in asked_again
+    assert updated["model_path"] == str(whole)
+    assert all(chunk.spans is None for each in chunks for chunk in each), "the server's labels are the base's"
+    assert json.loads((folder / "adapter_config.json").read_text())["target_modules"] == ["q_proj", "v_proj"]
+
+
+def test_an_adapter_that_the_server_does_not_take(replay, recorded, tmp_path):
+    save_file({"a.lora_A.weight": torch.zeros(3, 8)}, tmp_path / "model.safetensors")
+    answers = {"/load_lora_adapter": {"success": False, "error_message": "no room"}}
+    with pytest.raises(UpdateRefusedError, match="/load_lora_adapter: no room"):
+        called(replay, answers, lambda connection: adapter(adapter_rank=8).load(connection, tmp_path, "1", "recompute"))

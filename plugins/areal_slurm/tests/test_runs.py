@@ -157,7 +157,8 @@ def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
 
 
 def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
-    job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12", "launcher.trainer_processes=3")
+    slowly = "launcher.setup=export TEST_SLOWNESS_S=0.1"  # a run that is over before the fault would show nothing
+    job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12", "launcher.trainer_processes=3", slowly)
     wait_for(lambda: 2 in workplace.steps(), "two steps")
     cluster.kill("n3")
     log = workplace.finish(job)
@@ -287,16 +288,22 @@ def test_a_turn_without_progress_is_not_repeated(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("is_told", [False, True])
 def test_a_lost_node_of_the_supervisor_begins_the_job_again(
-    workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None], is_told: bool
 ) -> None:
     job = workplace.submit("--nodes=2", "steps=12", "launcher.setup=export TEST_SLOWNESS_S=0.2")
     wait_for(lambda: 2 in workplace.steps(), "two steps")
     host = cluster.job(job)["BatchHost"]
-    cluster.signal(host, signal.SIGSTOP)  # nobody is told, as when the power fails
+    if is_told:  # connections break, as when a machine begins anew
+        cluster.kill(host)
+    else:  # as when the power fails
+        cluster.signal(host, signal.SIGSTOP)
     wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job to be queued again by the other node")
-    cluster.kill(host)
-    workplace.finish(job)
+    if not is_told:
+        cluster.kill(host)
+    log = workplace.finish(job)
+    assert "the job was queued again; its turn 2 goes on after step " in log
     assert cluster.job(job)["BatchHost"] != host
     assert workplace.steps() == list(range(1, 13))
     workplace.audit()

@@ -87,6 +87,11 @@ def test_a_folder_that_is_there_is_gone_on_with():
     assert f"areal slurm submit --resume {Path('run').resolve()}" in str(caught.value)
 
 
+def test_a_config_s_other_launcher_gives_way_with_its_settings(folder):
+    (folder / "run.yaml").write_text(f"{RUN}launcher: {{type: local, nodes: 2}}\n")
+    assert main(["run.yaml", "--dry-run"]) == 0
+
+
 def test_a_launcher_that_was_chosen_stays():
     with pytest.raises(UsageError, match="the launcher of the run is local, which knows nothing of the job"):
         main(["run.yaml", "launcher.type=local", "--dry-run"])

@@ -3,10 +3,16 @@
 import asyncio
 import copy
 import json
+from base64 import b64encode
+from io import BytesIO
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_planning.mixture import Mixture
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
 from areal_servers.interface import Piece
@@ -203,3 +209,90 @@ def test_weights_that_a_server_refuses(replay, tmp_path):
     answers = {"/start_weight_update": {}, "/update_weights": (400, {"error": {"message": "no such tensor"}})}
     with pytest.raises(UpdateRefusedError, match="no such tensor"):
         called(replay, answers, lambda connection: adapter().load(connection, tmp_path, "3", "recompute"))
+
+
+def test_servers_of_adapters_are_started_with_room_for_them():
+    command = adapter(adapter_rank=20).command(ModelReference("/model", "bfloat16"), "127.0.0.1", 8000)
+    words = list(command.arguments)
+    assert "--enable-lora" in words
+    assert words[words.index("--max-lora-rank") + 1] == "32", "vLLM knows some sizes only"
+    assert command.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert "--enable-lora" not in adapter().command(ModelReference("/model"), "127.0.0.1", 8000).arguments
+
+
+def test_a_server_without_room_for_adapters_is_refused(replay, recorded):
+    with pytest.raises(ServerRefusedError, match="takes adapters of rank 0 at most, and adapter_rank is 8"):
+        called(replay, recorded, adapter(adapter_rank=8).identify)
+    roomy = copy.deepcopy(recorded)
+    roomy[SERVER_INFO]["vllm_config"]["lora_config"] = {"max_lora_rank": 8}
+    identity, _ = called(replay, roomy, adapter(adapter_rank=8).identify)
+    assert not identity.reports_spans, "its label is the base's: requests end before an adapter comes"
+
+
+def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(replay, recorded, tmp_path):
+    """Nothing is asked of the base any more; weights of a whole model make the server forget its adapter."""
+    place = "base_model.model.model.layers.0.self_attn"
+    tensors = {f"{place}.{part}_proj.lora_A.weight": torch.zeros(3, 8) for part in "qv"}
+    tensors |= {f"{place}.{part}_proj.lora_B.weight": torch.zeros(8, 3) for part in "qv"}
+    folder, whole = tmp_path / "adapter", tmp_path / "whole"
+    for where, held in ((folder, tensors), (whole, {"model.norm.weight": torch.zeros(8)})):
+        where.mkdir()
+        save_file(held, where / "model.safetensors")
+    answers = copy.deepcopy(recorded) | {"/v1/load_lora_adapter": "ok", "/v1/unload_lora_adapter": "ok"}
+    answers |= {f"/{route}": {} for route in ("start_weight_update", "update_weights", "finish_weight_update")}
+    answers["/reset_prefix_cache"] = {"success": True}
+    answers["/v1/models"]["data"].append({"id": "areal"})
+    speaks = adapter(adapter_rank=8)
+
+    async def go(connection):
+        chunks = []
+        for where in (folder, whole):
+            await speaks.load(connection, where, "1", "recompute")
+            chunks.append([chunk async for chunk in speaks.generate(connection, piece())])
+        return chunks
+
+    chunks, bodies = called(replay, answers, go)
+    dropped, loaded, asked, dropped_again, *updated, asked_again = bodies
+    assert dropped == dropped_again == {"lora_name": "areal"}
+    assert loaded == {"lora_name": "areal", "lora_path": str(folder)}
+    assert asked["model"] == "areal"
+    assert "model" not in asked_again
+    assert {"update_info": {"folder": str(whole)}} in updated
+    assert all(chunk.spans is None for chunk in chunks[0])
+    told = json.loads((folder / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"], told["target_modules"]) == (3, 3, ["q_proj", "v_proj"])
+    assert (folder / "adapter_model.safetensors").is_file()
+
+
+def test_the_experts_of_tokens_are_read(replay, recorded):
+    """From the numpy file, in base64, that `vllm/utils/serial_utils.py` writes; nothing was recorded of a GPU."""
+    speaks = adapter(routed_experts=True)
+    speaks.mixture = Mixture(depth=3, layers=(0, 2), experts=8, choices=2)
+    answers = copy.deepcopy(recorded)
+    last = answers[GENERATE]["events"][-1]["choices"][0]
+    assert last["finish_reason"]
+    known = 103  # tokens, all but the newest, of the prompt and the recorded answer
+    choices = np.arange(known * 3 * 2, dtype=np.int64).reshape(known, 3, 2).astype(np.uint8) % 8
+    with BytesIO() as file:
+        np.save(file, choices, allow_pickle=False)
+        last["routed_experts"] = b64encode(file.getbuffer()).decode()
+
+    async def collect(connection):
+        return [chunk async for chunk in speaks.generate(connection, piece())]
+
+    chunks, _ = called(replay, answers, collect)
+    assert [bool(chunk.columns) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    column = chunks[-1].columns["routed_experts"]
+    assert not column[0].any(), "nothing predicts the first"
+    assert column[1:].tolist() == (choices[:, [0, 2]] + 1).tolist()
+
+
+def test_a_server_that_tells_no_experts_is_refused(replay, recorded):
+    speaks = adapter(routed_experts=True)
+    words = list(speaks.command(ModelReference("/model", "float32"), "127.0.0.1", 8000).arguments)
+    assert "--enable-return-routed-experts" in words
+    with pytest.raises(ServerRefusedError, match="start it with --enable-return-routed-experts"):
+        called(replay, recorded, speaks.identify)
+    answers = copy.deepcopy(recorded)
+    answers[SERVER_INFO]["vllm_config"]["aux_output_config"] = {"enable_return_routed_experts": True}
+    assert called(replay, answers, speaks.identify)[0].version == "0.32.0"

@@ -26,6 +26,8 @@ LAST_WORDS_S = 2.0
 """For what a program has written, once it has ended, to be read; what it has left behind may hold its pipes open."""
 HIDDEN = ("AREAL_", "OPENAI_", "ANTHROPIC_")
 """How the names of variables begin that no program of others sees: the run's own, and those of other endpoints."""
+OFFERED = ("row", "endpoint", "base_url", "api_key", "model")
+"""What an agent may name, beside the keys of the row."""
 SHOWN = 4000
 """Characters of a command's errors in a message."""
 
@@ -45,20 +47,28 @@ class FunctionAgent:
         self._function = function
         parameters = inspect.signature(function).parameters.values()
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+        named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        self._by_place = [p.name for p in named if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)]
+        self._required = [p.name for p in named if p.default is p.empty]
         self._optional = [p.name for p in parameters if p.default is not p.empty]
         called = function if inspect.isroutine(function) else type(function).__call__
         self._is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
+    def problem(self, row: Mapping[str, Any]) -> str:
+        """Why the function cannot be called for a row; empty where it can be."""
+        if self._by_place:
+            return f"the agent takes {', '.join(self._by_place)} by place, and arguments come by name"
+        if missing := [name for name in self._required if name not in (*OFFERED, *row)]:
+            asked = f"the agent asks for {', '.join(missing)}"
+            return f"{asked}; it is offered {', '.join(OFFERED)}, and the row's {', '.join(row)}"
+        return ""
+
     async def __call__(self, *, row: Mapping[str, Any], endpoint: Endpoint) -> Any:
         """Play one episode."""
-        offered = {**row, "row": row, "endpoint": endpoint, "model": endpoint.model}
-        offered |= {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
-        if missing := [name for name in self._required if name not in offered]:
-            raise AgentFailedError(
-                f"the agent asks for {', '.join(missing)}; it is offered row, endpoint, base_url, api_key, model, and "
-                f"the row's {', '.join(row)}"
-            )
+        if told := self.problem(row):
+            raise AgentFailedError(told)
+        own = (row, endpoint, endpoint.base_url, endpoint.api_key, endpoint.model)
+        offered = {**row, **dict(zip(OFFERED, own, strict=True))}
         names = [*self._required, *(name for name in self._optional if name in offered)]
         given = offered if self._takes_all else {name: offered[name] for name in names}
         if self._is_coroutine:

@@ -40,6 +40,7 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         max_tokens=positive(body, "max_tokens"),
         stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
         other_sampling=overridden,
+        model=str(body.get("model") or ""),
     )
 
 
@@ -133,6 +134,6 @@ def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader)
 
 def problem(error: RefusedError) -> dict[str, Any]:
     """A refusal."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
     kind = kinds.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}

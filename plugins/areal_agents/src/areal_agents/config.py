@@ -31,6 +31,13 @@ class ConversationSettings(Settings):
         description="which conversations of an episode are trained on; each has the episode's reward, so that with "
         "`all` an episode of many conversations has more tokens in the loss, unless the aggregation is by episodes",
     )
+    turn_discount: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="a conversation that ends k answers before the episode's last one has its reward times this to the "
+        "k: for templates that take earlier thoughts out, so that each answer is a conversation of its own",
+    )
 
 
 class AgentSettings(ConversationSettings):

@@ -59,6 +59,7 @@ class Turn:
         prompt: what it continues.
         generation: what was sampled.
         answer: the same as a message.
+        player: the part that the policy played: the model that was asked for.
         identifier: under which an agent knows it.
         children: answers that continue it.
     """
@@ -66,6 +67,7 @@ class Turn:
     prompt: Prompt
     generation: Generation
     answer: Answer
+    player: str = ""
     identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list[Turn] = field(default_factory=list)
 
@@ -139,14 +141,12 @@ class Conversations:
         parent = _the_one_meant(candidates, messages[count - 1], request.previous)
         if parent is None:
             return self._first(tuple(messages), keys[-1], arguments, "ambiguous" if candidates else "")
-        following = messages[count:]
-        history = (*parent.messages, *following)
+        later = messages[count:]
+        history = (*parent.messages, *later)
         before, said = parent.prompt.messages, parent.answer.message
         try:
             with _told_to_the_agent():
-                ids, _ = between_turns(
-                    self._tokenizer, before, said, following, parent.generation.output_ids, **arguments
-                )
+                ids, _ = between_turns(self._tokenizer, before, said, later, parent.generation.output_ids, **arguments)
         except RewrittenPrefixError:
             return self._first(history, keys[-1], arguments, "rewritten")
         return Prompt(parent, ids, history, keys[-1])
@@ -158,9 +158,9 @@ class Conversations:
                 return candidates, count
         return [], 0
 
-    def add(self, prompt: Prompt, generation: Generation, answer: Answer) -> Turn:
+    def add(self, prompt: Prompt, generation: Generation, answer: Answer, player: str) -> Turn:
         """An answer is about to be given; what continues it will be known."""
-        turn = Turn(prompt, generation, answer)
+        turn = Turn(prompt, generation, answer, player)
         self.turns.append(turn)
         self._known[_extended(prompt.key, answer.message)].append(turn)
         if prompt.parent is not None:

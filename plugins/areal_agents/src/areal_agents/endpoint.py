@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiohttp import web
 
 from areal_agents import anthropic_messages, openai_chat, openai_responses, token_generate
-from areal_agents.requests import RefusedError
+from areal_agents.requests import REQUESTS, RefusedError
 from areal_core.errors import RunError
 from areal_core.interfaces.agent import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from aiohttp.typedefs import Handler
 
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
@@ -47,10 +48,6 @@ class AgentProtocol(Protocol):
 
     def stream(self, body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:
         """The same in pieces."""
-
-
-Problem = Callable[[RefusedError], dict[str, Any]]
-"""A refusal in the words of a protocol."""
 
 
 class AgentEndpoint:
@@ -83,18 +80,12 @@ class AgentEndpoint:
 
     async def start(self) -> None:
         """Listen."""
-        application = web.Application(client_max_size=LARGEST_BODY)
-        for path, protocol, problem in (
-            ("/v1/chat/completions", openai_chat, openai_chat.problem),
-            ("/v1/responses", openai_responses, openai_chat.problem),
-            ("/v1/messages", anthropic_messages, anthropic_messages.problem),
-            ("/inference/v1/generate", token_generate, openai_chat.problem),
-        ):
-            application.router.add_post(path, partial(self._handled, partial(self._answer, protocol, problem), problem))
-        count = partial(self._handled, self._count_tokens, anthropic_messages.problem)
-        application.router.add_post("/v1/messages/count_tokens", count)
-        application.router.add_get("/v1/models", partial(self._handled, self._models, openai_chat.problem))
-        application.router.add_get("/v1/models/{name}", partial(self._handled, self._models, openai_chat.problem))
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_refuse_in_words])
+        for path, protocol in PROTOCOLS.items():
+            application.router.add_post(path, partial(self._answer, protocol))
+        application.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        application.router.add_get("/v1/models", self._models)
+        application.router.add_get("/v1/models/{name}", self._models)
         # A client that goes away cancels the handler, and with it what is generated for it.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
         await self._runner.setup()
@@ -121,42 +112,26 @@ class AgentEndpoint:
             self._ended.popitem(last=False)
         session.close()
 
-    async def _handled(
-        self,
-        handler: Callable[[web.Request, Session], Awaitable[web.StreamResponse]],
-        problem: Problem,
-        request: web.Request,
-    ) -> web.StreamResponse:
-        """Every refusal in the words of the protocol."""
-        try:
-            return await handler(request, self._session_of(request))
-        except (RefusedError, RunError) as error:
-            refused = as_refused(error)
-            return web.json_response(problem(refused), status=refused.status)
-
     def _session_of(self, request: web.Request) -> Session:
         written = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         keys = [key for key in (written, request.headers.get("x-api-key", "")) if key]
         session = next((self._sessions[key] for key in keys if key in self._sessions), None)
         if session is None:
-            known = (
-                "the episode of this key has ended"
-                if any(key in self._ended for key in keys)
-                else "this key is none of an episode's"
-            )
+            known = "this key's episode has ended" if self._ended.keys() & keys else "this key is none of an episode's"
             raise RefusedError(known, 401, "invalid_api_key")
         return session
 
-    async def _answer(
-        self, protocol: AgentProtocol, problem: Problem, request: web.Request, session: Session
-    ) -> web.StreamResponse:
-        body = await _body(request)
+    async def _answer(self, protocol: AgentProtocol, request: web.Request) -> web.StreamResponse:
+        session, body = self._session_of(request), await _body(request)
         asked = protocol.read(body)
+        session.counts[REQUESTS[request.path]] += 1
+        session.counts["streamed_requests"] += bool(body.get("stream"))
         self._see_sampling(asked)
-        answering = session.start(asked, session.place(asked))
+        prompt = await session.place(asked)
+        answering = self._session_of(request).start(asked, prompt)  # unless the episode has ended meanwhile
         try:
             if body.get("stream"):
-                return await self._stream(protocol, problem, request, body, answering)
+                return await self._stream(protocol, request, body, answering)
             response = web.json_response(protocol.write(body, await answering, self._reader))
             await response.prepare(request)
             await response.write_eof()
@@ -172,7 +147,6 @@ class AgentEndpoint:
     async def _stream(
         self,
         protocol: AgentProtocol,
-        problem: Problem,
         request: web.Request,
         body: Mapping[str, Any],
         answering: asyncio.Task[list[Turn]],
@@ -190,7 +164,7 @@ class AgentEndpoint:
         try:
             events = protocol.stream(body, answering.result(), self._reader)
         except (RefusedError, RunError) as error:
-            events = [("error", problem(as_refused(error)))]
+            events = [("error", _problem(request, as_refused(error)))]
         for name, data in events:
             line = f"event: {name}\n" if name else ""
             await response.write(f"{line}data: {json.dumps(data)}\n\n".encode())
@@ -209,21 +183,42 @@ class AgentEndpoint:
             self._has_told = True
             self._on_other_sampling(told)
 
-    async def _count_tokens(self, request: web.Request, session: Session) -> web.StreamResponse:
-        asked = anthropic_messages.read(await _body(request))
-        return web.json_response({"input_tokens": len(session.conversations.place(asked).ids)})
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        session, asked = self._session_of(request), anthropic_messages.read(await _body(request))
+        return web.json_response({"input_tokens": len((await session.find_place(asked)).ids)})
 
-    async def _models(self, request: web.Request, session: Session) -> web.StreamResponse:
-        name = request.match_info.get("name")
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        session, name = self._session_of(request), request.match_info.get("name")
         model = {"id": name or "policy", "object": "model", "owned_by": "areal", "created": 0}
         model |= {"type": "model", "display_name": model["id"], "max_model_len": session.max_tokens}
         return web.json_response(model if name else {"object": "list", "data": [model], "has_more": False})
 
 
+PROTOCOLS: Final = dict(zip(REQUESTS, (openai_chat, openai_responses, anthropic_messages, token_generate), strict=True))
+
+
+@web.middleware
+async def _refuse_in_words(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal in the form of the protocol, those of the web server itself as well."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        told = f"{request.method} {request.path:.200}: {error.text}; served are {', '.join(PROTOCOLS)} and /v1/models"
+        refused = RefusedError(told, error.status, error.reason.lower().replace(" ", "_"))
+    except (RefusedError, RunError) as error:
+        refused = as_refused(error)
+    return web.json_response(_problem(request, refused), status=refused.status)
+
+
+def _problem(request: web.Request, refused: RefusedError) -> dict[str, Any]:
+    is_anthropic = request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+    return (anthropic_messages if is_anthropic else openai_chat).problem(refused)
+
+
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = await request.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RefusedError(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedError("the body must be an object")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from areal_agents.outcomes import reward_of_players
+from areal_agents.requests import REQUESTS
 from areal_agents.trajectories import earned, ends, trajectories
 from areal_core.data import Episode
 
 if TYPE_CHECKING:
+    from areal_agents.config import ConversationSettings
     from areal_agents.conversations import Turn
     from areal_agents.outcomes import Outcome
     from areal_agents.session import Session
-    from areal_agents.trajectories import Trained
     from areal_core.interfaces import RewardScore, WorkflowContext
 
 COUNTED: tuple[str, ...] = ("answers", "calls", "malformed_calls", "tool_errors", "lost_answers", "other_sampling")
-COUNTED += ("rewritten_prefixes", "ambiguous_prefixes")
+COUNTED += ("rewritten_prefixes", "ambiguous_prefixes", *REQUESTS.values(), "streamed_requests")
 """Of each episode, for metrics."""
 
 
 async def make_episode(
-    session: Session, outcome: Outcome, context: WorkflowContext, trained: Trained, seconds: float
+    session: Session, outcome: Outcome, context: WorkflowContext, settings: ConversationSettings, seconds: float
 ) -> Episode:
     """The trajectories of an episode, and its reward.
 
@@ -28,27 +30,32 @@ async def make_episode(
         session: what was said in it.
         outcome: what the agent says that it was worth.
         context: scores it otherwise.
-        trained: which conversations.
+        settings: which conversations are trained on, and what earlier ones are worth.
         seconds: that it took.
 
     Raises:
-        ValueError: the policy was asked for nothing.
+        ValueError: the policy was asked for nothing, or something is to be rewarded that is not there.
     """
     turns = session.conversations.turns
-    ended = ends(turns, trained)
+    ended = ends(turns, settings.trained)
     if not ended:
         raise ValueError("the agent has asked the policy for nothing that it received: there is nothing to train on")
     own = earned(turns, outcome.turn_rewards)
-    reward, rewards = outcome.reward, dict(outcome.rewards)
+    players = [turn.player for turn in turns]
+    reward, rewards = reward_of_players(outcome, players), dict(outcome.rewards)
     if reward is None:
         score = await _scored(turns[-1], outcome.answer, context)
         reward = score.value + sum(outcome.turn_rewards.values())
         rewards = {**score.components, **rewards}
+    discounts = [settings.turn_discount ** players[turns.index(end) + 1 :].count(end.player) for end in ended]
+    worth = [outcome.player_rewards.get(e.player, reward) * d for e, d in zip(ended, discounts, strict=True)]
     metrics = {f"agents/{name}": float(session.counts[name]) for name in COUNTED}
     metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
     metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
-    text = context.tokenizer.decode(ended[-1].ids)
-    return Episode(trajectories(ended, own), reward, rewards, text=text, metrics=metrics)
+    texts = [context.tokenizer.decode(end.ids) for end in ended]
+    text = texts[0] if len(texts) == 1 else "\n".join(f"[{e.player}] {t}" for e, t in zip(ended, texts, strict=True))
+    learnt = trajectories(ended, own, [value - reward for value in worth])
+    return Episode(learnt, reward, {**outcome.player_rewards, **rewards}, text=text, metrics=metrics)
 
 
 async def _scored(turn: Turn, answer: str | None, context: WorkflowContext) -> RewardScore:

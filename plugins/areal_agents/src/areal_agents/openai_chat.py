@@ -47,6 +47,7 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=stop_texts(body.get("stop"), "stop"),
         other_sampling=overridden,
+        model=str(body.get("model") or ""),
     )
 
 

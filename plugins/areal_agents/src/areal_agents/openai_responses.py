@@ -52,6 +52,7 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         max_tokens=positive(body, "max_output_tokens"),
         previous=previous.removeprefix(PREFIX),
         other_sampling=overridden,
+        model=str(body.get("model") or ""),
     )
 
 

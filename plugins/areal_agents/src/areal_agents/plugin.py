@@ -14,7 +14,7 @@ def areal_workflows() -> list[Component]:
             "an agent of yours plays the episode against an address that speaks as OpenAI and Anthropic do",
             target="areal_agents.workflow:AgentWorkflow",
             config="areal_agents.config:AgentSettings",
-        ),
+        )
     ]
 
 

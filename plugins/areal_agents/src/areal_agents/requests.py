@@ -14,6 +14,15 @@ Message = dict[str, Any]
 `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. The arguments of calls are objects where they can be read."""
 
 
+REQUESTS: dict[str, str] = {
+    "/v1/chat/completions": "chat_requests",
+    "/v1/responses": "responses_requests",
+    "/v1/messages": "messages_requests",
+    "/inference/v1/generate": "generate_requests",
+}
+"""What requests for answers are counted as, by their path."""
+
+
 class RefusedError(Exception):
     """A request that cannot be answered; the agent is told why.
 
@@ -43,6 +52,7 @@ class AgentRequest:
         prompt_ids: the conversation as token ids, in place of messages.
         previous: identifier of the answer that the messages follow; empty where they are the whole conversation.
         other_sampling: names of sampling settings in the request that are not the run's.
+        model: the name that was asked for: the part that the policy plays here.
     """
 
     messages: Sequence[Message]
@@ -54,6 +64,7 @@ class AgentRequest:
     prompt_ids: Sequence[int] = ()
     previous: str = ""
     other_sampling: tuple[str, ...] = ()
+    model: str = ""
 
 
 SAMPLING: tuple[str, ...] = ("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "response_format")
@@ -90,10 +101,8 @@ def text_of(content: Any, where: str) -> str:
     Raises:
         RefusedError: a part is no text, such as an image.
     """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if not isinstance(content, list):
         raise RefusedError(f"{where}: content must be a text or a list of parts")
     texts = []
@@ -120,9 +129,7 @@ def arguments_of(written: Any) -> Any:
 def positive(body: Mapping[str, Any], name: str) -> int | None:
     """A whole number from 1, or None where the request has none."""
     value = body.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or value < 1:
+    if value is not None and (type(value) is not int or value < 1):
         raise RefusedError(f"{name} is {value!r:.40}; it must be a whole number from 1")
     return value
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from areal_core.interfaces import WorkflowContext
 
 KEY_PREFIX = "sk-areal-"
+LONG_TEXT = 20_000
+"""Characters of messages whose tokens are there in milliseconds."""
 
 
 class Session:
@@ -55,13 +57,19 @@ class Session:
         self._failure: RunError | None = None
         self._began = time.monotonic()
 
-    def place(self, request: AgentRequest) -> Prompt:
+    async def find_place(self, request: AgentRequest) -> Prompt:
+        """See `Conversations.place`; the tokens of a long text are looked for beside the event loop."""
+        if not request.previous and len(f"{request.messages}{request.tools}") < LONG_TEXT:
+            return self.conversations.place(request)
+        return await asyncio.to_thread(self.conversations.place, request)
+
+    async def place(self, request: AgentRequest) -> Prompt:
         """The tokens that the answers to a request continue.
 
         Raises:
             RefusedError: they cannot be continued; the agent is told why.
         """
-        prompt = self.conversations.place(request)
+        prompt = await self.find_place(request)
         if self.max_tokens <= len(prompt.ids):
             raise RefusedError(
                 f"the conversation has {len(prompt.ids)} tokens, and this run's conversations have at most "
@@ -104,9 +112,8 @@ class Session:
         ids = prompt.ids
         room = self.max_tokens - len(ids)
         longest = room if request.max_tokens is None else min(room, request.max_tokens)
-        wanted = range(request.count)
         settings = {"max_new_tokens": longest, "stop": request.stop}
-        generating = [asyncio.ensure_future(self._generate(ids, **settings)) for _ in wanted]
+        generating = [asyncio.ensure_future(self._generate(ids, **settings)) for _ in range(request.count)]
         self._begin()
         try:
             generations = await asyncio.gather(*generating)
@@ -121,7 +128,7 @@ class Session:
             answer = self._reader.read(generation, begun, request.tools, request.stop, first_call=calls)
             self.counts["malformed_calls"] += answer.malformed
             self.counts["calls"] += len(answer.calls)
-            turns.append(self.conversations.add(prompt, generation, answer))
+            turns.append(self.conversations.add(prompt, generation, answer, request.model))
         return turns
 
     async def _generate(self, ids: list[int], **settings: Any) -> Generation:

@@ -30,22 +30,31 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         max_tokens=positive(settings, "max_tokens"),
         stop=stop_texts(settings.get("stop"), "stop"),
         other_sampling=other_sampling(settings),
+        model=str(body.get("model") or ""),
     )
 
 
 def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> dict[str, Any]:
     """An answer as a whole."""
-    del body
+    del body, reader
     choices = [
         {
             "index": number,
             "token_ids": turn.generation.output_ids,
-            "logprobs": {"content": reader.logprobs(turn.generation)},
+            "logprobs": {"content": _logprobs(turn)},
             "finish_reason": "length" if turn.generation.finish_reason is FinishReason.LENGTH else "stop",
         }
         for number, turn in enumerate(turns)
     ]
     return {"request_id": turns[0].identifier, "choices": choices, "prompt_token_ids": turns[0].prompt.ids}
+
+
+def _logprobs(turn: Turn) -> list[dict[str, Any]]:
+    """A token's text would be ambiguous: vLLM names it by its id here, and clients hold it against `token_ids`."""
+    return [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(turn.generation.output_ids, turn.generation.logprobs, strict=True)
+    ]
 
 
 def stream(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) -> Iterator[Event]:

@@ -63,16 +63,17 @@ def earned(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> dict[int
     return found
 
 
-def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float]) -> list[Trajectory]:
+def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Sequence[float]) -> list[Trajectory]:
     """One for each conversation. An answer that several share is learnt from in the first of them alone.
 
     Args:
         ended: see `ends`.
         rewards: see `earned`.
+        extra: what each earned beside the episode's reward.
     """
     seen: set[int] = set()
     found = []
-    for end in ended:
+    for end, extra_reward in zip(ended, extra, strict=True):
         builder, own = TrajectoryBuilder(), []
         for turn in end.path():
             builder.add_context(turn.prompt.context_ids)
@@ -82,5 +83,6 @@ def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float]) -> list[Tr
             seen.add(id(turn))
             builder.add_generation(turn.generation)
             own.append(rewards.get(id(turn), 0.0))
-        found.append(builder.build(turns={"turn_rewards": torch.tensor(own, dtype=torch.float32)}))
+        turn_rewards = {"turn_rewards": torch.tensor(own, dtype=torch.float32)}
+        found.append(builder.build(turns=turn_rewards, player=end.player, earned=extra_reward))
     return found

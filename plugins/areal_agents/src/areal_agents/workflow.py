@@ -11,16 +11,17 @@ from areal_agents.agents import FunctionAgent
 from areal_agents.answers import AnswerReader
 from areal_agents.endpoint import AgentEndpoint
 from areal_agents.episodes import make_episode
-from areal_agents.outcomes import read_outcome
+from areal_agents.outcomes import read_outcome, reward_of_players
 from areal_agents.session import Session
+from areal_core.interfaces import RewardScore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from typing import Any
 
     from areal_agents.config import AgentSettings
     from areal_core.data import Episode
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.interfaces import Endpoint, WorkflowContext
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ class AgentWorkflow:
         self._endpoint: AgentEndpoint | None = None
         self._starting = asyncio.Lock()
 
+    def check_row(self, row: Mapping[str, Any]) -> str:
+        """Before a run: why the agent cannot play this row; empty where it can."""
+        return self._agent.problem(row)
+
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
         settings, began = self._settings, time.monotonic()
@@ -50,7 +55,29 @@ class AgentWorkflow:
             outcome = read_outcome(await self._agent(row=row, endpoint=where))
         finally:
             endpoint.end(session)
-        return await make_episode(session, outcome, context, settings.trained, time.monotonic() - began)
+        return await make_episode(session, outcome, context, settings, time.monotonic() - began)
+
+    async def play_at(
+        self,
+        row: Mapping[str, Any],
+        endpoint: Endpoint,
+        score: Callable[[str | None], Awaitable[RewardScore]],
+        players: Callable[[], Collection[str]],
+    ) -> RewardScore:
+        """What an episode is worth that is played with somebody else's model: nothing of its tokens is known.
+
+        Args:
+            row: of the data set.
+            endpoint: of that model.
+            score: the run's rewards on a text; on what the model answered last where it is None.
+            players: the models that the agent has asked for.
+        """
+        outcome = read_outcome(await self._agent(row=row, endpoint=endpoint))
+        reward = reward_of_players(outcome, players())
+        if reward is not None:
+            return RewardScore(reward, {**outcome.player_rewards, **outcome.rewards})
+        scored = await score(outcome.answer)
+        return RewardScore(scored.value + sum(outcome.turn_rewards.values()), {**scored.components, **outcome.rewards})
 
     async def close(self) -> None:
         """Listen no more."""

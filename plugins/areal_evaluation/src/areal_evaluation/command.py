@@ -1,16 +1,19 @@
 """Evaluate a model: rollouts and scores, no training.
 
 Every prompt of the config's evaluation.dataset (dataset, where there is none) is answered N times. Reported are the
-mean reward and pass@k, each with a 95% confidence interval, lengths, failures and speed. Ctrl-C ends it with what was
-measured so far.
+mean reward and pass@k, each with a 95% confidence interval, lengths, failures and speed. With --endpoint the model is
+somebody else's behind an address, and the config's agent is evaluated with it. Ctrl-C ends it with what was measured so
+far.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal_core.cli.output import complain, say
 from areal_core.cli.request import add_request_arguments, read_request, require_place
@@ -20,6 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved
+    from areal_evaluation.address import Address
+    from areal_evaluation.evaluation import Measured
+
+AT_ONCE = 32
+"""Episodes with somebody else's model, where nothing is said of it: an address has its limits."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -38,7 +46,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", metavar="RUN_DIR", type=Path, help="config and exported model of this run: best/, else model/"
     )
-    parser.add_argument("--model", metavar="FOLDER", type=Path, help="a Hugging Face folder instead of that model")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="a Hugging Face folder instead of that model; with --endpoint, its name there"
+    )
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="evaluate the model behind this address, OpenAI's base_url; none is loaded"
+    )
+    parser.add_argument(
+        "--api-key-variable",
+        metavar="NAME",
+        help="environment variable with the endpoint's key; by default OPENAI_API_KEY, where that is set",
+    )
+    parser.add_argument(
+        "--request-timeout", metavar="S", type=float, help="seconds for one answer of the endpoint; by default 600"
+    )
+    parser.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=int,
+        help="episodes at a time; by default as many as in a run, with --endpoint 32",
+    )
+    parser.add_argument("--category", metavar="KEY", help="give the figures for each value of this key of the rows too")
     parser.add_argument("--samples", metavar="N", type=int, help="answers to each prompt; by default the config's")
     parser.add_argument("--k", metavar="K,K", type=numbers, help="of pass@k; by default 1 and N")
     parser.add_argument("--limit", metavar="N", type=int, help="use the first N prompts")
@@ -48,7 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="write the figures as one JSON object")
     parser.add_argument(
-        "--output", metavar="FOLDER", type=Path, help="write evaluation.json, samples.jsonl and logs into a new folder"
+        "--output",
+        metavar="FOLDER",
+        type=Path,
+        help="write report.html, evaluation.json, samples.jsonl and logs into a new folder",
     )
 
 
@@ -59,15 +90,27 @@ def execute(arguments: argparse.Namespace) -> int:
         require_place("the folder", arguments.output, other)
         if arguments.output.exists():
             raise UsageError(f"{arguments.output} exists already", hints=(other,))
-    if arguments.model is not None and not (arguments.model / "config.json").is_file():
+    address = _address(arguments)
+    if address is None and arguments.model is not None and not (Path(arguments.model) / "config.json").is_file():
         raise UsageError(
             f"{arguments.model} is no model folder: it has no config.json",
             hints=("name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best",),
         )
-    resolved, model = _resolved(arguments)
-    from areal_evaluation.evaluation import evaluate, for_evaluation
+    resolved, model = _resolved(arguments, address)
+    from areal_evaluation.evaluation import Asked, evaluate, for_evaluation
 
-    resolved = for_evaluation(resolved, model, arguments.samples, arguments.limit, arguments.temperature)
+    asked = Asked(
+        model=model,
+        address=address,
+        samples=arguments.samples,
+        limit=arguments.limit,
+        temperature=arguments.temperature,
+        concurrency=AT_ONCE if address is not None and arguments.concurrency is None else arguments.concurrency,
+        category=arguments.category,
+        threshold=arguments.threshold,
+        output=arguments.output,
+    )
+    resolved = for_evaluation(resolved, asked)
     section = resolved.config.evaluation
     assert section is not None
     samples = section.samples_per_prompt
@@ -77,68 +120,77 @@ def execute(arguments: argparse.Namespace) -> int:
             f"pass@k needs k from 1 to the number of answers to each prompt, {samples}; --k has {ks[0]} to {ks[-1]}",
             hints=(f"ask for more answers: --samples {max(ks[-1], 1)}", "or for another k: --k 1"),
         )
+    if address is not None:
+        address = replace(address, temperature=section.temperature)
+    return _tell(evaluate(resolved, replace(asked, ks=ks, address=address)), arguments)
+
+
+def _tell(measured: Measured, arguments: argparse.Namespace) -> int:
+    """Show the figures, and say what else there is to say; the exit code."""
     import json
 
-    figures, signal = evaluate(resolved, ks, arguments.threshold, arguments.output)
-    say(json.dumps(figures) if arguments.json else _report(figures))
-    if arguments.output is not None and not arguments.json:
-        say(f"written to {arguments.output}")
-    if signal:
+    figures, signal, failure = measured
+    if arguments.json:
+        say(json.dumps(figures))
+    else:
+        from areal_evaluation.report import report
+
+        say(report(figures))
+        if arguments.output is not None:
+            say(f"written to {arguments.output}")
+    if signal or failure is not None:
         complain(
-            f"interrupted: these are the figures of {figures['finished']} of {figures['episodes']} episodes; "
-            "short answers end first and weigh too much in them"
+            f"{'interrupted' if signal else 'not complete'}: these are the figures of {figures['finished']} of "
+            f"{figures['episodes']} episodes; short answers end first and weigh too much in them"
         )
+    if failure is not None:
+        raise failure
     return 128 + signal if signal else 0
 
 
-def _resolved(arguments: argparse.Namespace) -> tuple[Resolved, Path | None]:
+def _address(arguments: argparse.Namespace) -> Address | None:
+    """Where the model is that is asked, where it is somebody else's."""
+    if arguments.endpoint is None:
+        for word in ("api_key_variable", "request_timeout"):
+            if getattr(arguments, word) is not None:
+                raise UsageError(f"--{word.replace('_', '-')} says something of an endpoint, and none is named")
+        return None
+    if arguments.model is None:
+        raise UsageError(f"--endpoint {arguments.endpoint} needs the model's name there", hints=("add --model NAME",))
+    from areal_evaluation.address import DEFAULT_VARIABLE, Address
+
+    variable = arguments.api_key_variable or (DEFAULT_VARIABLE if os.environ.get(DEFAULT_VARIABLE) else "")
+    timeout_s = 600.0 if arguments.request_timeout is None else arguments.request_timeout
+    address = Address(arguments.endpoint.rstrip("/"), arguments.model, variable, request_timeout_s=timeout_s)
+    _ = address.headers  # before anything is started
+    return address
+
+
+def _resolved(arguments: argparse.Namespace, address: Address | None) -> tuple[Resolved, Path | None]:
     """The config, and the folder of the model where it is not the config's."""
     from areal_core.config import load_run, resolve
 
     request = read_request(arguments)
+    named = Path(arguments.model) if arguments.model is not None and address is None else None
     if arguments.run is None:
-        return resolve(request.config, request.plugins, request.overrides), arguments.model
+        return resolve(request.config, request.plugins, request.overrides), named
     if request.config is not None:
         raise UsageError(
             f"--run takes the config from {arguments.run}, so CONFIG ({request.config}) cannot be named as well",
             hints=("leave one of them out",),
         )
     resolved = load_run(arguments.run, request.overrides, request.plugins)
+    if address is not None:
+        return resolved, None
     exported = [
         folder for folder in (arguments.run / "best", arguments.run / "model") if (folder / "config.json").is_file()
     ]
-    if arguments.model is None and not exported:
+    if named is None and not exported:
         raise UsageError(
             f"the run {arguments.run} has exported no model yet: it has neither best/ nor model/",
             hints=(f"let it finish: areal run --resume {arguments.run}", "or name a model: --model FOLDER"),
         )
-    return resolved, arguments.model or exported[0]
-
-
-def _report(figures: dict[str, Any]) -> str:
-    evaluation, sampling = figures["config"]["evaluation"], figures["config"]["sampling"]
-    temperature = sampling["temperature"] if evaluation["temperature"] is None else evaluation["temperature"]
-    samples = f"{evaluation['samples_per_prompt']} answers to each at temperature {temperature:g}"
-    rows = {
-        "model": figures["model"],
-        "data": f"{evaluation['dataset']['type']}: {figures['reward']['prompts']} prompts, {samples}",
-        "mean reward": _interval(figures["reward"]),
-        **{f"pass@{k}": _interval(estimate) for k, estimate in figures["pass_at_k"].items()},
-        **{f"reward {name}": f"{value:.3f}" for name, value in figures["rewards"].items()},
-        "response length": f"{figures['response_length']:.1f} tokens; {figures['truncated']:.1%} truncated",
-        "episodes": f"{figures['finished']} of {figures['episodes']}, {figures['failed']} failed",
-        "speed": f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['episodes_per_s']:,.1f} episodes/s",
-    }
-    width = max(len(label) for label in rows)
-    return "\n".join([figures["name"], *(f"  {label:<{width}}  {text}" for label, text in rows.items())])
-
-
-def _interval(estimate: dict[str, float] | None) -> str:
-    if estimate is None:
-        return "no prompt has so many answers"
-    if estimate["low"] is None:
-        return f"{estimate['value']:.3f}  (one prompt: no interval)"
-    return f"{estimate['value']:.3f}  (95%: {estimate['low']:.3f} to {estimate['high']:.3f})"
+    return resolved, named or exported[0]
 
 
 def numbers(text: str) -> list[int]:

@@ -1,7 +1,8 @@
 """Evaluation without a trainer: what `areal eval` calls.
 
-Engine, rewards and workflow live in a process of their own (`evaluator`). It tells of each episode when it ends, and
-all figures are worked out from that, so that an evaluation may be stopped at any time.
+Engine, rewards and workflow live in a process of their own (`evaluator`, or `address_evaluator` where the model is
+somebody else's). It tells of each episode when it ends, and all figures are worked out from that, so that an evaluation
+may be stopped at any time, and what it measured is kept when it fails.
 """
 
 from __future__ import annotations
@@ -9,47 +10,87 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
+from areal_core.cli.output import complain
 from areal_core.config import EvaluationSection
 from areal_core.errors import RunError, UsageError
 from areal_core.interfaces import Needs, ProcessSpecification
 from areal_core.messages import Credentials, private_folder
 from areal_core.runs import RunFolder, RunState, Supervisor, make_plan, model_reference, role_process
+from areal_evaluation.figures import by_category, work_out
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
-from areal_evaluation.pass_at_k import mean_over_prompts, mean_pass_at_k
+from areal_evaluation.page import write_page
 from areal_evaluation.progress import show_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.config import Resolved
     from areal_core.runs import SupervisedProcess
+    from areal_evaluation.address import Address
     from areal_evaluation.progress import Show
 
-SAMPLES_FILE, FIGURES_FILE = "samples.jsonl", "evaluation.json"
+SAMPLES_FILE, FIGURES_FILE, REPORT_FILE = "samples.jsonl", "evaluation.json", "report.html"
 FACTS = ("evaluation", "workflow", "rewards", "sampling", "inference_engine", "seed", "deterministic")
 """The sections of the config that the figures depend on, beside the model."""
 
 
-def for_evaluation(
-    resolved: Resolved, model: Path | None, samples: int | None, limit: int | None, temperature: float | None
-) -> Resolved:
-    """The config with its `model` and `evaluation` sections as asked for; None leaves what the config says.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an evaluation is asked for beside its config; None leaves what that says.
 
-    Args:
-        resolved: of any run that generates; without an evaluation section its training prompts are used.
+    Attributes:
         model: a Hugging Face folder that takes the place of the config's model.
+        address: of somebody else's model, in place of any folder.
         samples: of each prompt.
         limit: prompts, from the first.
         temperature: of sampling; 0 is greedy.
+        concurrency: episodes under way at a time.
+        category: key of the rows by whose value figures are given in groups as well.
+        ks: of pass@k, each at most the number of samples.
+        threshold: an episode passes when its reward reaches it.
+        output: a new folder for figures, samples, report, config and logs.
+    """
+
+    model: Path | None = None
+    address: Address | None = None
+    samples: int | None = None
+    limit: int | None = None
+    temperature: float | None = None
+    concurrency: int | None = None
+    category: str | None = None
+    ks: Sequence[int] = (1,)
+    threshold: float = 1.0
+    output: Path | None = None
+
+
+class Measured(NamedTuple):
+    """An evaluation that has ended.
+
+    Attributes:
+        figures: as they stand in `evaluation.json`.
+        signal: that ended it early, or 0.
+        failure: that ended it early, or that kept something of it from being written.
+    """
+
+    figures: dict[str, Any]
+    signal: int = 0
+    failure: RunError | None = None
+
+
+def for_evaluation(resolved: Resolved, asked: Asked) -> Resolved:
+    """The config with its `model` and `evaluation` sections as asked for.
+
+    Args:
+        resolved: of any run that generates; without an evaluation section its training prompts are used.
+        asked: what the command line says.
 
     Raises:
         UsageError: the config generates nothing, or a number is out of range.
@@ -60,7 +101,7 @@ def for_evaluation(
             f"{resolved.name} generates nothing: it has no inference_engine and no workflow",
             hints=["name a config that generates; --model FOLDER evaluates any model with it"],
         )
-    given = {"samples_per_prompt": samples, "limit": limit, "temperature": temperature}
+    given = {"samples_per_prompt": asked.samples, "limit": asked.limit, "temperature": asked.temperature}
     base = dict(config.evaluation or {"dataset": config.dataset})
     try:
         section = EvaluationSection(**base | {key: value for key, value in given.items() if value is not None})
@@ -68,44 +109,82 @@ def for_evaluation(
         told = [f"{fault['loc'][0]}: {fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
         raise UsageError("; ".join(told)) from None
     changes: dict[str, Any] = {"evaluation": section}
-    if model is not None:
-        changes["model"] = config.model.model_copy(update={"path": str(model.resolve()), "source": None})
+    if asked.model is not None:
+        changes["model"] = config.model.model_copy(update={"path": str(asked.model.resolve()), "source": None})
+    if asked.address is not None:
+        changes["roles"] = {}
+    if asked.concurrency is not None and asked.concurrency < 1:
+        raise UsageError(f"--concurrency is {asked.concurrency}; it must be at least 1")
     return replace(resolved, config=config.model_copy(update=changes))
 
 
-def evaluate(
-    resolved: Resolved, ks: Sequence[int], threshold: float, output: Path | None
-) -> tuple[dict[str, Any], int]:
+def read_categories(resolved: Resolved, key: str) -> dict[int, str]:
+    """What each row that is used has under a key, by the row's number.
+
+    Raises:
+        UsageError: a row has no such key, or cannot be read.
+    """
+    section = resolved.config.evaluation
+    assert section is not None
+    found: dict[int, str] = {}
+    try:
+        rows = section.dataset.build()
+        for number in range(min(len(rows), section.limit or sys.maxsize)):
+            row = rows[number]
+            if key not in row:
+                raise UsageError(f"row {number} (counted from 0) has no '{key}' for --category, only {', '.join(row)}")
+            found[number] = str(row[key])
+    except UsageError:
+        raise
+    except Exception as error:  # a data set is anybody's code
+        told = f"--category {key}: {section.dataset.reference} cannot be read: {type(error).__name__}: {error}"
+        raise UsageError(told) from error
+    return found
+
+
+def evaluate(resolved: Resolved, asked: Asked) -> Measured:
     """Run all episodes and work out the figures.
 
     Args:
         resolved: made by `for_evaluation`.
-        ks: of pass@k, each at most the number of samples.
-        threshold: an episode passes when its reward reaches it.
-        output: a new folder for `evaluation.json`, `samples.jsonl`, the config and logs.
-
-    Returns:
-        The figures as they stand in `evaluation.json`, and the signal that ended the evaluation early, or 0.
+        asked: the same as there.
 
     Raises:
         ConfigError: the model or the data cannot be read; nothing was started or written.
-        RunError: the engine failed, every episode failed, or none had ended when it was interrupted.
+        RunError: the engine failed, every episode failed, or none had ended well when it failed or was interrupted.
     """
-    section = resolved.config.evaluation
+    section, output = resolved.config.evaluation, asked.output
     assert section is not None
     # What would be trained on need not be there.
     checked = resolved.config.model_copy(update={"dataset": section.dataset, "evaluation": None})
-    make_plan(replace(resolved, config=checked), trains=False)
+    make_plan(replace(resolved, config=checked), trains=False, loads_model=asked.address is None)
+    categories = read_categories(resolved, asked.category) if asked.category is not None else {}
     resolved.plugins.events.configure(resolved.config)
+    failure: RunError | None = None
+    signals: list[int] = []
     with ExitStack() as stack:
-        folder = output.resolve() if output is not None else stack.enter_context(private_folder())
-        episodes = Episodes(folder / SAMPLES_FILE, stack.enter_context(show_progress()))
-        signals = asyncio.run(_supervise(resolved, RunFolder(folder), episodes))
-        figures = work_out_figures(resolved, episodes, ks, threshold, signals)
-        figures["model"] = model_reference(resolved, RunFolder(folder)).path
-    if output is not None:
-        (output / FIGURES_FILE).write_text(json.dumps(figures, indent=1) + "\n")
-    return figures, signals[0] if signals else 0
+        folder = RunFolder(output.resolve() if output is not None else stack.enter_context(private_folder()))
+        episodes = Episodes(folder.path / SAMPLES_FILE, stack.enter_context(show_progress()), categories)
+        if asked.address is not None:
+            episodes.starting = "loading the agent"
+        try:
+            asyncio.run(_supervise(resolved, folder, episodes, asked, signals))
+        except RunError as error:
+            if not episodes.finished:
+                raise
+            failure = error
+        figures = work_out_figures(resolved, episodes, asked, signals)
+        figures["model"] = asked.address.model if asked.address else model_reference(resolved, folder).path
+    figures["stopped_by"] = failure and failure.message
+    try:
+        if episodes.refusal is not None:
+            raise episodes.refusal
+        if output is not None:
+            (output / FIGURES_FILE).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            write_page(output / REPORT_FILE, figures, output / SAMPLES_FILE)
+    except OSError as error:
+        failure = failure or RunError(f"{output} cannot be written, and lacks something: {error.strerror or error}")
+    return Measured(figures, signals[0] if signals else 0, failure)
 
 
 class Episodes:
@@ -114,16 +193,22 @@ class Episodes:
     Args:
         samples: file for their texts.
         show: shows how it goes.
+        categories: of their rows, where such are asked for.
 
     Attributes:
         expected: how many there will be; 0 before the engine is ready.
         lines: those that have ended, without their texts.
+        starting: what is done before the first of them begins, in words.
+        refusal: of the disk, to take one of them; None where it took all.
     """
 
-    def __init__(self, samples: Path, show: Show) -> None:
+    def __init__(self, samples: Path, show: Show, categories: Mapping[int, str] | None = None) -> None:
         self._samples = samples
         self._show = show
+        self.categories = categories or {}
         self.expected = 0
+        self.starting = "starting the engine"
+        self.refusal: OSError | None = None
         self.lines: list[dict[str, Any]] = []
 
     def hear(self, said: Any) -> None:
@@ -131,9 +216,15 @@ class Episodes:
         if isinstance(said, EpisodesExpected):
             self.expected = said.count
         elif isinstance(said, EpisodePlayed):
-            with self._samples.open("a") as file:
-                file.write(json.dumps(dict(said.line)) + "\n")
-            self.lines.append({**said.line, "prompt": None, "completion": None})
+            line = dict(said.line)
+            if self.categories:
+                line["category"] = self.categories[line["row"]]
+            try:
+                with self._samples.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            except OSError as error:  # what was measured is told all the same
+                self.refusal = self.refusal or error
+            self.lines.append({**line, "prompt": None, "completion": None, "conversations": None})
 
     @property
     def finished(self) -> list[dict[str, Any]]:
@@ -144,7 +235,7 @@ class Episodes:
         """How it goes, in words and numbers."""
         rewards = [line["reward"] for line in self.finished]
         failed = len(self.lines) - len(rewards)
-        words = f"reward {fmean(rewards):.3f}" if rewards else "generating" if self.expected else "starting the engine"
+        words = f"reward {fmean(rewards):.3f}" if rewards else "generating" if self.expected else self.starting
         self._show(f"{words}, {failed} failed" if failed else words, len(self.lines), self.expected)
 
     def show_preparation(self, said: str) -> None:
@@ -152,10 +243,15 @@ class Episodes:
         self._show(f"preparing the model  {said}", 0, 0)
 
 
-async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) -> list[int]:
-    """Run the processes of an evaluation; the signals that interrupted it."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.config.write_text(resolved.to_yaml())
+async def _supervise(
+    resolved: Resolved, folder: RunFolder, episodes: Episodes, asked: Asked, signals: list[int]
+) -> None:
+    """Run the processes of an evaluation; the signals that interrupted it are added to a list."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.config.write_text(resolved.to_yaml())
+    except OSError as error:
+        raise RunError(f"{folder.path} cannot be written: {error.strerror}") from error
 
     def hear(_: SupervisedProcess, said: Any) -> None:
         episodes.hear(said)
@@ -163,13 +259,19 @@ async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) 
     def prepare() -> None:
         episodes.show_preparation(preparation.preparation())
 
+    def tell(text: str) -> None:
+        if asked.address is not None:  # what agents do to their process is their author's business
+            complain(text)
+
     preparation = RunState(folder)
-    supervisor = Supervisor(resolved.config.launcher.build(), Credentials.create(1), folder.log, hear, lambda _: None)
+    supervisor = Supervisor(resolved.config.launcher.build(), Credentials.create(1), folder.log, hear, tell, signals)
     try:
         await supervisor.listen()
         await supervisor.bring_nodes(folder.path)
-        steps: list[tuple[ProcessSpecification, Callable[[], None]]] = [(evaluator_process(folder), episodes.show)]
-        if resolved.config.model.source is not None:
+        steps: list[tuple[ProcessSpecification, Callable[[], None]]] = [
+            (evaluator_process(folder, asked), episodes.show)
+        ]
+        if resolved.config.model.source is not None and asked.address is None:
             steps.insert(0, (role_process("prepare", "preparer", folder.path), prepare))
         for specification, update in steps:
             if not supervisor.signals:
@@ -177,7 +279,6 @@ async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) 
                 await supervisor.watch(process, update)
                 supervisor.forget(process)
         episodes.show()
-        return supervisor.signals
     except RunError as error:
         error.hints = (*error.hints, "--output FOLDER keeps the logs of an evaluation")
         raise
@@ -185,49 +286,37 @@ async def _supervise(resolved: Resolved, folder: RunFolder, episodes: Episodes) 
         await supervisor.close()
 
 
-def evaluator_process(folder: RunFolder) -> ProcessSpecification:
+def evaluator_process(folder: RunFolder, asked: Asked) -> ProcessSpecification:
     """The process that plays the episodes."""
-    command = [sys.executable, "-m", "areal_evaluation.evaluator", str(folder.path)]
+    module, words = "evaluator", [str(folder.path), str(asked.concurrency or 0)]
+    if asked.address is not None:
+        module, words = "address_evaluator", [*words, json.dumps(asdict(asked.address))]
+    command = [sys.executable, "-m", f"areal_evaluation.{module}", *words]
     return ProcessSpecification("evaluator", "evaluator", command, needs=Needs(cores=1), speaks=True)
 
 
 def work_out_figures(
-    resolved: Resolved, episodes: Episodes, ks: Sequence[int], threshold: float, signals: Sequence[int]
+    resolved: Resolved, episodes: Episodes, asked: Asked, signals: Sequence[int] = ()
 ) -> dict[str, Any]:
     """What was measured, and of what.
 
     Raises:
         RunError: no episode ended well.
     """
-    finished, lines = episodes.finished, episodes.lines
-    if not finished and signals:
+    lines = episodes.lines
+    if not episodes.finished and signals:
         raise RunError("interrupted before the first episode ended", exit_code=128 + signals[0])
-    if not finished:
+    if not episodes.finished:
         raise RunError(f"all {len(lines)} episodes failed; the last one:\n{lines[-1]['error']}")
-    rewards, named = defaultdict(list), defaultdict(list)
-    for line in finished:
-        rewards[line["row"]].append(line["reward"])
-        for name, value in line["rewards"].items():
-            named[name].append(value)
-    mean = mean_over_prompts([fmean(own) for own in rewards.values()], trials=len(finished) / len(rewards))
-    passes = {str(k): mean_pass_at_k(rewards, k, threshold) for k in ks}
-    seconds = max(line["seconds"] for line in lines)
-    tokens = [line["tokens"] for line in finished]
+    address, categories = asked.address, episodes.categories
     return {
         "complete": len(lines) == episodes.expected,
         "episodes": episodes.expected,
-        "finished": len(finished),
-        "failed": len(lines) - len(finished),
-        "reward": mean._asdict(),
-        "threshold": threshold,
-        "pass_at_k": {k: estimate and estimate._asdict() for k, estimate in passes.items()},
-        "rewards": {name: fmean(values) for name, values in named.items()},
-        "response_length": fmean(tokens),
-        "truncated": fmean(line["truncated"] for line in finished),
-        "seconds": seconds,
-        "tokens_per_s": sum(tokens) / seconds,
-        "episodes_per_s": len(lines) / seconds,
+        **work_out(lines, asked.ks, asked.threshold),
+        "category": asked.category,
+        "categories": by_category(lines, categories, asked.ks, asked.threshold) if categories else {},
         "name": resolved.name,
+        "endpoint": address and address.url,
         "config": resolved.config.model_dump(mode="json", include=set(FACTS)),
         "plugins": {record.name: record.version for record in resolved.provenance()},
     }

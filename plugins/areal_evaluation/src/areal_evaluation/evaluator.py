@@ -1,8 +1,9 @@
-"""The process that plays the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR`."""
+"""The process that plays the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR CONCURRENCY`."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import sys
 import time
@@ -22,16 +23,16 @@ if TYPE_CHECKING:
     from areal_core.runs import Link
 
 
-def play(run: RunFolder, link: Link) -> int:
-    """Play all episodes, or those that end before somebody interrupts."""
+def play(run: RunFolder, concurrency: int, link: Link) -> int:
+    """Play all episodes, or those that end before somebody interrupts; so many at a time, 0 for as many as in a run."""
     try:
-        run_event_loop(_play(run, link))
+        run_event_loop(_play(run, concurrency, link))
     except asyncio.CancelledError:
         return INTERRUPTED_EXIT_CODE
     return 0
 
 
-async def _play(run: RunFolder, link: Link) -> None:
+async def _play(run: RunFolder, concurrency: int, link: Link) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -54,19 +55,21 @@ async def _play(run: RunFolder, link: Link) -> None:
             facts = describe_episode(played.episode, half.tokenizer) if played.episode else {"error": played.error}
             link.post(EpisodePlayed({**line, **facts}))
 
-        await evaluator.play(take, rollout)
+        width = {"batch_size": concurrency, "group_size": 1, "pipeline_depth": 1} if concurrency else {}
+        await evaluator.play(take, rollout.model_copy(update=width))
     finally:
         await half.close()
 
 
 def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
     """An episode as it is noted. The completion is all that follows the first prompt, as the rewards see it."""
-    prompt, completions, count = "", [], 0
+    prompt, completions, conversations, count = "", [], [], 0
     for trajectory in episode.trajectories:
         tokens, sampled = (trajectory.tokens[key].tolist() for key in ("input_ids", "loss_mask"))
         begin = sampled.index(True) if any(sampled) else len(tokens)
         prompt = prompt or tokenizer.decode(tokens[:begin])
         completions.append(tokenizer.decode(tokens[begin:], skip_special_tokens=True))
+        conversations.append(_messages(tokens, sampled, tokenizer))
         count += sum(sampled)
     return {
         "reward": episode.reward,
@@ -75,8 +78,20 @@ def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
         "truncated": int(episode.trajectories[-1].sequence.get("finish_reason", 0)) == FinishReason.LENGTH,
         "prompt": prompt,
         "completion": "\n".join(completions),
+        "metrics": dict(episode.metrics),
+        "conversations": conversations,
     }
 
 
+def _messages(tokens: list[int], sampled: list[bool], tokenizer: Any) -> list[dict[str, Any]]:
+    """A trajectory as a transcript: what the model sampled and what stood around it in turn, with special tokens."""
+    messages: list[dict[str, Any]] = []
+    for is_own, run in itertools.groupby(zip(sampled, tokens, strict=True), key=lambda pair: pair[0]):
+        text = tokenizer.decode([token for _, token in run])
+        messages.append({"role": "assistant" if is_own else "context", "text": text, "sampled": is_own})
+    return messages
+
+
 if __name__ == "__main__":
-    sys.exit(run_role(lambda link: play(RunFolder(Path(sys.argv[1])), link)))
+    RUN, CONCURRENCY = RunFolder(Path(sys.argv[1])), int(sys.argv[2])
+    sys.exit(run_role(lambda link: play(RUN, CONCURRENCY, link)))

@@ -26,12 +26,14 @@ class Estimate(NamedTuple):
         value: the mean.
         low, high: bounds of its 95% confidence interval; None where one prompt says nothing about others.
         prompts: how many there were.
+        standard_error: of the mean, prompts being the unit; None where one prompt says nothing about others.
     """
 
     value: float
     low: float | None
     high: float | None
     prompts: int
+    standard_error: float | None
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
@@ -86,16 +88,16 @@ def mean_over_prompts(values: Sequence[float], trials: float) -> Estimate:
     prompts, mean = len(values), fmean(values)
     is_share = min(values) >= 0 and max(values) <= 1
     if prompts == 1:
-        return Estimate(mean, 0.0 if is_share else None, 1.0 if is_share else None, prompts)
+        return Estimate(mean, 0.0 if is_share else None, 1.0 if is_share else None, prompts, None)
     quantile, error = _student_quantile(prompts - 1), stdev(values) / math.sqrt(prompts)
     if not is_share:
-        return Estimate(mean, mean - quantile * error, mean + quantile * error, prompts)
+        return Estimate(mean, mean - quantile * error, mean + quantile * error, prompts, error)
     spread = mean * (1 - mean)
     effective = min(max(1.0, spread / (prompts * error**2)), max(1.0, trials)) * prompts if error else prompts
     weight = quantile**2 / effective
     centre = (mean + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (spread + weight / 4)) / (1 + weight)
-    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), prompts)
+    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), prompts, error)
 
 
 def _student_quantile(freedom: int) -> float:

@@ -1,10 +1,9 @@
-"""Checkpoints that any number of ranks can load, and the Hugging Face folder of a model."""
+"""Checkpoints that any number of ranks can load."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +14,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers import AutoTokenizer
 
 from areal_core.errors import RunError
-from areal_parallel.ranks import fail_together, rank_and_ranks
+from areal_parallel.ranks import rank_and_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from transformers import PreTrainedModel
-
-    from areal_core.interfaces import ModelReference
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 
 def checkpoint_state(
@@ -75,6 +70,11 @@ def group_beside(ranks: object) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(days=365))
 
 
+def writer_of(state: dict[str, Any]) -> Callable[[Path], None]:
+    """What writes `state` below a folder, from any thread, on all ranks; collective, and collective when called."""
+    return partial(write_checkpoint, state=state, group=group_beside(dist.group.WORLD))
+
+
 def write_checkpoint(folder: Path, state: dict[str, Any], group: Any = None) -> None:
     """Write `state`; collective in `group`, None for that of all ranks.
 
@@ -121,46 +121,3 @@ def read_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 def _random_state() -> dict[str, torch.Tensor]:
     state = {"cpu": torch.get_rng_state()}
     return state | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else state
-
-
-def write_model(
-    folder: Path,
-    model: PreTrainedModel,
-    reference: ModelReference,
-    parameters: Iterator[tuple[str, torch.Tensor]],
-) -> None:
-    """Write a Hugging Face folder; collective.
-
-    Args:
-        folder: its place.
-        model: for config and names; its own parameters are not read.
-        reference: where the model came from, for its tokenizer and dtype.
-        parameters: as of `named_full_parameters`; every rank exhausts it, rank 0 keeps it.
-
-    Raises:
-        RunError: it cannot be written.
-    """
-    rank, _ = rank_and_ranks()
-    weights: dict[str, torch.Tensor] = {}
-    for name, tensor in parameters:
-        if rank == 0:
-            weights[name] = tensor.to("cpu", copy=True)
-    failure: Exception | None = None
-    if rank == 0:
-        try:
-            model.save_pretrained(folder, state_dict=weights)
-            model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
-            model.config.save_pretrained(folder)
-            _copy_tokenizer(reference, folder)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
-            failure = error
-    fail_together(failure, f"exporting the model to '{folder}'")
-
-
-def _copy_tokenizer(reference: ModelReference, folder: Path) -> None:
-    """Write the source's tokenizer, where it has one."""
-    source = Path(reference.path)
-    if source.is_dir() and not any(source.glob("tokenizer*")) and not (source / "vocab.json").is_file():
-        return
-    tokenizer = AutoTokenizer.from_pretrained(reference.path, trust_remote_code=reference.trust_remote_code)
-    tokenizer.save_pretrained(folder)

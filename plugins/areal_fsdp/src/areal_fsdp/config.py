@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from areal_core.config import LocalPath, Settings
+from areal_core.errors import RunError
+from areal_lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
 from areal_parallel.settings import ParallelSettings
 from areal_planning.memory import MemoryChoices, memory_of, remedies
 from areal_planning.meter import GIB
@@ -49,6 +51,8 @@ class ProfileSettings(Settings):
 class FSDPConfig(Settings):
     """Optimizer, memory and batching of one training engine."""
 
+    replays_routed_experts: ClassVar[bool] = True
+    """for the check of `inference_engine.routed_experts`"""
     learning_rate: float = Field(1e-5, gt=0, description="the highest, reached after the warm-up")
     betas: tuple[Share, Share] = Field((0.9, 0.999), description="AdamW's decay of the first and second moment")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's term in the denominator")
@@ -71,6 +75,9 @@ class FSDPConfig(Settings):
         default_factory=lambda: ParallelSettings.model_validate({}),
         description="how ranks divide the work; by default each has sequences of its own",
     )
+    adapter: LoraSettings | None = Field(
+        None, description="train a LoRA adapter and leave the model as it is; null: train all of it"
+    )
     activation_checkpointing: Annotated[Checkpointing | None, BeforeValidator(_from_a_switch)] = Field(
         None,
         description="what layers compute again in the backward pass, to keep less. selective: all but matrix products "
@@ -86,7 +93,9 @@ class FSDPConfig(Settings):
         "that keeps within it is computed again. null: no whole layer is",
     )
     compile: bool | None = Field(
-        None, description="compile layers and head by torch.compile; null: on a GPU, but not on a CPU"
+        None,
+        description="compile layers and head by torch.compile; null: on a GPU, but not on a CPU, nor with "
+        "parallel.expert",
     )
     attention_kernel: Literal["auto", "flash4", "cudnn", "torch"] = Field(
         "auto", description="for half precision on a GPU; auto: the fastest that is installed and passes a probe"
@@ -96,6 +105,12 @@ class FSDPConfig(Settings):
         ge=1,
         description="tokens whose logits exist at once, more where the vocabulary is tiny; null: 1,024 on a CPU, by "
         "its memory on a GPU",
+    )
+    router_loss: float = Field(
+        0.0,
+        ge=0,
+        description="of mixtures of experts: weight of the auxiliary loss that keeps experts evenly used (Switch "
+        "Transformer), such as 0.01; 0 for none",
     )
     profile: ProfileSettings | None = Field(
         None, description="write traces of these updates by PyTorch's profiler; it slows them down"
@@ -122,6 +137,11 @@ class FSDPConfig(Settings):
             )
         return self
 
+    @property
+    def compiles(self) -> bool | None:
+        """Whether to compile, None for whatever the device is best with; the exchange of experts' tokens cannot be."""
+        return False if self.parallel.expert > 1 else self.compile
+
     def check(self, config: RunConfig) -> Iterable[str]:
         """What is known to become too long is told before the start; what is not goes through alone."""
         if config.longest_sequence > self.tokens_at_once:
@@ -131,8 +151,36 @@ class FSDPConfig(Settings):
             )
         if problem := self.parallel.problem(config.trainer_processes):
             yield problem
+        if self.adapter is not None:
+            yield from self.adapter.problems(config)
+            if self.parallel.tensor > 1:
+                yield (
+                    f"parallel.tensor is {self.parallel.tensor}, and matrices with an adapter are not divided: set it "
+                    "to 1; context parallelism and more ranks work with an adapter"
+                )
+        if self.router_loss and self.parallel.context > 1:
+            yield (
+                f"router_loss: it is one of whole sequences, and ranks of parallel.context {self.parallel.context} "
+                "have parts of them: set it to 0, or context to 1"
+            )
+        if self.compile and self.parallel.expert > 1:
+            yield "compile: layers whose tokens go to other ranks (parallel.expert) cannot be compiled: leave it out"
         if self.profile is not None and (taken := self.profile.taken):
             yield f"profile.folder: {taken} is a file, and traces need a folder there: name another one"
+
+    def adapter_of(self, role: Role) -> LoraSettings | None:
+        """What is put into the model of a role: into one that changes, and into what such a one began as.
+
+        Raises:
+            RunError: the role is an average, and that of two adapters is no adapter of their rank.
+        """
+        if self.adapter is not None and role.follows is not None and role.follows.decay:
+            raise RunError(
+                f"the role '{role.name}' is a moving average of '{role.follows.role}', and the average of two adapters "
+                "is none of their rank: an adapter can be copied, not averaged",
+                hints=["set decay to 0, or train all parameters: train_engine.adapter=null"],
+            )
+        return self.adapter if role.changes or (self.adapter and self.adapter.from_folder) else None
 
     @property
     def tokens_at_once(self) -> int:
@@ -145,7 +193,7 @@ class FSDPConfig(Settings):
         gib = self.activation_memory_gib
         return MemoryChoices(
             budget=self.max_tokens_per_microbatch,
-            compiles=self.compile,
+            compiles=self.compiles,
             checkpointing=self.activation_checkpointing,
             activations=None if gib is None else int(gib * GIB),
             chunk=self.logprob_chunk_tokens,
@@ -164,7 +212,14 @@ class FSDPConfig(Settings):
 
     def memory(self, load: RankLoad) -> Memory | None:
         """See `PlansMemory`."""
-        return memory_of(load, self.parallel, self.memory_choices)
+        adapter = self.adapter_of(load.role)
+        learning = None if adapter is None else adapter.parameters(load.shapes)
+        found = memory_of(load, self.parallel, replace(self.memory_choices, learning=learning))
+        if found and adapter is not None and learning is not None and load.role.trains:
+            words = f"an adapter of rank {adapter.resolved().rank} learns, {learning:,} parameters"
+            found = replace(found, learning=words)
+        is_lent = self.adapter is not None and adapter is None and load.role.head == "vocabulary"
+        return replace(found, parameters=0, resident=0) if found and is_lent else found
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
         """See `PlansMemory`."""

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import math
-import os
 import time
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from areal_attention.kernels import choose_kernel
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
 from areal_fsdp import checkpoint
-from areal_fsdp.compiling import prepare_layers, should_compile
+from areal_fsdp.loaded import learning, load_role
 from areal_fsdp.masters import Masters
-from areal_fsdp.model import RoleModule, decoder_of, load_model, shard
-from areal_fsdp.optimizer import learning_rate_at, make_optimizer, step
-from areal_fsdp.probe import check_module, outputs_before_division
-from areal_fsdp.profiling import profiled
-from areal_fsdp.wide import check_outputs, compared_roles, is_wide
+from areal_fsdp.optimizer import make_optimizer, step
+from areal_fsdp.profiling import meter_of, profiled
+from areal_fsdp.sharding import choose_attention, full_parameters, published_parameters, shard, whole_of
+from areal_models.compiling import prepare_layers, should_compile
+from areal_models.export import write_model
+from areal_models.metrics import means
+from areal_models.probe import check_module, outputs_before_division
+from areal_models.routing import choices_of
+from areal_models.schedule import learning_rate_at
+from areal_models.wide import check_outputs, compared_roles, is_wide
 from areal_parallel.gradients import gradient_norm, sum_gradients
 from areal_parallel.mesh import Ranks, place_ranks
-from areal_parallel.ranks import join_group_of_one, rank_and_ranks
-from areal_planning.meter import Meter, peak_flops
+from areal_parallel.ranks import join_group_of_one, own_device, rank_and_ranks
+from areal_planning.meter import Meter
 from areal_planning.split import Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from areal_attention.hugging_face import Layout
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
     from areal_fsdp.config import FSDPConfig
+    from areal_lora.adapter import Adapter
+    from areal_models.model import RoleModule
+    from areal_models.wide import Head
     from areal_parallel.loading import ModelFiles
 
 _PEAK = "peak_memory"
@@ -56,6 +64,7 @@ class FSDPEngine:
         self._config = settings
         self._device = torch.device("cpu")
         self._module: RoleModule | None = None
+        self._adapter: Adapter | None = None
         self._masters: Masters | None = None
         self._optimizer: torch.optim.AdamW | None = None
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -69,37 +78,30 @@ class FSDPEngine:
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
         """Load, check and shard the model, and make the optimizer of a role that learns."""
-        if torch.cuda.is_available():
-            self._device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-            torch.cuda.set_device(self._device)
+        self._device = own_device()
         self._reference, self._role, self._run = model, role, settings
         self._dtype = getattr(torch, model.dtype)
-        is_compiled = should_compile(self._config.compile, self._device)
+        is_compiled = should_compile(self._config.compiles, self._device)
         if problem := self._config.parallel.problem(rank_and_ranks()[1]):
             raise RunError(problem)
-        loaded, files = load_model(model, role, compiled=is_compiled, in_parts=self._must_shard())
-        module = RoleModule(
-            loaded,
-            role,
-            temperature=settings.temperature,
-            chunk_tokens=self._config.logprob_chunk_tokens,
-            compiled=is_compiled,
-            for_graphs=is_compiled or self._has_kernels(),
-        )
+        ways = {"compiled": is_compiled, "has_kernels": self._has_kernels(), "in_parts": self._must_shard()}
+        loaded = load_role(model, role, settings.temperature, self._config, **ways)
+        module, files, self._adapter, self._decoder = loaded.module, loaded.files, loaded.adapter, loaded.decoder
+        self._routing = loaded.routing
         if self._must_shard():
             join_group_of_one(self._device)
             self._ranks = place_ranks(self._config.parallel, self._device)
         text = module.model.config.get_text_config()
         self._longest = getattr(text, "max_position_embeddings", None)
-        self._share_heads(text)
-        self._decoder = decoder_of(module.model, role)
-        count = text.num_hidden_layers
-        again = self._config.recomputing(self._decoder, role, count, model.dtype, is_compiled=is_compiled)
+        choose_attention(text, self._config, self._device, has_kernels=self._has_kernels())
+        sizes = self._decoder, role, text.num_hidden_layers
+        again = self._config.recomputing(*sizes, model.dtype, is_compiled=is_compiled)
         prepare_layers(module.model, compile_them=is_compiled, recomputing=again)
-        wanted = outputs_before_division(module, files) if self._ranks.tensor is not None else None
+        divides = self._ranks.tensor is not None or self._ranks.experts is not None
+        wanted = outputs_before_division(module, files) if divides else None
         self._parameters = self._place(module, files)
         self._module = module
-        self._meter = self._new_meter()
+        self._meter = meter_of(self._decoder, self._device, self._dtype, self._parameters if self._adapter else None)
         check_module(module, self._device, self._dtype, wanted)
         self._reshard()
         if role.trains:
@@ -109,13 +111,6 @@ class FSDPEngine:
         """See `ComparingEngine`."""
         self._others = engines
 
-    def _new_meter(self) -> Meter:
-        if self._device.type != "cuda":
-            return Meter(self._decoder, rank_and_ranks()[1])
-        gpu = torch.cuda.get_device_properties(self._device)
-        peak = peak_flops(gpu.name) if self._dtype == torch.bfloat16 else None
-        return Meter(self._decoder, rank_and_ranks()[1], peak, gpu.total_memory)
-
     def measurements(self) -> dict[str, float]:
         """See `MeasuringEngine`."""
         return self._meter.take()
@@ -123,26 +118,22 @@ class FSDPEngine:
     def _has_kernels(self) -> bool:
         return self._device.type == "cuda" and self._dtype != torch.float32
 
-    def _share_heads(self, text: Any) -> None:
-        """See how many heads of attention a rank has, and choose the kernel for them."""
-        heads = text.num_attention_heads
-        key_heads = getattr(text, "num_key_value_heads", None) or heads
-        own, own_key = self._config.parallel.heads(heads, key_heads)
-        if self._has_kernels():
-            head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-            choose_kernel(self._config.attention_kernel, own, own_key, head_size, self._device)
-
     def _place(self, module: RoleModule, files: ModelFiles | None) -> dict[str, torch.nn.Parameter]:
         """Bring the model to the device, sharded where there is anything to shard; the parameters that learn."""
         if self._ranks.shards is not None:
             self._partial = shard(module, self._ranks, self._config, self._dtype, files)
         elif self._dtype != torch.float32 and self._role.changes:
             fused = module.compiled and not self._config.offload_optimizer
-            self._masters = Masters(module.model, self._dtype, self._device, is_compiled=fused)
+            learns = learning(module, self._adapter)
+            self._masters = Masters(module.model, learns, self._dtype, self._device, is_compiled=fused)
             return self._masters.parameters
         else:
             module.to(self._device)
-        return dict(module.model.named_parameters())
+        return learning(module, self._adapter)
+
+    def _applied(self) -> AbstractContextManager[None]:
+        """The model as this engine asks it: one that is lent asks the frozen base of another one's."""
+        return nullcontext() if self._adapter is None else self._adapter.applied()
 
     def _must_shard(self) -> bool:
         """Whether `fully_shard` has anything to do.
@@ -160,17 +151,16 @@ class FSDPEngine:
         if not len(batch):
             return dict(zip(outputs, result, strict=True))
         needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": torch.arange(result.shape[1])}
-        slim = PackedBatch(Ragged(batch.lengths, needed))
+        slim = PackedBatch(Ragged(batch.lengths, needed | choices_of(batch)), levels=batch.levels)
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
-            for part, layout, counts in self._rounds(slim, self._plan(batch, outputs)):
-                computed = self._compute(part, layout, outputs)
+            for part, place, counts in self._rounds(slim, self._plan(batch, outputs)):
+                computed = self._compute(part, place, outputs)
                 if counts and self._ranks.leads:
                     found.append((part["place"], torch.stack([computed[name] for name in outputs])))
         for places, values in found:  # only now is the device waited for
             result[:, places.cpu()] = values.cpu()
-        self._reshard()
-        self._reshard_compared(outputs)
+        self._reshard(outputs)
         if rank_and_ranks()[1] > 1:
             dist.all_reduce(result)  # each token is on one rank and 0 on the others
         self._meter.passed(time.perf_counter() - began)
@@ -185,7 +175,7 @@ class FSDPEngine:
         rate = learning_rate_at(int(self._updates), self._config, self._run.total_updates)
         planned = [(work, self._plan(work.batch, work.outputs)) for work in works if len(work.batch)]
         if not any(split.rounds for _, split in planned):
-            return {**_means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
+            return {**means(loss=0.0, gradient_norm=0.0, learning_rate=rate), "skipped": Metric.sum(0.0)}
         self._tried += 1
         began = time.perf_counter()
         with profiled(self._config.profile, self._tried, f"{self._role.name}-rank{rank_and_ranks()[0]}"):
@@ -197,28 +187,33 @@ class FSDPEngine:
 
     def _train(self, planned: Sequence[tuple[Work, Split]], rate: float) -> dict[str, Metric]:
         left = sum(split.rounds for _, split in planned)
+        total = sum(work.batch.token_count for work, _ in planned)
         if self._masters is not None:
             self._masters.expect(left)
         parts: list[Mapping[str, Metric]] = []
         for work, split in planned:
-            for part, layout, counts in self._rounds(work.batch, split):
+            for part, place, counts in self._rounds(work.batch, split):
                 left -= 1
                 if isinstance(self._module, FSDPModule):  # shards add up as they come, replicas are told the sum
                     self._module.set_requires_all_reduce(left == 0)
-                parts += self._backward(work, part, layout, counts=counts)
+                self._routing.watch(part.lengths, place[0], total, self._ready().context, counts=counts)
+                parts += self._backward(work, part, place, counts=counts)
+        self._routing.rest()
         for work, _ in planned:
-            self._reshard_compared(work.outputs)
+            self._reshard(work.outputs)
         if self._ranks.tensor is not None:
             sum_gradients(self._partial, self._ranks.tensor)
         update = self._update(rate)  # put in the device's queue before the first value is asked for
         if self._device.type == "cuda":
             parts.append({_PEAK: Metric.maximum(torch.cuda.max_memory_allocated(self._device))})
         metrics = reduce_over_ranks(combine(parts))
-        return {**metrics, **_means(loss=float(metrics["loss"].values)), **update}
+        return {**metrics, **means(loss=float(metrics["loss"].values)), **self._routing.metrics(), **update}
 
-    def _backward(self, work: Work, part: PackedBatch, layout: Layout, *, counts: bool) -> list[Mapping[str, Metric]]:
+    def _backward(
+        self, work: Work, part: PackedBatch, place: tuple[Any, ...], *, counts: bool
+    ) -> list[Mapping[str, Metric]]:
         """The gradient of one micro-batch, and its metrics; none of one that only keeps other ranks company."""
-        computed = self._compute(part, layout, work.outputs)
+        computed = self._compute(part, place, work.outputs)
         result = work.loss(part, computed) if counts else None
         learns = [] if result is None or not result.loss.requires_grad else [result.loss]
         # Sharding's collectives wait for every rank's backward pass, through all that any of them may have used. What
@@ -236,8 +231,8 @@ class FSDPEngine:
     @torch.no_grad()
     def follow(self, leader: TrainEngine, decay: float) -> None:
         """Move towards another engine of this kind; see `TrainEngine.follow`."""
-        if not isinstance(leader, FSDPEngine):
-            raise RunError(f"the fsdp engine follows only one of its own kind, not {type(leader).__name__}")
+        if not isinstance(leader, FSDPEngine) or leader._parameters.keys() != self._parameters.keys():
+            raise RunError(f"the fsdp engine follows only one of its kind and parameters, not {type(leader).__name__}")
         self._needs_layout_of(leader, "follow one another")
         for name, parameter in self._parameters.items():
             parameter.lerp_(leader._parameters[name].detach(), 1 - decay)
@@ -254,7 +249,7 @@ class FSDPEngine:
         value = float(norm)
         self._updates += math.isfinite(value) and value > 0
         skipped = Metric.sum(float(not math.isfinite(value)))
-        return {**_means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
+        return {**means(gradient_norm=value, learning_rate=rate), "skipped": skipped}
 
     def _gradients(self) -> list[torch.Tensor]:
         """Of the parameters that have one, in their order."""
@@ -263,7 +258,6 @@ class FSDPEngine:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def _plan(self, batch: PackedBatch, outputs: Sequence[str] = ()) -> Split:
-        budget = self._config.tokens_at_once
         read_by = (self, *map(self._other, compared_roles(outputs)))
         longest = min((engine._longest for engine in read_by if engine._longest is not None), default=None)
         return Split.plan(
@@ -271,30 +265,36 @@ class FSDPEngine:
             batch.unit_rows,
             rank=self._ranks.share,
             ranks=self._ranks.shares,
-            max_tokens=budget,
+            max_tokens=self._config.tokens_at_once,
             longest=longest,
         )
 
-    def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, Layout, bool]]:
+    def _rounds(self, batch: PackedBatch, split: Split) -> list[tuple[PackedBatch, tuple[Any, ...], bool]]:
         """This rank's micro-batches on the device, and whether each counts; the same number on every rank.
 
         All are there before the first is computed, because a copy to a GPU waits for what the GPU has to do.
         """
+        self._routing.check(batch, self._role)
         rounds = []
-        for number in range(split.rounds):
-            counts = number < len(split.microbatches)
-            rows = split.microbatches[number] if counts else split.dummy
+        for rows, counts in split.rows_by_round():
             part = batch if len(rows) == len(batch) else batch.select(rows)
-            layout = self._ready().layout(part.lengths, self._device)
-            rounds.append((part.to(self._device), layout, counts))
+            place = self._ready().layout(part.lengths, self._device), self._ready().see(part, self._device)
+            rounds.append((replace(part, levels={}).to(self._device), place, counts))
         return rounds
 
-    def _compute(self, part: PackedBatch, layout: Layout, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
-        inputs = part["input_ids"], layout
+    def _compute(self, part: PackedBatch, place: tuple[Any, ...], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
+        ids, (layout, seen) = part["input_ids"], place
         with torch.no_grad():
-            others = {role: self._other(role)._ready().head_state(*inputs) for role in compared_roles(outputs)}
-        computed: dict[str, torch.Tensor] = self._ready()(*inputs, part["targets"], outputs, others)
-        return computed
+            others = {role: self._other(role)._head_state(ids, *place) for role in compared_roles(outputs)}
+        # Set anew each time: an engine that this one is lent to shares its routers, and routes by itself.
+        self._routing.replay(part, self._role, layout, self._ready().context)
+        with self._applied():
+            return self._ready()(ids, layout, part["targets"], outputs, others, seen)
+
+    def _head_state(self, ids: torch.Tensor, *place: Any) -> Head:
+        self._routing.replay(None, self._role, place[0], self._ready().context)
+        with self._applied():
+            return self._ready().head_state(ids, *place)
 
     def _other(self, role: str) -> FSDPEngine:
         """The engine of a role that this one is compared with."""
@@ -310,13 +310,8 @@ class FSDPEngine:
 
     def _needs_layout_of(self, other: FSDPEngine, why: str) -> None:
         """Raises: RunError: another engine's ranks stand otherwise, and have other tokens or other parameters."""
-        own, others = (engine._config.parallel for engine in (self, other))
-        if (own.context, own.tensor, own.replicas) != (others.context, others.tensor, others.replicas):
-            raise RunError(
-                f"the roles '{self._role.name}' and '{other._role.name}' {why}, and their ranks stand differently: "
-                f"parallel is {own} and {others}",
-                hints=["give both the same parallel, in train_engine and in roles"],
-            )
+        who = f"the roles '{self._role.name}' and '{other._role.name}'"
+        self._config.parallel.must_stand_as(other._config.parallel, f"{who} {why}")
 
     def _check_outputs(self, outputs: Sequence[str], *, narrow: bool = False) -> None:
         check_outputs(outputs, self._role, self._ready().model.config.get_text_config().vocab_size, narrow=narrow)
@@ -326,28 +321,21 @@ class FSDPEngine:
             raise RunError("the engine has no model: call setup first, and nothing after close")
         return self._module
 
-    def _reshard(self) -> None:
-        """Give back the root's whole parameters, which stay after a forward pass that no backward pass follows."""
+    def _reshard(self, outputs: Sequence[str] = ()) -> None:
+        """Give back the root's whole parameters, which stay after a forward pass that no backward pass follows; and
+        those of the engines that these outputs were compared with, for nothing ever goes backward through them."""
         if isinstance(self._module, FSDPModule):
             self._module.reshard()
-
-    def _reshard_compared(self, outputs: Sequence[str]) -> None:
-        """The same of the engines that these outputs were compared with; nothing goes backward through them."""
         for role in compared_roles(outputs):
             self._other(role)._reshard()
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of each parameter, in the dtype that the model was asked for."""
-        for name, parameter in self._ready().model.named_parameters():  # of masters, what they were rounded to
-            whole = parameter.detach()
-            if isinstance(whole, DTensor):
-                moved: Any = whole.to(self._device, self._dtype)  # from host memory, if parameters are offloaded
-                whole = moved.full_tensor()
-            yield name, whole.to(self._dtype)
+        """Name and whole tensor of each parameter, or of an adapter that is published alone, in the model's dtype."""
+        return published_parameters(self._ready().model, self._adapter, self._device, self._dtype)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; collective."""
-        checkpoint.write_checkpoint(folder, self._state(), checkpoint.group_beside(dist.group.WORLD))
+        checkpoint.writer_of(self._state())(folder)
 
     def snapshot_size(self) -> int:
         """See `SnapshotEngine`; the memory of the first snapshot is kept for all others."""
@@ -357,9 +345,7 @@ class FSDPEngine:
     def snapshot(self) -> Callable[[Path], None]:
         """See `SnapshotEngine`."""
         self._snapshot = checkpoint.copy_to_host(self._state(), self._snapshot)
-        return partial(
-            checkpoint.write_checkpoint, state=self._snapshot, group=checkpoint.group_beside(dist.group.WORLD)
-        )
+        return checkpoint.writer_of(self._snapshot)
 
     def _state(self) -> dict[str, Any]:
         self._ready()
@@ -374,14 +360,29 @@ class FSDPEngine:
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""
-        checkpoint.write_model(folder, self._ready().model, self._reference, self.named_full_parameters())
+        every = full_parameters(self._ready().model, self._adapter, self._device, self._dtype)
+        write_model(folder, self._ready().model, self._reference, every)
+        if self._adapter is not None:
+            own = partial(whole_of, device=self._device, dtype=torch.float32)
+            self._adapter.export(folder / "adapter", self._parameters, own)
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        """See `LendingEngine`."""
+        return self._adapter is not None and self._adapter.begins_elsewhere
+
+    def lend(self, model: ModelReference, role: Role) -> TrainEngine | None:
+        """See `LendingEngine`."""
+        is_own = model == self._reference and role.head == self._role.head and not role.changes
+        if self._adapter is None or self.begins_elsewhere or not is_own:
+            return None
+        base = copy(self)
+        base._role, base._adapter, base._parameters = role, self._adapter.without(), {}
+        base._optimizer = base._masters = base._snapshot = None
+        base._meter = meter_of(self._decoder, self._device, self._dtype)
+        return base
 
     def close(self) -> None:
         """Free model and optimizer; safe to call twice."""
-        self._module = self._optimizer = self._masters = self._snapshot = None
+        self._module = self._adapter = self._optimizer = self._masters = self._snapshot = None
         self._parameters, self._partial = {}, []
-
-
-def _means(**values: float) -> dict[str, Metric]:
-    """Numbers of one update, to be averaged over the updates of a step."""
-    return {name: Metric.mean(value) for name, value in values.items()}

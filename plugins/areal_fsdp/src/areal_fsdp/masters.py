@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_fsdp.compiling import compiled
+from areal_models.compiling import compiled
 from areal_parallel.adamw import numbers_of, scalars_of
 from areal_parallel.adamw import update as adamw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     _Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -41,7 +41,8 @@ class Masters:
     """Float32 copies of a model's parameters, which learn.
 
     Args:
-        model: with float32 parameters, which become `dtype` here; tied ones stay tied.
+        model: its parameters.
+        learning: those that learn, by name; float32, and become `dtype` here. Tied ones stay tied.
         dtype: what the model computes in.
         device: where model and masters go.
         is_compiled: whether the update is compiled.
@@ -51,13 +52,21 @@ class Masters:
         updates_itself: whether `step` is to be used, and not the optimizer's own.
     """
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype, device: torch.device, *, is_compiled: bool) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        learning: Mapping[str, torch.nn.Parameter],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_compiled: bool,
+    ) -> None:
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.updates_itself = is_compiled
         self._mode = _Mode()
         self._working: list[torch.nn.Parameter] = []
         parameter: Any  # whose hooks have no types
-        for name, parameter in model.named_parameters():
+        for name, parameter in learning.items():
             master = torch.nn.Parameter(parameter.detach().to(device, torch.float32, copy=True))
             self.parameters[name] = master
             parameter.data = master.detach().to(dtype)

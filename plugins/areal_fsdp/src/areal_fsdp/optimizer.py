@@ -1,14 +1,13 @@
-"""AdamW, its learning rate, and its step with clipped gradients; the same for plain and for sharded parameters."""
+"""AdamW, and its step with clipped gradients; the same for plain and for sharded parameters."""
 
 from __future__ import annotations
 
-import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_fsdp.compiling import compiled
+from areal_models.compiling import compiled
 from areal_parallel.adamw import update
 from areal_parallel.moments import PiecewiseAdamW
 
@@ -17,24 +16,6 @@ if TYPE_CHECKING:
 
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.masters import Masters
-
-
-def learning_rate_at(update: int, config: FSDPConfig, total_updates: int) -> float:
-    """The learning rate of an update.
-
-    Args:
-        update: how many updates were applied before it.
-        config: warm-up, schedule and bounds.
-        total_updates: of the whole run; a decay ends there.
-    """
-    if update < config.warmup_steps:
-        return config.learning_rate * (update + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.learning_rate
-    progress = min(1.0, (update - config.warmup_steps) / max(1, total_updates - config.warmup_steps))
-    left = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    lowest = config.minimum_learning_rate_ratio
-    return config.learning_rate * (lowest + (1 - lowest) * left)
 
 
 def make_optimizer(

@@ -1,4 +1,4 @@
-"""Traces of chosen updates, by PyTorch's profiler; https://ui.perfetto.dev shows them."""
+"""What an engine tells of its work: its meter, and traces, which https://ui.perfetto.dev shows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from areal_parallel.ranks import rank_and_ranks
+from areal_planning.meter import Meter, peak_flops
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from areal_fsdp.config import ProfileSettings
+    from areal_planning.decoder import Decoder
 
 
 @contextmanager
@@ -41,3 +45,26 @@ def profiled(settings: ProfileSettings | None, update: int, who: str) -> Iterato
     except (OSError, RuntimeError) as error:
         told = f"cannot be written to {path}: {error}"
     sys.stderr.write(f"the trace of update {update} {told}\n")
+
+
+def meter_of(
+    model: Decoder | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: Mapping[str, torch.Tensor] | None = None,
+) -> Meter:
+    """What counts the work of an engine.
+
+    Args:
+        model: its sizes, None where they are not known.
+        device: where it computes.
+        dtype: in which.
+        adapter: what alone learns, None where all parameters do.
+    """
+    learning = None if adapter is None else sum(value.numel() for value in adapter.values())
+    ranks = rank_and_ranks()[1]
+    if device.type != "cuda":
+        return Meter(model, ranks, learning=learning)
+    gpu = torch.cuda.get_device_properties(device)
+    peak = peak_flops(gpu.name) if dtype == torch.bfloat16 else None
+    return Meter(model, ranks, peak, gpu.total_memory, learning)

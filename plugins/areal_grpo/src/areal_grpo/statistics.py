@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.groups import group_mean, group_standard_deviation
+from areal_core.data.groups import by_player, group_mean, group_standard_deviation
 
 if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
@@ -26,12 +26,12 @@ def token_rewards(batch: PackedBatch) -> torch.Tensor | None:
 
 
 def episode_token_rewards(batch: PackedBatch) -> torch.Tensor:
-    """[B] float64: the sum of `token_rewards` over all trajectories of each one's episode; 0 where there are none."""
+    """[B] float64: the sum of `token_rewards` over all trajectories of each one's episode and player, or else 0."""
     total = torch.zeros(len(batch), dtype=torch.float64, device=batch.lengths.device)
     rewards = token_rewards(batch)
     if rewards is None:
         return total
-    _, episode = torch.unique(batch["episode_id"], return_inverse=True)
+    episode = by_player(batch, "episode_id")
     return total.index_add(0, episode[batch.tokens.row_index], rewards)[episode]
 
 
@@ -44,11 +44,11 @@ def episode_rewards(batch: PackedBatch) -> torch.Tensor:
 
 
 def batch_moments(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and unbiased standard deviation over all episodes of the batch, each [B] with equal values.
+    """Mean and unbiased standard deviation over all episodes of the batch, each [B]; for each player by itself.
 
     Args:
         batch: has `group_id` and `episode_id`.
-        values: [B], equal for the trajectories of one episode.
+        values: [B].
     """
     whole = batch.with_sequences(group_id=torch.zeros_like(batch["group_id"]))
     return group_mean(whole, values), group_standard_deviation(whole, values)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from areal_core.background import start_task
 from areal_core.data import Generation
@@ -15,7 +18,21 @@ from areal_core.interfaces import InferenceCapabilities, SamplingParameters
 from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
 from areal_core.launchers.keepers import Keepers
 from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, private_folder, serve
-from areal_hf.messages import Begun, Cancel, Finished, Generate, Load, Loaded, NewRequest, NewSampling, Update, Updated
+from areal_hf.messages import (
+    Begun,
+    Cancel,
+    Finished,
+    Generate,
+    Load,
+    Loaded,
+    NewRequest,
+    NewSampling,
+    Refused,
+    Update,
+    Updated,
+)
+from areal_hf.stop_texts import cut_at_stop
+from areal_planning.mixture import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +66,11 @@ class HFEngine:
     ) -> None:
         self._settings = settings.model_copy(update={"deterministic": settings.deterministic or deterministic})
         self.capabilities = InferenceCapabilities(
-            frozenset({"keep_cache", "recompute"}), deterministic=self._settings.deterministic, tells_places=True
+            frozenset({"keep_cache", "recompute"}),
+            frozenset({"stop"}),
+            deterministic=self._settings.deterministic,
+            images=True,
+            tells_places=True,
         )
         self._cleanup = contextlib.ExitStack()
         self._folder = scratch or self._cleanup.enter_context(private_folder())
@@ -66,9 +87,12 @@ class HFEngine:
         self._sampling: dict[SamplingParameters, int] = {}
         self._unsent: list[NewRequest] = []
         self._ended: RunError | None = RunError("the embedded engine has not been started")
+        self._model: ModelReference | None = None
+        self._known_tokenizer: Any = None
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`."""
+        self._model = model
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._start(model)
@@ -122,7 +146,7 @@ class HFEngine:
         """See `InferenceEngine.generate`."""
         if self._ended is not None:
             raise self._ended
-        sampling = self._sampling_number(request.sampling)
+        sampling = self._sampling_number(replace(request.sampling, stop=()))
         self._check(request)
         loop = asyncio.get_running_loop()
         self._numbers += 1
@@ -133,15 +157,27 @@ class HFEngine:
         if not self._unsent:
             # Siblings of a group are asked for in one turn of the loop; they travel in one message.
             loop.call_soon(self._send_requests)
-        self._unsent.append(NewRequest(number, request.input_ids, sampling, request.seed))
+        self._unsent.append(NewRequest(number, request.input_ids, sampling, request.seed, request.images))
         try:
-            return await result
+            generation = await result
+            stop = request.sampling.stop
+            return cut_at_stop(generation, stop, self._tokenizer()) if stop else generation
         except asyncio.CancelledError:
             if self._generations.pop(number, None) is not None and self._ended is None:
                 self._cancel(number)
             raise
         finally:
             self._waiting.pop(number, None)
+
+    def _tokenizer(self) -> Any:
+        """The model's; read when the first text that ends answers is asked for."""
+        if self._known_tokenizer is None:
+            from transformers import AutoTokenizer
+
+            assert self._model is not None
+            trusted = self._model.trust_remote_code
+            self._known_tokenizer = AutoTokenizer.from_pretrained(self._model.path, trust_remote_code=trusted)
+        return self._known_tokenizer
 
     def _cancel(self, number: int) -> None:
         unsent = [waiting for waiting in self._unsent if waiting.number != number]
@@ -237,6 +273,8 @@ class HFEngine:
                     self._finish(message)
                 elif isinstance(message, Begun):
                     self._begin(message)
+                elif isinstance(message, Refused):
+                    self._refuse(message)
                 elif isinstance(message, Updated):
                     update = self._updates.get(message.version)
                     if update is not None and not update.done():
@@ -254,21 +292,40 @@ class HFEngine:
             if request := self._waiting.pop(number, None):
                 request.on_place(True)
 
+    def _refuse(self, message: Refused) -> None:
+        future = self._generations.pop(message.number, None)
+        if future is not None and not future.done():
+            future.set_exception(ValueError(message.text))
+
     def _finish(self, message: Finished) -> None:
         counts = message.counts
         size = 4 * sum(counts)
         view = memoryview(message.columns)
         tokens = view[:size].cast("i").tolist()
         versions = view[size : 2 * size].cast("i").tolist()
-        logprobs = cast("list[float]", view[2 * size :].cast("f").tolist())
+        logprobs = cast("list[float]", view[2 * size : 3 * size].cast("f").tolist())
+        columns = (
+            self._columns(message.computed, view[3 * size :]) if self._limits.experts_shape else [{}] * len(counts)
+        )
         start = 0
-        for number, count, stopped in zip(message.numbers, counts, message.stopped, strict=True):
+        for number, count, stopped, told in zip(message.numbers, counts, message.stopped, columns, strict=True):
             future = self._generations.pop(number, None)
             end = start + count
             if future is not None and not future.done():
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-                future.set_result(Generation(tokens[start:end], logprobs[start:end], versions[start:end], reason))
+                lists = tokens[start:end], logprobs[start:end], versions[start:end]
+                future.set_result(Generation(*lists, reason, told))
             start = end
+
+    def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, torch.Tensor]]:
+        """Of each generation, the experts by which its tokens were predicted; nothing predicts the first. Empty where
+        they are not told."""
+        if not self._limits.experts_shape:
+            return []
+        shape, dtype = self._limits.experts_shape, getattr(torch, self._limits.experts_dtype)
+        told = torch.frombuffer(bytearray(data), dtype=dtype).view(-1, *shape)
+        first = torch.zeros(1, *shape, dtype=dtype)
+        return [{ROUTED_EXPERTS: torch.cat([first, each])} for each in torch.split(told, computed)]
 
     async def _last_words(self) -> str:
         """How the process ends: by itself where it was about to, and what it wrote last."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from areal_core.config import Seconds, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from areal_core.config import RunConfig
 
 
 class HFConfig(Settings):
@@ -35,5 +40,25 @@ class HFConfig(Settings):
     deterministic: bool = Field(
         False, description="One request at a time, in order of arrival: bit for bit the same whatever else is asked."
     )
+    routed_experts: bool = Field(
+        False,
+        description="Of a mixture, tell which experts each token went through, and train it through the same ones "
+        "(routing replay).",
+    )
     start_timeout_s: Seconds = Field(300.0, gt=0, description="Seconds that loading the model may take.")
     update_timeout_s: Seconds = Field(300.0, gt=0, description="Seconds that taking over new weights may take.")
+
+    def notes(self, config: RunConfig) -> Iterable[str]:
+        """What a plan for GPUs leaves out."""
+        if self.device != "cpu" and config.placement.gpu_memory_gib is not None:
+            yield (
+                f"on the trainer's GPU it has a copy of the model, and keys and values of up to cache_gib, "
+                f"{self.cache_gib:g} GiB, which the plan of memory does not count"
+            )
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What this engine tells, and the training engine does not hear."""
+        if self.routed_experts:
+            from areal_planning.mixture import replay_problems
+
+            yield from replay_problems(config)

@@ -18,11 +18,17 @@ class Load:
 
 @message
 class Loaded:
-    """The model is ready, and what it can take, in tokens."""
+    """The model is ready, and what it can take, in tokens.
+
+    Attributes:
+        experts_shape, experts_dtype: of what is told of each token's experts, layers and choices; nothing where empty.
+    """
 
     sequence_length: int
     cache_tokens: int
     vocabulary: int
+    experts_shape: tuple[int, ...] = ()
+    experts_dtype: str = ""
 
 
 @message
@@ -41,12 +47,14 @@ class NewRequest:
         input_ids: prompt and everything after it so far.
         sampling: number of the settings.
         seed: of its random numbers.
+        images: the files of its pictures, in base64.
     """
 
     number: int
     input_ids: list[int]
     sampling: int
     seed: int
+    images: tuple[str, ...] = ()
 
 
 @message
@@ -54,6 +62,14 @@ class Generate:
     """Sequences to continue."""
 
     requests: list[NewRequest]
+
+
+@message
+class Refused:
+    """A request cannot be served; why."""
+
+    number: int
+    text: str
 
 
 @message
@@ -94,10 +110,13 @@ class Finished:
         numbers: of the requests.
         counts: tokens of each.
         stopped: whether each ended with a stop token.
-        columns: tokens, versions (int32) and log-probabilities (float32) of all of them, column by column.
+        columns: tokens, versions (int32) and log-probabilities (float32) of all of them, column by column; then the
+            experts of all tokens that were computed.
+        computed: of each; see `Outputs`.
     """
 
     numbers: list[int]
     counts: list[int]
     stopped: list[bool]
     columns: bytes
+    computed: list[int]

@@ -11,6 +11,7 @@ from areal_hf.sampling import draw, signed_seed, uniform
 
 if TYPE_CHECKING:
     from areal_core.interfaces.inference import SamplingParameters
+    from areal_vision.pictures import Pictures
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,8 @@ class LiveRequest:
         input_ids: prompt tokens.
         sampling: how to draw.
         seed: of its random numbers.
+        pictures: its pictures; None where it has none.
+        offset: of its tokens' positions behind the prompt, beside how many stand before; see `Placed.offset`.
         row: where it lives, -1 while it waits.
         cancelled: nobody wants its answer any more.
     """
@@ -30,6 +33,8 @@ class LiveRequest:
     input_ids: list[int]
     sampling: SamplingParameters
     seed: int
+    pictures: Pictures | None = None
+    offset: int = 0
     row: int = -1
     cancelled: bool = False
 
@@ -49,6 +54,8 @@ class Outputs:
         stopped: whether a stop token ended it; else its length did.
         tokens, versions: [sum of counts] int32.
         logprobs: [sum of counts] float32.
+        computed: tokens of each, its prompt's among them, that went through the model; empty where `experts` is.
+        experts: [sum of computed, layers, choices], of these tokens; empty where they are not noted.
     """
 
     numbers: list[int] = field(default_factory=list)
@@ -57,11 +64,13 @@ class Outputs:
     tokens: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
     versions: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    computed: list[int] = field(default_factory=list)
+    experts: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-_INTEGERS = ("lengths", "prompts", "last", "seeds", "minimum", "maximum")
+_INTEGERS = ("lengths", "prompts", "last", "seeds", "minimum", "maximum", "offsets")
 """Columns of int64: tokens in the cache; tokens of the prompt; the newest token, not yet in the cache; seed; fewest
-and most new tokens."""
+and most new tokens; see `LiveRequest.offset`."""
 
 
 class Rows:
@@ -103,6 +112,7 @@ class Rows:
             [signed_seed(r.seed) for r in joiners],
             [r.sampling.min_new_tokens for r in joiners],
             [r.sampling.max_new_tokens for r in joiners],
+            [r.offset for r in joiners],
         ]
         end = first + count
         self._integers[:, first:end] = torch.tensor(columns, dtype=torch.int64, device=self.device)
@@ -128,7 +138,7 @@ class Rows:
             [B] bool: the rows that have ended with this token.
         """
         rows = len(self.requests)
-        lengths, prompts, last, seeds, minimum, maximum = self._integers[:, :rows].unbind()
+        lengths, prompts, last, seeds, minimum, maximum, _ = self._integers[:, :rows].unbind()
         generated = lengths + 1 - prompts
         forbidden = self._forbidden(logits, generated < minimum) if self._any_minimum else None
         tokens, logprobs = draw(

@@ -16,14 +16,20 @@ import torch
 
 from areal_hf.attention import NAME as GROUPED
 from areal_hf.cache import RowCache, rounded
+from areal_hf.experts import RoutedExperts
 from areal_hf.masks import AttentionMasks
 from areal_hf.rows import LiveRequest, Outputs, Rows
 from areal_hf.weights import WeightLoader
+from areal_vision.places import VisionTokens, is_vision_config, together
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedModel
+
+    from areal_vision.pictures import Pictures
+
+    _Prompt = tuple[tuple[int, ...], int]
 
 _PATIENCE = 4
 """Steps that a request waits for company when others run: a prompt's forward costs nearly the same for one as for
@@ -57,12 +63,16 @@ class Scheduler:
         model: in evaluation mode, on its device, with frozen parameters.
         limits: what runs at once.
         recompute: rebuild the cache of live requests when weights change.
+        routed_experts: note which experts tokens go through.
 
     Raises:
         ValueError: the model has layers that this engine cannot run.
+        RunError: its experts are to be noted, and it is no mixture whose routers are known.
     """
 
-    def __init__(self, model: PreTrainedModel, limits: Limits, *, recompute: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, limits: Limits, *, recompute: bool, routed_experts: bool = False
+    ) -> None:
         config = model.config.get_text_config(decoder=True)
         if getattr(model, "_is_stateful", False):
             raise ValueError(f"a model of type {config.model_type} keeps a state that cannot be cut into rows")
@@ -71,7 +81,8 @@ class Scheduler:
         self._limits = limits
         self._recompute = recompute
         self._loader = WeightLoader(model)
-        self._masks = AttentionMasks(config, model.dtype, explicit=model.config._attn_implementation != GROUPED)
+        self._vision = VisionTokens(model) if is_vision_config(model.config) else None
+        self._masks = AttentionMasks(config, model.dtype, explicit=config._attn_implementation != GROUPED)
         self._cache = RowCache(config.num_hidden_layers)
         self._rows = Rows(limits.requests, model.device)
         self._waiting: deque[LiveRequest] = deque()
@@ -79,13 +90,16 @@ class Scheduler:
         self._cancelled = 0
         self.begun: list[int] = []
         """The client's numbers of requests that have joined; whoever tells them clears it."""
+        self.experts: RoutedExperts | None = None
         self._bytes_per_token = self._probe()
+        if routed_experts:
+            self.experts = RoutedExperts(model, limits.requests)
 
     @torch.inference_mode()
     def _probe(self) -> int:
         """Bytes of the cache for one token, asked of the model itself: every family has its own shapes."""
         self._cache.fit(1, 1, 0, 0, 1)
-        self._prefill(0, [[0]])
+        self._prefill(0, [[0]], [None])
         size = self._cache.bytes_per_token
         self._cache.reset()
         return size
@@ -101,7 +115,17 @@ class Scheduler:
         return not self._waiting and not len(self._rows)
 
     def add(self, request: LiveRequest) -> None:
-        """Take a request. Its tokens and `limit` must be within the vocabulary, the context and the cache."""
+        """Take a request. Its tokens and `limit` must be within the vocabulary, the context and the cache.
+
+        Raises:
+            ValueError: its pictures do not fit its tokens, or the model sees none.
+        """
+        if request.pictures is not None:
+            if self._vision is None:
+                raise ValueError("the request has pictures, and the model sees none")
+            if request.input_ids[-1] == self._vision.image:
+                raise ValueError("the prompt ends with a picture, and must end with text")
+            request.offset = self._vision.place(torch.tensor(request.input_ids), request.pictures.grid).offset
         self._waiting.append(request)
 
     def cancel(self, request: LiveRequest) -> None:
@@ -126,19 +150,33 @@ class Scheduler:
         lengths = rows.live("lengths")
         width = self._cache.attended_width(rows.longest)
         self._cache.append(lengths, width)
+        last, positions = rows.live("last"), lengths
+        if self._vision is not None:
+            last, positions = self._vision.feed(last), lengths + rows.live("offsets")
         logits = self._model(
-            input_ids=rows.live("last").unsqueeze(1),
+            input_ids=last.unsqueeze(1),
             attention_mask=self._masks.for_tokens(lengths, width),
-            position_ids=lengths.unsqueeze(1),
+            position_ids=positions.unsqueeze(1),
             past_key_values=self._cache,
             use_cache=True,
         ).logits[:, -1]
+        if self.experts is not None:
+            self.experts.append(lengths, rows.longest)
         ended = rows.sample(logits, self.version).nonzero().flatten().tolist()
         if not ended:
             return None
         outputs = rows.take(ended)
+        if self.experts is not None:
+            self._tell_experts(outputs, ended)
         self._remove(ended)
         return outputs
+
+    def _tell_experts(self, outputs: Outputs, ended: list[int]) -> None:
+        """Of all tokens that rows `ended` had computed: all but their newest."""
+        assert self.experts is not None
+        rows = torch.tensor(ended, device=self._rows.device)
+        counts = self._rows.live("lengths")[rows]
+        outputs.computed, outputs.experts = counts.tolist(), self.experts.take(rows, counts)
 
     @torch.inference_mode()
     def update_weights(self, version: int, folder: Path) -> None:
@@ -150,7 +188,7 @@ class Scheduler:
         self._loader.load(folder)
         self.version = version
         if self._recompute and len(self._rows):
-            self._fill(0, len(self._rows))
+            self._fill(0, len(self._rows), is_again=True)
 
     def _forget_cancelled(self) -> None:
         self._cancelled = 0
@@ -163,13 +201,16 @@ class Scheduler:
         sources, targets = self._rows.remove(ended)
         if sources:
             device = self._rows.device
+            origins, places = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
             # The newest token's keys are in the cache already, so `longest` columns hold something.
-            self._cache.move(
-                torch.tensor(sources, device=device), torch.tensor(targets, device=device), self._rows.longest
-            )
+            self._cache.move(origins, places, self._rows.longest)
+            if self.experts is not None:
+                self.experts.move(origins, places)
         if not len(self._rows):
             # Memory back; and what is generated next does not depend on what ran before, not even in its strides.
             self._cache.reset()
+            if self.experts is not None:
+                self.experts.reset()
 
     def _admit(self) -> None:
         """Let waiting requests join, in order, as many as there are rows and memory for."""
@@ -211,39 +252,73 @@ class Scheduler:
             min(self._limits.requests, most),
         )
 
-    def _fill(self, start: int, stop: int) -> None:
-        """Put everything but the newest token of rows `start` to `stop` into the cache, in forwards of limited size."""
+    def _fill(self, start: int, stop: int, *, is_again: bool = False) -> None:
+        """Put everything but the newest token of rows `start` to `stop` into the cache, in forwards of limited size;
+        `is_again`, under new weights."""
         histories = self._rows.histories(start, stop)
+        pictures = [request.pictures for request in self._rows.requests[start:stop]]
         chunk: list[list[int]] = []
-        distinct: set[tuple[int, ...]] = set()
-        longest = 0
-        for history in histories:
+        distinct: set[_Prompt] = set()
+        longest = taken = 0
+        for history, seen in zip(histories, pictures, strict=True):
             longest = max(longest, len(history))
-            grown = distinct | {tuple(history)} if tuple(history) not in distinct else distinct
+            grown = distinct | {_prompt(history, seen)}
             if chunk and len(grown) * longest > self._limits.prefill_tokens:
-                self._prefill(start, chunk)
-                start += len(chunk)
-                chunk, grown, longest = [], {tuple(history)}, len(history)
+                self._prefill(start + taken, chunk, pictures[taken:], is_again=is_again)
+                taken += len(chunk)
+                chunk, grown, longest = [], {_prompt(history, seen)}, len(history)
             chunk.append(history)
             distinct = grown
-        self._prefill(start, chunk)
+        self._prefill(start + taken, chunk, pictures[taken:], is_again=is_again)
 
-    def _prefill(self, start: int, histories: list[list[int]]) -> None:
-        """One forward over the distinct ones of `histories`; siblings that share a prompt share its computation."""
-        order: dict[tuple[int, ...], int] = {}
-        source = [order.setdefault(tuple(history), len(order)) for history in histories]
-        longest = max(len(history) for history in order)
+    def _prefill(
+        self, start: int, histories: list[list[int]], pictures: list[Pictures | None], *, is_again: bool = False
+    ) -> None:
+        """One forward over the distinct ones of `histories`; siblings that share a prompt share its computation.
+
+        Args:
+            start: the first of their rows.
+            histories: of one row after another.
+            pictures: of these rows, and perhaps of more.
+            is_again: they were in the cache before, under other weights.
+        """
+        order: dict[_Prompt, int] = {}
+        first: list[int] = []
+        source = []
+        for place, history in enumerate(histories):
+            key = _prompt(history, pictures[place])
+            if key not in order:
+                order[key] = len(order)
+                first.append(place)
+            source.append(order[key])
+        longest = max(len(history) for history in histories)
         if not longest:
             return
         device = self._rows.device
-        padded = [[*history, *[0] * (longest - len(history))] for history in order]
+        padded = [[*histories[place], *[0] * (longest - len(histories[place]))] for place in first]
         ids = torch.tensor(padded, dtype=torch.int64, device=device)
-        self._cache.fill(start, torch.tensor(source, dtype=torch.int64, device=device))
+        positions = torch.arange(longest, device=device).expand(len(order), longest)
+        seen = [pictures[place] for place in first]
+        if self._vision is not None:
+            ids, positions = self._vision.place_rows(ids, seen)
+        shown = [each for each in seen if each is not None]
+        sources = torch.tensor(source, dtype=torch.int64, device=device)
+        self._cache.fill(start, sources)
         self._model(
             input_ids=ids,
             attention_mask=self._masks.for_prompts(len(order), longest, device),
-            position_ids=torch.arange(longest, device=device).expand(len(order), longest),
+            position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **(together(shown, device, self._model.dtype) if shown else {}),
         )
+        if self.experts is not None and is_again:
+            self.experts.take_made()
+        elif self.experts is not None:
+            self.experts.fill(start, sources, longest)
+
+
+def _prompt(history: list[int], pictures: Pictures | None) -> _Prompt:
+    """What tells prompts apart; a request's pictures are read once for all its siblings."""
+    return tuple(history), id(pictures)

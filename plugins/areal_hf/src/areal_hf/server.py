@@ -11,19 +11,35 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+from base64 import b64decode
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
 from areal_core.errors import RunError
 from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, connect
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
-from areal_hf.messages import Begun, Cancel, Finished, Generate, Load, Loaded, NewSampling, Update, Updated
+from areal_hf.messages import (
+    Begun,
+    Cancel,
+    Finished,
+    Generate,
+    Load,
+    Loaded,
+    NewRequest,
+    NewSampling,
+    Refused,
+    Update,
+    Updated,
+)
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
+from areal_vision.pictures import Pictures, reader_of
+from areal_vision.places import is_vision_config, set_attention
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +49,8 @@ if TYPE_CHECKING:
     from areal_core.interfaces import SamplingParameters
 
 _CONNECT_TIMEOUT_S = 60.0
+_PICTURES_KEPT = 64
+"""Of requests of late, as patches."""
 
 
 def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool) -> PreTrainedModel:
@@ -43,13 +61,12 @@ def load_model(path: str, dtype: str, device: str, *, trust_remote_code: bool) -
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    factory: Any = AutoModelForImageTextToText if is_vision_config(config) else AutoModelForCausalLM
+    model: PreTrainedModel = factory.from_pretrained(
         path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     )
-    if model._supports_sdpa:
-        model.set_attn_implementation(attention_for(model.config))
-    else:
-        model.set_attn_implementation("eager")
+    set_attention(model, attention_for(model.config) if model._supports_sdpa else "eager")
     return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
 
@@ -87,12 +104,15 @@ class Server:
             reference.path, reference.dtype, settings.device, trust_remote_code=reference.trust_remote_code
         )
         limits = limits_for(settings, model)
-        self._scheduler = Scheduler(model, limits, recompute=settings.update_mode == "recompute")
+        ways = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
+        self._scheduler = Scheduler(model, limits, **ways)
         self._channel = channel
         self._requests: dict[int, LiveRequest] = {}
         self._sampling: list[SamplingParameters] = []
+        self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        channel.post(Loaded(limits.sequence_length, self._scheduler.cache_tokens, vocabulary))
+        told = () if (experts := self._scheduler.experts) is None else (experts.mixture.shape, experts.mixture.dtype)
+        channel.post(Loaded(limits.sequence_length, self._scheduler.cache_tokens, vocabulary, *told))
 
     async def run(self) -> None:
         """Serve until the channel closes."""
@@ -115,9 +135,7 @@ class Server:
                 self._sampling.append(sampling)
             case Generate(requests):
                 for new in requests:
-                    request = LiveRequest(new.number, new.input_ids, self._sampling[new.sampling], new.seed)
-                    self._requests[new.number] = request
-                    self._scheduler.add(request)
+                    self._add(new)
             case Cancel(number):
                 cancelled = self._requests.pop(number, None)
                 if cancelled is not None:
@@ -126,6 +144,18 @@ class Server:
                 self._update(version, folder)
             case unknown:
                 raise ValueError(f"the client sent a message that is not for an engine: {type(unknown).__name__}")
+
+    def _add(self, new: NewRequest) -> None:
+        request = LiveRequest(new.number, new.input_ids, self._sampling[new.sampling], new.seed)
+        try:
+            if new.images:
+                request.pictures = self._read(new.images)
+            self._scheduler.add(request)
+        except Exception as error:  # noqa: BLE001 - a picture may make a library raise anything
+            told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self._channel.post(Refused(new.number, told))
+        else:
+            self._requests[new.number] = request
 
     def _update(self, version: int, folder: Path) -> None:
         error = None
@@ -138,8 +168,14 @@ class Server:
     def _report(self, outputs: Outputs) -> None:
         for number in outputs.numbers:
             self._requests.pop(number, None)
-        columns = b"".join(column.numpy().tobytes() for column in (outputs.tokens, outputs.versions, outputs.logprobs))
-        self._channel.post(Finished(outputs.numbers, outputs.counts, outputs.stopped, columns))
+        columns = outputs.tokens, outputs.versions, outputs.logprobs, outputs.experts
+        data = b"".join(column.numpy().tobytes() for column in columns)
+        self._channel.post(Finished(outputs.numbers, outputs.counts, outputs.stopped, data, outputs.computed))
+
+
+def _read(model: str, images: tuple[str, ...]) -> Pictures:
+    """The pictures of a request; its siblings have the same."""
+    return reader_of(model).read([b64decode(image) for image in images])
 
 
 async def main(address: str) -> None:

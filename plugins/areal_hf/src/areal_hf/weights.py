@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from areal_core.errors import RunError
+from areal_parallel.file_names import views_by_file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,18 +24,31 @@ _SHOWN = 5
 class WeightLoader:
     """Copies published weights into the parameters of a model.
 
-    A tensor that the model holds under several names (tied weights) may stand in the file under any of them.
+    Names are those of the model's files, whatever transformers joins in memory. A tensor that the model holds under
+    several names (tied weights) may stand in the file under any of them.
 
     Args:
         model: whose parameters and persistent buffers are overwritten in place.
+
+    Raises:
+        RunError: what the files hold is no part of what the model holds.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._tensors: dict[str, torch.Tensor] = model.state_dict()
-        self._names: dict[int, list[str]] = {}
-        own = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
-        for name in self._tensors:
-            self._names.setdefault(id(own[name]), []).append(name)
+        state = model.state_dict()
+        places = {name: place for place, name in enumerate(state)}
+        views = views_by_file_name(model, state)
+        self._tensors = {name: views[name] for name in sorted(views, key=lambda name: places.get(name, len(places)))}
+        self._names: dict[tuple[int, torch.Size], list[str]] = {}
+        memory = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+        for name, view in self._tensors.items():
+            if view.untyped_storage().data_ptr() not in memory:
+                raise RunError(
+                    f"model type {model.config.model_type}: '{name}' of its files is computed anew from what the model "
+                    "holds, so weights cannot be taken over in place",
+                    hints=["generate with a server, inference_engine sglang/sglang or vllm/vllm"],
+                )
+            self._names.setdefault((view.data_ptr(), view.shape), []).append(name)
 
     @torch.inference_mode()
     def load(self, folder: Path) -> None:

@@ -65,6 +65,17 @@ class _Exchanged(torch.autograd.Function):
         return _exchange(gradient, ctx.group), None
 
 
+class _Moved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, taken: list[int], given: list[int], group: str) -> torch.Tensor:
+        ctx.moves = given, taken, group
+        return _move(rows, taken, given, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _move(gradient, *ctx.moves), None, None, None
+
+
 _operations: Any = torch.ops._c10d_functional
 
 
@@ -81,8 +92,13 @@ def _gather(part: torch.Tensor, group: str, size: int) -> torch.Tensor:
 
 def _exchange(parts: torch.Tensor, group: str) -> torch.Tensor:
     equal = [1] * len(parts)
-    exchanged = _operations.all_to_all_single(parts.contiguous(), equal, equal, group)
-    result: torch.Tensor = _operations.wait_tensor(exchanged)
+    return _move(parts, equal, equal, group)
+
+
+def _move(rows: torch.Tensor, taken: list[int], given: list[int], group: str) -> torch.Tensor:
+    result: torch.Tensor = _operations.wait_tensor(
+        _operations.all_to_all_single(rows.contiguous(), taken, given, group)
+    )
     return result
 
 
@@ -107,4 +123,10 @@ def joined(part: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def exchanged(parts: torch.Tensor, group: str) -> torch.Tensor:
     """`parts[i]` goes to rank i of the group; what comes back at i is from rank i. [ranks, ...] both."""
     result: torch.Tensor = _Exchanged.apply(parts, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def moved(rows: torch.Tensor, taken: list[int], given: list[int], group: str) -> torch.Tensor:
+    """The first `given[0]` rows go to rank 0 of the group, and so on; `taken[i]` of what comes back are from rank i."""
+    result: torch.Tensor = _Moved.apply(rows, taken, given, group)  # type: ignore[no-untyped-call]
     return result

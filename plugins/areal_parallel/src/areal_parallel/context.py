@@ -31,8 +31,8 @@ class Context:
         self.size = mesh.size()
 
     def own(self, tokens: torch.Tensor, total: int) -> torch.Tensor:
-        """This rank's part of [T], filled up with 0 to `total` tokens."""
-        filled = F.pad(tokens, (0, total - len(tokens)))
+        """This rank's part of [T, ...], filled up with 0 to `total` tokens."""
+        filled = F.pad(tokens, (*(0, 0) * (tokens.dim() - 1), 0, total - len(tokens)))
         return filled.chunk(self.size)[self._mesh.get_local_rank()]
 
     def whole(self, values: torch.Tensor, count: int) -> torch.Tensor:

@@ -25,9 +25,10 @@ from transformers.utils import hub as _hub
 from transformers.utils import logging as _transformers_logging
 
 from areal_core.errors import RunError
+from areal_parallel.file_names import Piece, own_rows, pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
     from transformers import PreTrainedModel
@@ -50,6 +51,7 @@ class ModelFiles:
         self._source = source
         self._reader = _Reader(paths)
         self._keys: dict[str, str] = {}
+        self._joined: dict[str, dict[str, Piece]] = {}
 
     @classmethod
     def find(cls, source: str) -> ModelFiles | None:
@@ -66,20 +68,37 @@ class ModelFiles:
         return {key: _Placeholder(entry.size) for key, entry in known.items()}
 
     def recognize(self, model: PreTrainedModel, placeholders: dict[str, _Placeholder]) -> str:
-        """Learn from placeholders that were loaded which tensor of the model is which of the files.
+        """Learn from placeholders that were loaded which tensor of the model is which of the files, or joined of which.
 
         Returns:
-            Name of a parameter that none of the placeholders has become as it is; empty where all are known.
+            Name of a parameter of which that cannot be said; empty where all are known.
         """
         made = {_memory(tensor): key for key, entry in placeholders.items() for tensor in entry.made}
-        self._keys = {}
+        self._keys, self._joined = {}, {}
         for name, parameter in model.named_parameters():
             if parameter.is_meta:
                 key = made.get(_memory(parameter))
-                if key is None or not parameter.is_contiguous() or parameter.shape != placeholders[key].shape:
+                if not parameter.is_contiguous():
                     return name
-                self._keys[name] = key
+                if key is not None and parameter.shape == placeholders[key].shape:
+                    self._keys[name] = key
+                    continue
+                pieces = pieces_of(model, name, parameter)
+                if not pieces or any(
+                    own not in placeholders or tuple(placeholders[own].shape) != piece.shape
+                    for own, piece in pieces.items()
+                ):
+                    return name
+                self._joined[name] = pieces
         return next((name for name, buffer in model.named_buffers() if buffer.is_meta), "")
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Tell what parameters of the model are called since it was loaded, by their former names; no others are read.
+
+        Args:
+            names: of those that have no memory yet.
+        """
+        self._keys = {names[name]: key for name, key in self._keys.items() if name in names}
 
     def fill(self, module: torch.nn.Module, model: PreTrainedModel, device: torch.device) -> None:
         """Give the model's parameters memory, and read what this rank has of each; collective.
@@ -95,7 +114,12 @@ class ModelFiles:
         root: Any = module
         root._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
         parameters = dict(model.named_parameters())
-        self._read({key: parameters[name] for name, key in self._keys.items()}, alone=False)
+        wanted: dict[str, Any] = {key: parameters[name] for name, key in self._keys.items()}
+        for name, pieces in self._joined.items():
+            rows, first = own_rows(parameters[name])
+            own = {key: piece.of(rows, first) for key, piece in pieces.items()}
+            wanted |= {key: view for key, view in own.items() if view is not None}
+        self._read(wanted, alone=False)
 
     @contextmanager
     def streamed(self, model: PreTrainedModel, layers: torch.nn.ModuleList) -> Iterator[None]:
@@ -103,10 +127,11 @@ class ModelFiles:
 
         Each layer is read before it runs and given up behind it, and so is each part that is no layer's.
         """
-        keys = {parameter: self._keys[name] for name, parameter in model.named_parameters() if name in self._keys}
+        known = {*self._keys, *self._joined}
+        names = {parameter: name for name, parameter in model.named_parameters() if name in known}
         inside = set(layers.modules())
-        units = [_Unit([module], keys) for module in model.modules() if module not in inside]
-        units += [_Unit(list(layer.modules()), keys) for layer in layers]
+        units = [_Unit([module], names) for module in model.modules() if module not in inside]
+        units += [_Unit(list(layer.modules()), names) for layer in layers]
         units = [unit for unit in units if unit.places]
         hooks = []
         for unit in units:
@@ -121,9 +146,13 @@ class ModelFiles:
                 unit.give_up()
 
     def _whole(self, unit: _Unit) -> dict[str, torch.Tensor]:
-        wanted = {key: torch.empty_like(parameter, device="cpu") for _, _, parameter, key in unit.places}
+        found = {name: torch.empty_like(parameter, device="cpu") for _, _, parameter, name in unit.places}
+        wanted: dict[str, Any] = {}
+        for name, tensor in found.items():
+            pieces = self._joined.get(name)
+            wanted |= {self._keys[name]: tensor} if pieces is None else {k: p.of(tensor, 0) for k, p in pieces.items()}
         self._read(wanted, alone=True)
-        return wanted
+        return found
 
     def _read(self, tensors: dict[str, Any], *, alone: bool) -> None:
         """Copy from the files, by the files' names; collective unless `alone`."""
@@ -187,22 +216,22 @@ class _Placeholder:
 class _Unit:
     """Modules whose parameters are there together."""
 
-    def __init__(self, modules: list[torch.nn.Module], keys: dict[torch.nn.Parameter, str]) -> None:
+    def __init__(self, modules: list[torch.nn.Module], names: dict[torch.nn.Parameter, str]) -> None:
         self.modules = modules
         self.places = [
-            (module, name, parameter, keys[parameter])
+            (module, own, parameter, names[parameter])
             for module in modules
-            for name, parameter in module.named_parameters(recurse=False)
-            if parameter in keys
+            for own, parameter in module.named_parameters(recurse=False)
+            if parameter in names
         ]
 
     def hold(self, tensors: dict[str, torch.Tensor]) -> None:
-        for module, name, _, key in self.places:
-            module._parameters[name] = torch.nn.Parameter(tensors[key], requires_grad=False)
+        for module, own, _, name in self.places:
+            module._parameters[own] = torch.nn.Parameter(tensors[name], requires_grad=False)
 
     def give_up(self) -> None:
-        for module, name, parameter, _ in self.places:
-            module._parameters[name] = parameter
+        for module, own, parameter, _ in self.places:
+            module._parameters[own] = parameter
 
 
 class _OnlyWholeError(RuntimeError):
@@ -260,7 +289,7 @@ def _load_in_parts(factory: Any, source: str, **options: Any) -> tuple[PreTraine
         None, config=empty.config, state_dict=placeholders, output_loading_info=True, **of_model
     )
     if unknown := files.recognize(model, placeholders):
-        raise _OnlyWholeError(f"none of the files' tensors is '{unknown}' as it is")
+        raise _OnlyWholeError(f"'{unknown}' is neither one of the files' tensors nor joined of whole ones in its rows")
     model.name_or_path = model.config.name_or_path = source
     if model.can_generate():
         with suppress(OSError):  # few have this file; those without go by their config

@@ -31,6 +31,8 @@ class Ranks:
             single rank.
         context: those that have one sequence together, None where there is one.
         tensor: those that have one layer together, None where there is one.
+        experts: the ranks of `shards` in groups that have all experts together, [replicas, expert_shards, experts], or
+            without replicas; None where each has all of them.
     """
 
     share: int = 0
@@ -39,6 +41,7 @@ class Ranks:
     shards: DeviceMesh | None = None
     context: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
+    experts: DeviceMesh | None = None
 
 
 def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:
@@ -55,6 +58,11 @@ def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:
         by_context = init_device_mesh(
             device.type, (data, context, tensor), mesh_dim_names=("data", "context", "tensor")
         )["context"]
+    by_expert = None
+    if (expert := settings.expert) > 1:
+        within = (data // settings.replicas * context // expert, expert)
+        kinds = ("replicas", "expert_shards", "experts")[1 - len(outer) :]
+        by_expert = init_device_mesh(device.type, (*outer, *within), mesh_dim_names=kinds)
     return Ranks(
         share=rank // (context * tensor),
         shares=data,
@@ -62,4 +70,5 @@ def place_ranks(settings: ParallelSettings, device: torch.device) -> Ranks:
         shards=mesh[names[:-1]] if tensor > 1 else mesh,
         context=by_context,
         tensor=mesh["tensor"] if tensor > 1 else None,
+        experts=by_expert,
     )

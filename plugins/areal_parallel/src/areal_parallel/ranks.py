@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,15 @@ def join_group_of_one(device: torch.device) -> None:
 def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def own_device() -> torch.device:
+    """This process's GPU, which becomes the current one; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
 
 def rank_and_ranks() -> tuple[int, int]:

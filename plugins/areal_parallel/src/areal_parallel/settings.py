@@ -9,7 +9,7 @@ from areal_core.errors import RunError
 
 
 class ParallelSettings(Settings):
-    """How ranks divide the work; their number is data x context x tensor."""
+    """How ranks divide the work; their number is data x context x tensor, of which expert divides data x context."""
 
     data: int | None = Field(
         None, ge=1, description="ranks, or groups of them, with sequences of their own; null: as many as there can be"
@@ -24,6 +24,17 @@ class ParallelSettings(Settings):
         1, ge=1, description="ranks that have a sequence together, for long ones: each has a share of its tokens"
     )
     tensor: int = Field(1, ge=1, description="ranks that have a layer together: each has a share of its matrices")
+    expert: int = Field(
+        1,
+        ge=1,
+        description="of the ranks that shard parameters (data / replicas x context), how many have the experts of a "
+        "mixture together: tokens go to them and come back, and parameters of experts are fetched from fewer ranks",
+    )
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Equal for engines whose ranks have the same tokens and the same parameters."""
+        return self.context, self.tensor, self.replicas, self.expert
 
     def problem(self, ranks: int) -> str:
         """What is wrong for so many ranks; empty where nothing is."""
@@ -36,7 +47,68 @@ class ParallelSettings(Settings):
             )
         if data % self.replicas:
             return f"parallel.replicas: {self.replicas} does not divide the {data} ranks that share a batch"
+        if self.expert > 1 and self.tensor > 1:
+            return f"parallel: expert {self.expert} and tensor {self.tensor} do not go together: set one of them to 1"
+        if (shards := data // self.replicas * self.context) % self.expert:
+            fitting = max(n for n in range(1, self.expert) if not shards % n)
+            return (
+                f"parallel.expert: {self.expert} does not divide the {shards} ranks that shard parameters (data / "
+                f"replicas x context): set it to {fitting}, or change launcher.trainer_processes"
+            )
         return ""
+
+    def must_stand_as(self, other: ParallelSettings, why: str) -> None:
+        """Two engines have the same share of tokens and parameters on each rank.
+
+        Args:
+            other: the other one's.
+            why: they must, and who they are.
+
+        Raises:
+            RunError: they do not.
+        """
+        if self.layout != other.layout:
+            raise RunError(
+                f"{why}, and their ranks stand differently: parallel is {self} and {other}",
+                hints=["give both the same parallel, in train_engine and in roles"],
+            )
+
+    def experts(self, experts: int) -> int:
+        """Of so many experts, 0 for a model without, those that one rank has.
+
+        Raises:
+            RunError: they cannot be divided.
+        """
+        if self.expert == 1:
+            return experts
+        if not experts:
+            raise RunError(
+                f"train_engine.parallel.expert {self.expert} divides the experts of mixtures, and the model has none",
+                hints=["set train_engine.parallel.expert to 1"],
+            )
+        if experts % self.expert:
+            fitting = max(n for n in range(1, self.expert) if not experts % n)
+            raise RunError(
+                f"the model's {experts} experts cannot be divided among {self.expert} ranks "
+                "(train_engine.parallel.expert)",
+                hints=[f"set train_engine.parallel.expert to {fitting}"],
+            )
+        return experts // self.expert
+
+    def refuse_pictures(self, kind: str) -> None:
+        """Of a model that sees pictures, ranks divide neither sequences nor layers.
+
+        Args:
+            kind: its type.
+
+        Raises:
+            RunError: they would.
+        """
+        if self.context > 1 or self.tensor > 1:
+            raise RunError(
+                f"model type '{kind}' sees pictures, and is not divided over ranks of context or tensor",
+                hints=["set train_engine.parallel to data alone; sequences with pictures go to one rank each"],
+            )
 
     def heads(self, heads: int, key_heads: int) -> tuple[int, int]:
         """Of so many heads and key heads of attention, those that one rank has.

@@ -136,7 +136,8 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
         RunError: there is no list of as many modules as the config has layers.
     """
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.base_model.modules():
+    decoder = getattr(model.base_model, "language_model", model.base_model)  # else a vision tower's may be as many
+    for module in decoder.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return module
     raise RunError(f"model type {model.config.model_type}: no list of its {count} decoder layers was found")
@@ -156,15 +157,15 @@ def divide_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> Vocabulary | 
         return None
     tied = head is not None and head.weight is words.weight
     words.__class__, words.mesh = _Words, mesh
-    _keep_part(words, "weight", 0, mesh)
+    keep_part(words, "weight", 0, mesh)
     if head is None:
         return None
     head.__class__, head.mesh = _Logits, mesh
     if tied:
         head.weight = words.weight
     else:
-        _keep_part(head, "weight", 0, mesh)
-    _keep_part(head, "bias", 0, mesh)
+        keep_part(head, "weight", 0, mesh)
+    keep_part(head, "bias", 0, mesh)
     return Vocabulary(mesh)
 
 
@@ -211,12 +212,12 @@ def _divide(model: PreTrainedModel, module: Any, style: str, mesh: DeviceMesh) -
         raise _not_divided(model, f"has {style} matrices of {size}, which {mesh.size()} does not divide")
     if is_column:
         module.__class__ = _Columns
-        _keep_part(module, "weight", 0, mesh)
-        _keep_part(module, "bias", 0, mesh)
+        keep_part(module, "weight", 0, mesh)
+        keep_part(module, "bias", 0, mesh)
     else:
         rows: Any = module
         rows.__class__, rows.group = _Rows, group_name(mesh)
-        _keep_part(module, "weight", 1, mesh)
+        keep_part(module, "weight", 1, mesh)
 
 
 def _not_divided(model: PreTrainedModel, why: str) -> RunError:
@@ -226,7 +227,7 @@ def _not_divided(model: PreTrainedModel, why: str) -> RunError:
     )
 
 
-def _keep_part(module: torch.nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> None:
+def keep_part(module: torch.nn.Module, name: str, dimension: int, mesh: DeviceMesh) -> None:
     """Keep this rank's part of a parameter, where there is one, in memory of its own."""
     whole = getattr(module, name, None)
     if whole is None:

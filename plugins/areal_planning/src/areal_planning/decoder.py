@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 _LAYER = re.compile(r".*?\.(\d+)\.")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_DENSE_LAYERS = ("mlp_only_layers", "first_k_dense_replace")
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model of equal layers, each attention and a gated MLP.
+    """A model of equal layers, each attention and a gated MLP or a mixture of such experts.
 
     Attributes:
         layers: how many.
-        hidden, intermediate: width of the residual stream and of the MLP.
+        hidden, intermediate: width of the residual stream and of the MLP; of a mixture, of all experts that a token
+            goes through.
         query, key: width of all heads together, and of all key heads.
         heads: of attention.
         vocabulary: rows of the head; 0 where the head is a single number.
@@ -29,6 +31,9 @@ class Decoder:
         root_parameters: of everything else: embeddings, head, last norm.
         largest_layer: parameters of the largest layer.
         norms_heads: whether queries and keys go through norms of their own.
+        experts: of a mixture, 0 where there are none; shared ones, which every token goes through, do not count.
+        choices: of these, how many a token goes through.
+        expert_parameters: of these, in all layers.
     """
 
     layers: int
@@ -43,30 +48,40 @@ class Decoder:
     root_parameters: int
     largest_layer: int
     norms_heads: bool
+    experts: int = 0
+    choices: int = 0
+    expert_parameters: int = 0
 
     @property
     def parameters(self) -> int:
         """All of them, tied ones once."""
         return self.layer_parameters + self.root_parameters
 
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token is computed with: of a mixture, its choices of experts alone."""
+        idle = self.expert_parameters * (self.experts - self.choices) // self.experts if self.experts else 0
+        return self.parameters - idle
+
     @classmethod
     def of(
         cls, description: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, scalar: bool = False
     ) -> Decoder | None:
-        """Read the sizes; None where the config lacks some, or the layers have experts.
+        """Read the sizes; None where the config lacks some, or the model has a vision tower, which is not counted.
 
         Args:
             description: a Hugging Face model's config.json.
             shapes: of its tensors, by name.
             scalar: whether its head gives one number and not a vocabulary's logits.
         """
+        if description.get("vision_config") is not None:
+            return None
         text = description.get("text_config", description)
         try:
             hidden, layers, heads = (text[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
-            intermediate, vocabulary = text["intermediate_size"], text["vocab_size"]
+            vocabulary = text["vocab_size"]
+            intermediate, experts, choices = _mlp(text)
         except KeyError:
-            return None
-        if any(text.get(name) for name in _EXPERTS):
             return None
         size = text.get("head_dim") or hidden // heads
         tied = text.get("tie_word_embeddings", description.get("tie_word_embeddings", False))
@@ -90,10 +105,18 @@ class Decoder:
             root_parameters=root,
             largest_layer=max(by_layer.values(), default=0),
             norms_heads=any("q_norm" in name for name in shapes),
+            experts=experts,
+            choices=choices,
+            expert_parameters=sum(count for name, count in counted.items() if experts and ".experts." in name),
         )
 
-    def divided(self, tensors: int) -> Decoder:
-        """What one of so many ranks of tensor parallelism has; a vocabulary that they do not divide it has whole."""
+    def divided(self, tensors: int, experts: int = 1) -> Decoder:
+        """What one rank has of so many of tensor parallelism, or of expert parallelism.
+
+        A vocabulary that they do not divide it has whole. Experts are sharded over all ranks in any case; those of a
+        layer that a rank gathers are fewer.
+        """
+        elsewhere = self.expert_parameters * (experts - 1) // (experts * self.layers)
         of_words = 1 if self.words % tensors else tensors
         return replace(
             self,
@@ -104,16 +127,44 @@ class Decoder:
             vocabulary=self.vocabulary // of_words,
             layer_parameters=self.layer_parameters // tensors,
             root_parameters=self.root_parameters // of_words,
-            largest_layer=self.largest_layer // tensors,
+            largest_layer=(self.largest_layer - elsewhere) // tensors,
         )
 
-    def training_flops(self, lengths: Iterable[int]) -> float:
+    def training_flops(self, lengths: Iterable[int], learning: int | None = None) -> float:
         """Of a forward and a backward pass over sequences of these lengths: 6 N T for the products with N parameters
-        (those of the layers and the head; a look-up in the embeddings is none), and causal attention's own products,
-        6 x layers x width of the heads x the sum of squared lengths. What is computed again does not count.
+        (those of the layers that a token is computed with, and the head; a look-up in the embeddings is none), and
+        causal attention's own products, 6 x layers x width of the heads x the sum of squared lengths. What is computed
+        again does not count.
+
+        Args:
+            lengths: in tokens.
+            learning: parameters of an adapter, which alone learns: then the others' products are 4 N T, for nobody
+                computes the gradient of a frozen matrix.
         """
         tokens = squares = 0
         for length in lengths:
             tokens, squares = tokens + length, squares + length**2
-        products = self.layer_parameters + self.vocabulary * self.hidden
-        return 6.0 * products * tokens + 6.0 * self.layers * self.query * squares
+        products = self.active_parameters - self.root_parameters + self.vocabulary * self.hidden
+        of_products = 6.0 * products if learning is None else 4.0 * products + 6.0 * learning
+        return of_products * tokens + 6.0 * self.layers * self.query * squares
+
+
+def _mlp(text: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Width of the MLP that a token goes through, at most; experts, and how many of them a token goes through.
+
+    Raises:
+        KeyError: a size is missing.
+    """
+    if not (experts := experts_of(text)):
+        return text["intermediate_size"], 0, 0
+    width, choices = text.get("moe_intermediate_size") or text["intermediate_size"], text["num_experts_per_tok"]
+    if not choices:
+        raise KeyError("num_experts_per_tok")
+    shared = text.get("shared_expert_intermediate_size") or width * (text.get("n_shared_experts") or 0)
+    has_dense = any(text.get(name) for name in _DENSE_LAYERS) or text.get("decoder_sparse_step", 1) > 1
+    return max(choices * width + shared, text["intermediate_size"] if has_dense else 0), experts, choices
+
+
+def experts_of(text: Mapping[str, Any]) -> int:
+    """Of a mixture, from its config; 0 for a model without."""
+    return next((int(text[name]) for name in _EXPERTS if text.get(name)), 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from areal_core.errors import RunError
 from areal_core.interfaces import Memory
-from areal_planning.decoder import Decoder
+from areal_planning.decoder import Decoder, experts_of
 from areal_planning.meter import GIB
 from areal_planning.recomputing import Recomputing, kept_by_a_layer
 
@@ -52,6 +52,7 @@ class Computing:
         shards: whether parameters are gathered layer by layer, be it from one rank.
         offloads: whether parameters, gradients and optimizer are in host memory.
         moment_bytes: of one element of one of AdamW's two moments, on the device.
+        learning: parameters of an adapter, which alone learns; None where all do.
     """
 
     tokens: int
@@ -62,6 +63,7 @@ class Computing:
     shards: bool
     offloads: bool = False
     moment_bytes: int = _FLOAT
+    learning: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class MemoryChoices:
         offloads: `offload_parameters`, of which a CPU knows nothing.
         half_moments: whether AdamW's moments are in bfloat16.
         offloads_moments: whether they are in host memory, of which a CPU knows nothing either.
+        learning: parameters of an adapter, which alone learns; None where all do.
     """
 
     budget: int
@@ -87,6 +90,7 @@ class MemoryChoices:
     offloads: bool
     half_moments: bool
     offloads_moments: bool
+    learning: int | None = None
 
     def recomputing(self, model: Decoder | None, layers: int, dtype: str, *, is_compiled: bool) -> Recomputing:
         """What layers compute again.
@@ -130,15 +134,19 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         choices: the settings.
 
     Raises:
-        RunError: the ranks cannot divide the model's heads.
+        RunError: the ranks cannot divide the model's heads or experts, or a model that sees pictures.
     """
+    text = load.description.get("text_config", load.description)
+    parallel.experts(experts_of(text))  # which, like the others, the engine would refuse
+    if load.description.get("vision_config") is not None:
+        parallel.refuse_pictures(str(load.description.get("model_type")))
     model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
     if model is None:
         return None
-    parallel.heads(model.heads, model.key * model.heads // model.query)  # which the engine would refuse
+    parallel.heads(model.heads, model.key * model.heads // model.query)
     on_gpu = load.gpu_bytes is not None
     tokens = None if load.tokens is None else load.tokens * parallel.tensor
-    part, budget = model.divided(parallel.tensor), choices.budget
+    part, budget = model.divided(parallel.tensor, parallel.expert), choices.budget
     is_compiled = on_gpu if choices.compiles is None else choices.compiles
     again = choices.recomputing(part, model.layers, load.dtype, is_compiled=is_compiled)
     way = Computing(
@@ -150,6 +158,7 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         shards=load.ranks > 1 or (choices.offloads and on_gpu),
         offloads=choices.offloads and on_gpu,
         moment_bytes=0 if choices.offloads_moments and on_gpu else _FLOAT // (2 if choices.half_moments else 1),
+        learning=choices.learning,
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
     told = again.words(model.layers) if load.role.trains else ""
@@ -217,7 +226,7 @@ def peak_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
         replace(held, gradients=former, activations=kept, head=_head(model, load, way)),
         replace(
             held,
-            gradients=former + (element + (_FLOAT if way.shards else 0)) * model.largest_layer,
+            gradients=former + (element + (_FLOAT if way.shards else 0)) * _learning_layer(model, way),
             activations=kept + _of_a_layer(model, load, way),
             head=element * head_weight,
         ),
@@ -230,7 +239,7 @@ def forward_memory(model: Decoder, load: RankLoad, way: Computing) -> Memory:
     """The fullest moment of a forward pass without gradients."""
     held, element, tokens = _held(model, load, way), _element(load), way.tokens
     logits = _chunk(way) * model.vocabulary * (_FLOAT if way.is_compiled else 3 * _FLOAT)
-    layer = element * tokens * (3 * model.intermediate + 2 * model.hidden)
+    layer = element * tokens * (3 * model.intermediate + (2 + 2 * model.choices) * model.hidden)
     states = element * tokens * model.hidden
     at_head = replace(held, activations=states, head=logits)
     return max(at_head, replace(held, activations=layer), key=lambda moment: moment.total)
@@ -248,13 +257,15 @@ def _element(load: RankLoad) -> int:
 def _held(model: Decoder, load: RankLoad, way: Computing) -> Memory:
     """Parameters and optimizer: sharded float32 ones with what is gathered of them, or the whole."""
     role, element, gathered = load.role, _element(load), 0
-    stored = _FLOAT if role.changes else element
+    stored = _FLOAT if role.changes and way.learning is None else element
     if way.shards:
         gathered = element * (model.root_parameters + _GATHERED_LAYERS * model.largest_layer)
-    elif role.changes and element < _FLOAT:
+    elif role.changes and way.learning is None and element < _FLOAT:
         stored += element  # what is computed with, beside its master
     count = 0 if way.offloads else model.parameters / load.ranks
-    parameters, optimizer = round(stored * count), round(2 * way.moment_bytes * count) if role.trains else 0
+    learning = count if way.learning is None else 0 if way.offloads else way.learning / load.ranks
+    own = 0 if way.learning is None else learning * (_FLOAT + element)  # masters, and what is computed with
+    parameters, optimizer = round(stored * count + own), round(2 * way.moment_bytes * learning) if role.trains else 0
     return Memory(parameters + gathered, 0, optimizer, 0, 0, resident=parameters + optimizer)
 
 
@@ -264,12 +275,18 @@ def _gradients(model: Decoder, load: RankLoad, way: Computing) -> tuple[int, int
     Those of several micro-batches add up in float32, shard by shard as they come. Of a single one they stay as the
     backward pass made them, where the update is compiled and nothing is sharded.
     """
-    whole = _FLOAT * model.parameters
+    learning = model.parameters if way.learning is None else way.learning
+    whole = _FLOAT * learning
     added = whole if not way.shards else 0 if way.offloads else round(whole / load.ranks)
     if way.rounds > 1:
         return added, added
     is_fused = way.is_compiled and way.moment_bytes > 0  # moments elsewhere are not updated by the masters' own kernel
-    return 0, added if way.shards or not is_fused else _element(load) * model.parameters
+    return 0, added if way.shards or not is_fused else _element(load) * learning
+
+
+def _learning_layer(model: Decoder, way: Computing) -> int:
+    """Parameters that learn of the largest layer; of an adapter nearly an equal share of all."""
+    return model.largest_layer if way.learning is None else way.learning // model.layers
 
 
 def kept_activations(model: Decoder, load: RankLoad, way: Computing) -> int:
@@ -288,17 +305,18 @@ def _of_a_layer(model: Decoder, load: RankLoad, way: Computing) -> int:
     again = sizes["nothing"] - sizes[way.recomputing.of_layers(model.layers)[-1]]
     if way.recomputing.whole == model.layers:
         again = sizes["nothing"]
-    return again + way.tokens * element * (3 * model.intermediate + 2 * model.hidden)
+    return again + way.tokens * element * (3 * model.intermediate + (2 + 2 * model.choices) * model.hidden)
 
 
 def _head(model: Decoder, load: RankLoad, way: Computing) -> int:
     """The head's backward pass: a chunk's float32 logits and their gradient (where nothing is compiled, three times
-    float32); the weight's gradient, which is summed in float32; the hidden states' own."""
+    float32); the weight's gradient, which is summed in float32, where it learns; the hidden states' own."""
     if not model.vocabulary:
         return 0
     element = _element(load)
     logit = _FLOAT + element if way.is_compiled else 3 * _FLOAT
-    states = model.hidden * (_FLOAT * model.vocabulary + element * way.tokens)
+    of_weight = _FLOAT * model.vocabulary if way.learning is None else 0  # nobody computes a frozen head's
+    states = model.hidden * (of_weight + element * way.tokens)
     return _chunk(way) * model.vocabulary * logit + states
 
 

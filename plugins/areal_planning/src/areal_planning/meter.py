@@ -44,12 +44,14 @@ class Meter:
         ranks: of the trainer.
         peak: FLOP/s of a rank's device in the dtype that is computed in, None where it is not known.
         memory: bytes of the device, 0 for a CPU.
+        learning: parameters of an adapter, which alone learns; None where all do.
     """
 
     model: Decoder | None
     ranks: int
     peak: float | None = None
     memory: int = 0
+    learning: int | None = None
     _train_s: float = field(default=0.0, init=False)
     _forward_s: float = field(default=0.0, init=False)
     _flops: float = field(default=0.0, init=False)
@@ -76,7 +78,7 @@ class Meter:
             self._tokens += sum(lengths)
             self._slots += split.slots
             self._rounds += split.rounds
-            self._flops += self.model.training_flops(lengths) if self.model is not None else 0.0
+            self._flops += self.model.training_flops(lengths, self.learning) if self.model is not None else 0.0
 
     def take(self) -> dict[str, float]:
         """What was done since the last call, by name; what does not apply is left out."""

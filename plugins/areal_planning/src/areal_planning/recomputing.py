@@ -14,6 +14,9 @@ In bytes for each token and layer, e bytes an element, the backward pass finds (
     4 x 2               each norm's scale                     *
 
 Where layers are not compiled, silu(gate) is one more. Norms of heads keep their inputs, query and key before rotation.
+Of a mixture, intermediate is that of all a token's choices together, and each choice has two rows of its own: the
+token's, which is elementwise to make again, and what down gives; where layers are not compiled, that weighted besides.
+What the router gave, and the order of its choices, come to 4 x experts + 5 x 8 x choices, half of it elementwise.
 
 A layer may compute again what is marked by a star, all of it `elementwise`: a third of the bytes for a few percent of
 the time, because no matrix product and no attention is among it. A layer that is computed again `whole` keeps its input
@@ -33,6 +36,7 @@ Checkpointing = Literal["none", "selective", "full"]
 Amount = Literal["nothing", "elementwise", "whole"]
 """What of a layer is computed again."""
 _FLOAT = 4
+_INDEX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,18 @@ def kept_by_a_layer(model: Decoder, element: int, tokens: int, *, is_compiled: b
     denominators = _FLOAT * model.heads
     everything = 4 * model.hidden + rotated + model.query + (model.query + model.key) * model.norms_heads
     products = 2 * model.hidden + rotated + model.query + 2 * model.intermediate
+    rows = model.choices * model.hidden
+    everything += (2 if is_compiled else 3) * rows
+    products += (1 if is_compiled else 2) * rows
+    routes = _FLOAT * model.experts + 5 * _INDEX * model.choices
     if not is_compiled:
         products += model.hidden  # what down gives, which only a compiler sees that nobody needs
     sizes: dict[Amount, int] = {
-        "nothing": element * (everything + (3 if is_compiled else 4) * model.intermediate) + denominators + 2 * _FLOAT,
-        "elementwise": element * products + denominators,
+        "nothing": element * (everything + (3 if is_compiled else 4) * model.intermediate)
+        + routes
+        + denominators
+        + 2 * _FLOAT,
+        "elementwise": element * products + routes // 2 + denominators,
         "whole": element * model.hidden + (element * model.query + denominators if is_compiled else 0),
     }
     return {amount: tokens * size for amount, size in sizes.items()}

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from areal_core.data import split_by_tokens, split_into_microbatches
 from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,12 @@ class Split:
     rounds: int
     dummy: list[int]
     slots: int
+
+    def rows_by_round(self) -> Iterator[tuple[list[int], bool]]:
+        """The rows of each round, and whether they count, or only keep other ranks company."""
+        for number in range(self.rounds):
+            counts = number < len(self.microbatches)
+            yield (self.microbatches[number] if counts else self.dummy), counts
 
     @classmethod
     def plan(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from areal_core.config import LocalPath, Seconds, Secret, Settings
 from areal_rewards.libraries import missing_library
@@ -32,6 +33,7 @@ def _readable_pattern(pattern: str) -> str:
 
 Template = Annotated[str, AfterValidator(_readable_template)]
 Pattern = Annotated[str, AfterValidator(_readable_pattern)]
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 class ExactMatchSettings(Settings):
@@ -130,16 +132,26 @@ class RewardModelSettings(Settings):
     """Settings of `reward_models.RewardModel`."""
 
     path: str = Field(
-        min_length=1, description="Hugging Face folder, or a name on the hub, of a model with a head of one output"
+        min_length=1,
+        description="Hugging Face folder, relative to the config, or a name on the hub, of a model with a head of one "
+        "output",
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="number format of the model")
     same_tokens: bool = Field(
         default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
     )
 
+    @field_validator("path")
+    @classmethod
+    def _beside_config(cls, path: str, info: ValidationInfo) -> str:
+        folder = TypeAdapter(LocalPath).validate_python(path, context=info.context)
+        return str(folder) if folder.is_dir() else path
+
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The library must be there."""
-        return missing_library("the reward reward_model", "transformers", "models")
+        """The library must be there, and the folder, where the path can be no name on the hub."""
+        yield from missing_library("the reward reward_model", "transformers", "models")
+        if not Path(self.path).is_dir() and not HUB_NAME.fullmatch(self.path):
+            yield f"there is no folder {self.path}; name one with a reward model, or OWNER/NAME on the hub"
 
 
 class RemoteRewardModelSettings(Settings):

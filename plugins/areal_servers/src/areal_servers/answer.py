@@ -12,14 +12,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from areal_core.data import Generation
-from areal_core.data.trajectory import FinishReason, sampling_fault
+from areal_core.data.trajectory import FinishReason, joined_columns, sampling_fault
 from areal_servers.errors import ServerLostError
 from areal_servers.interface import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from areal_core.interfaces import GenerationRequest, UpdateMode
+    import torch
+
+    from areal_core.interfaces import GenerationRequest, SamplingParameters, UpdateMode
     from areal_servers.interface import Chunk
 
 
@@ -70,6 +72,7 @@ class Answer:
     Attributes:
         pieces: how often something was asked for.
         output_ids, logprobs, versions: of the tokens that are kept, equally long.
+        columns: further ones; see `Generation`.
         finish: why it ended, None while it has not.
     """
 
@@ -79,15 +82,10 @@ class Answer:
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
+        self.columns: dict[str, torch.Tensor] = {}
         self.finish: FinishReason | None = None
         self._conversations = conversations
         self._conversation = request.conversation or f"request {request.request_id}"
-
-    @property
-    def is_resumable(self) -> bool:
-        """Whether a server that knows only the tokens can go on: stop texts and penalties look at what is its own."""
-        neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "stop": ()}
-        return all(getattr(self.request.sampling, name) == value for name, value in neutral.items())
 
     def next_piece(self, version: int) -> Piece:
         """What is still missing, as a question of its own.
@@ -95,8 +93,8 @@ class Answer:
         Args:
             version: of the weights of the server that is asked.
         """
-        if not self.is_resumable:
-            self.output_ids, self.logprobs, self.versions = [], [], []
+        if not is_resumable(self.request.sampling):
+            self.output_ids, self.logprobs, self.versions, self.columns = [], [], [], {}
         self.pieces += 1
         done, sampling = len(self.output_ids), self.request.sampling
         if done:
@@ -106,13 +104,14 @@ class Answer:
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
         key = self._conversations.key(self._conversation, version)
-        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, key)
+        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, key, self.request.images)
 
     def keep(self, tokens: PieceTokens, count: int, versions: Sequence[int]) -> None:
         """Take over the first tokens of a piece."""
         self.output_ids += tokens.output_ids[:count]
         self.logprobs += tokens.logprobs[:count]
         self.versions += versions[:count]
+        self.columns = joined_columns(self.columns, tokens.columns, len(self.request.input_ids) + len(self.output_ids))
         if tokens.finish == "stop":
             self.finish = FinishReason.STOP
         elif tokens.finish == "length" or len(self.output_ids) >= self.request.sampling.max_new_tokens:
@@ -121,7 +120,7 @@ class Answer:
     def generation(self) -> Generation:
         """The complete answer."""
         assert self.finish is not None
-        return Generation(self.output_ids, self.logprobs, self.versions, self.finish)
+        return Generation(self.output_ids, self.logprobs, self.versions, self.finish, self.columns)
 
 
 class PieceTokens:
@@ -144,6 +143,7 @@ class PieceTokens:
         self.logprobs: list[float] = []
         self.certain = 0
         self.finish: str | None = None
+        self.columns: Mapping[str, torch.Tensor] = {}
         self._spans: Sequence[tuple[str, int, int]] | None = None
 
     def add(self, chunk: Chunk, *, is_certain: bool) -> None:
@@ -154,8 +154,7 @@ class PieceTokens:
         self.logprobs += chunk.logprobs
         if is_certain:
             self.certain = len(self.output_ids)
-        self.finish = chunk.finish
-        self._spans = chunk.spans
+        self.finish, self.columns, self._spans = chunk.finish, chunk.columns, chunk.spans
 
     def without_end(self) -> PieceTokens:
         """The same tokens, as if the piece were not over: what ended it may be among the uncertain ones."""
@@ -182,6 +181,12 @@ class PieceTokens:
         if len(versions) < len(self.output_ids):
             raise ServerLostError(f"labels {len(versions)} of {len(self.output_ids)} tokens")
         return versions[: len(self.output_ids)]
+
+
+def is_resumable(sampling: SamplingParameters) -> bool:
+    """Whether a server that knows only the tokens can go on: stop texts and penalties look at what is its own."""
+    neutral = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "stop": ()}
+    return all(getattr(sampling, name) == value for name, value in neutral.items())
 
 
 def _later_seed(seed: int, place: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from areal_core.errors import RunError
 from areal_servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from areal_core.interfaces import ModelReference
     from areal_servers.interface import ServerIdentity
@@ -35,7 +34,9 @@ def check_identity(identity: ServerIdentity, model: ModelReference) -> None:
     if not path.is_file():
         return  # on another machine; what it generates is compared with the trainer's model after the first update
     try:
-        served, wanted = json.loads(path.read_text()), json.loads((Path(model.path) / "config.json").read_text())
+        described = [json.loads(each.read_text()) for each in (path, Path(model.path) / "config.json")]
+        # The shape of a model that sees is that of its language model.
+        served, wanted = ({**(each.get("text_config") or {}), **each} for each in described)
     except (OSError, ValueError) as error:
         raise ServerRefusedError(f"serves {identity.model}, which cannot be compared: {error}") from None
     different = [
@@ -63,20 +64,6 @@ def describe_folder(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def refuse_experts(names: Iterable[str]) -> None:
-    """Refuse a model whose weights would be published under other names than servers know.
-
-    Raises:
-        RunError: its experts are single tensors in its files, and one fused tensor a layer in the trainer.
-    """
-    if expert := next((name for name in names if re.search(r"\.experts\.\d+\.", name)), ""):
-        raise RunError(
-            f"the model is a mixture of experts ({expert}): the trainer's library fuses experts, and would publish "
-            "them under names that servers do not know",
-            hints=["train a dense model; servers take no mixtures of experts yet"],
-        )
-
-
 def check_fit(shapes: Mapping[str, Sequence[int]], model: Mapping[str, Sequence[int]], *, is_tied: bool) -> None:
     """Whether weights are those of a model, by the names and shapes of their tensors.
 
@@ -94,10 +81,9 @@ def check_fit(shapes: Mapping[str, Sequence[int]], model: Mapping[str, Sequence[
         "unexpected": sorted(shapes.keys() - model.keys() - tied),
         "of another shape": sorted(n for n in shapes.keys() & model.keys() if tuple(shapes[n]) != tuple(model[n])),
     }
-    told = [
+    if told := [
         f"{fault}: {', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
         for fault, names in faults.items()
         if names
-    ]
-    if told:
+    ]:
         raise RunError(f"the weights do not fit the model that is served; {'; '.join(told)}")

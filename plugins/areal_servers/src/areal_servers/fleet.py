@@ -87,7 +87,8 @@ class ServerFleet:
                 f"servers need the model as a local folder, and {folder} is none: {error}",
                 hints=["download it first and set model.path to the folder"],
             ) from None
-        self._vocabulary = int(description.get("vocab_size", _UNLIMITED))
+        # A model that sees has the vocabulary of its language model.
+        self._vocabulary = int((description | (description.get("text_config") or {})).get("vocab_size", _UNLIMITED))
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter)
         await self._tending.start(self._processes, self._gpus)

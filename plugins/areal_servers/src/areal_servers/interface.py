@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
+    import torch
+
     from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.interfaces.model import ModelReference
     from areal_servers.connection import ServerConnection
@@ -61,6 +63,7 @@ class Piece:
         sampling: with the lengths that are left.
         seed: of this piece.
         cache_key: prefixes may be shared only between pieces of the same key.
+        images: files of its pictures in base64, as in `GenerationRequest`.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Piece:
     sampling: SamplingParameters
     seed: int
     cache_key: str
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,14 @@ class Chunk:
         output_ids, logprobs: of new tokens, equally long.
         finish: why the server will send nothing further; None while it goes on. `abort`: somebody stopped it.
         spans: on the last chunk, (label, start, end) over all tokens of the piece; None where the server has none.
+        columns: on the last chunk, of all tokens of the piece, its input's among them; see `Generation`.
     """
 
     output_ids: list[int]
     logprobs: list[float]
     finish: Literal["stop", "length", "abort"] | None = None
     spans: Sequence[tuple[str, int, int]] | None = None
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,11 @@ class Router:
         ]
         for member, answer in answers:
             member.requests += 1
+            known = -1
             try:
-                await member.work(answer)
+                while answer.finish is None and len(answer.output_ids) > known:  # it may end in the middle and go on
+                    known = len(answer.output_ids)
+                    await member.work(answer)
             except (ServerLostError, RequestRefusedError) as error:  # a gateway refuses what its server would not
                 self._roster.doubt(member, str(error))
             finally:

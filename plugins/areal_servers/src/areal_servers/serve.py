@@ -55,7 +55,7 @@ def serve(
         told = "no inference engine" if chosen is None else f"'{chosen.reference}', which runs inside of the run"
         raise UsageError(
             f"{resolved.name} has {told}: there is no server to start",
-            hints=["choose one with inference_engine.type=sglang or vllm"],
+            hints=["choose one with inference_engine=sglang or vllm"],
         )
     run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
     fleet: ServerFleet = chosen.build(log_dir=run.logs)

@@ -48,6 +48,8 @@ class FleetSettings(Settings):
     """use servers of a version that this plugin was not tested with"""
     update_mode: Literal["keep_cache", "recompute"] = "recompute"
     """on new weights the keys and values of live requests are kept, or rebuilt under them"""
+    routed_experts: bool = False
+    """of a mixture, servers tell which experts each token went through, and it is trained through the same ones"""
     detokenize: bool = False
     """servers follow the text beside the tokens: needed for sampling.stop"""
     max_concurrent_requests: int | None = Field(None, ge=1)

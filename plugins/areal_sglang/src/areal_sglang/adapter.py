@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from base64 import b64decode
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
+import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
+from areal_planning.choices import column_of
+from areal_planning.mixture import Mixture
+from areal_servers.answer import is_resumable
 from areal_servers.connection import raise_told
 from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
 from areal_servers.settings import OptionValue, option_arguments
+from areal_sglang import lora, pictures
+from areal_vision.prompts import ImagePrompts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
+
+    import torch
 
     from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
     from areal_servers.connection import ServerConnection
@@ -50,6 +61,9 @@ class SGLangAdapter:
     Args:
         settings: of the fleet.
         scratch: a private folder for the file with the servers' key, which lives as long as the adapter.
+
+    Attributes:
+        mixture: of the model, where servers shall tell which experts tokens went through.
     """
 
     name = "SGLang"
@@ -62,6 +76,8 @@ class SGLangAdapter:
 
     def __init__(self, settings: SGLangConfig, scratch: Path | None = None) -> None:
         self._settings = settings
+        self.mixture: Mixture | None = None
+        self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
         self._key_file: Any = None
         if settings.key:
             # Everybody can read a command line, and SGLang reads no environment. The file goes with this object.
@@ -70,6 +86,24 @@ class SGLangAdapter:
             self._key_file.write(json.dumps({"api-key": settings.key}))
             self._key_file.flush()
 
+        self._prompts = ImagePrompts("")
+
+    def serve(self, model: ModelReference) -> None:
+        """Requests are for this model.
+
+        Raises:
+            RunError: it sees, and servers are to take adapters by themselves; or it shall tell which experts tokens
+                went through, and has none that are known.
+        """
+        if self._settings.routed_experts:
+            self.mixture = Mixture.read(model.path)
+        self._prompts = ImagePrompts(model.path)
+        if self._prompts.sees and self._settings.adapter_rank is not None:
+            raise RunError(
+                "an adapter by itself is not given to servers of a model that sees",
+                hints=["set train_engine.adapter.publish=merged, and leave inference_engine.adapter_rank out"],
+            )
+
     def capabilities(self) -> InferenceCapabilities:
         """Everything that SGLang samples with; its seeds count only in a mode that costs a third of its speed."""
         sampling = {"top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
@@ -77,7 +111,8 @@ class SGLangAdapter:
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
             seeded=bool(self._settings.options.get("enable_deterministic_inference")),
-            broadcast=True,
+            broadcast=self._settings.adapter_rank is None,
+            images=True,
             releases_memory=self._settings.memory_saver,
         )
 
@@ -96,13 +131,20 @@ class SGLangAdapter:
             "skip_server_warmup": True,
             "trust_remote_code": model.trust_remote_code,
             "enable_memory_saver": settings.memory_saver,
+            "enable_return_routed_experts": settings.routed_experts,
         }
+        if settings.adapter_rank is not None:
+            options |= lora.options_for(settings.adapter_rank)
         if self._key_file is not None and "config" in settings.options:
             raise ServerRefusedError("the key reaches SGLang by its own `config`: write what that says into `options`")
         if self._key_file is not None:
             options["config"] = self._key_file.name
+        fixed = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS}
+        if ImagePrompts(model.path).sees:
+            options |= pictures.options_for(model.path)
+            fixed |= pictures.ENVIRONMENT
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
-        environment = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS, **settings.environment}
+        environment = {**fixed, **settings.environment}
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
@@ -120,20 +162,34 @@ class SGLangAdapter:
                 f"is SGLang {version}; areal-sglang was tested with {KNOWN}: install one of these, or set "
                 "allow_unknown_version"
             )
+        if self._settings.routed_experts and not told.get("enable_return_routed_experts"):
+            raise ServerRefusedError(
+                "does not tell which experts tokens went through, and routed_experts is set: start it with "
+                "--enable-return-routed-experts, or with areal serve"
+            )
+        if self._prompts.sees:
+            pictures.check_server(version, told)
         dtype = str(told.get("dtype") or "auto")
         named = "" if dtype == "auto" else dtype
-        spans = version >= SPANS_SINCE
+        if rank := self._settings.adapter_rank:
+            lora.check_room(told, rank)
+        spans = version >= SPANS_SINCE and not rank
         return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
 
     async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
-        """`/generate` with token ids, streamed."""
+        """`/generate` with token ids, streamed. SGLang repeats the image token of each picture by itself."""
+        prompt, named = self._prompts.place(piece.input_ids, len(piece.images)), piece.sampling.stop_token_ids
+        can_go_on = is_resumable(piece.sampling)
         body = {
-            "input_ids": piece.input_ids,
+            "input_ids": prompt.collapsed(),
+            **({"image_data": list(piece.images)} if piece.images else {}),
             "sampling_params": self._sampling(piece),
             "return_logprob": True,
             "stream": True,
             "rid": piece.name,
             "extra_key": piece.cache_key,
+            **({"return_routed_experts": True} if self.mixture is not None else {}),
+            **({"lora_path": lora.NAME} if connection in self._adapted else {}),
         }
         seen = 0
         async for event in connection.stream("/generate", body):
@@ -143,18 +199,34 @@ class SGLangAdapter:
                     return
                 raise_told(event["error"])
             told = event["meta_info"]
+            if piece.images and told["prompt_tokens"] != len(piece.input_ids):
+                raise ValueError(
+                    f"SGLang makes {told['prompt_tokens']} tokens of a prompt with pictures that has "
+                    f"{len(piece.input_ids)} here: both must use the same preprocessor_config.json"
+                )
             ids, logprobs = event["output_ids"], [entry[0] for entry in told.get("output_token_logprobs") or ()]
             total = told["completion_tokens"]
             if len(ids) == total and len(ids) > total - seen:  # everything so far, and not only what is new
                 ids, logprobs = ids[seen:], logprobs[seen:]
             seen += len(ids)
-            spans = told.get("weight_versions")
+            # With an adapter they are the base's, which never changes.
+            spans = told.get("weight_versions") if self._settings.adapter_rank is None else None
+            reason = told["finish_reason"]
+            if reason is not None and reason["type"] == "stop":
+                self._prompts.is_written(ids, named, can_go_on=can_go_on)  # then the next piece has padding for it
             yield Chunk(
                 ids,
                 logprobs,
-                _finish(told["finish_reason"], piece.sampling.stop_token_ids),
+                _finish(reason, named),
                 None if spans is None else [(span["version"], span["start"], span["end"]) for span in spans],
+                self._columns(told.get("routed_experts"), len(piece.input_ids) + total),
             )
+
+    def _columns(self, told: str | None, tokens: int) -> Mapping[str, torch.Tensor]:
+        """From base64 of int32; an answer that was aborted has none."""
+        if self.mixture is None or told is None:
+            return {}
+        return column_of(np.frombuffer(b64decode(told), np.int32), self.mixture, tokens)
 
     def _sampling(self, piece: Piece) -> dict[str, Any]:
         sampling: SamplingParameters = piece.sampling
@@ -162,7 +234,7 @@ class SGLangAdapter:
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
             "min_new_tokens": sampling.min_new_tokens,
-            "stop_token_ids": list(sampling.stop_token_ids),
+            "stop_token_ids": (stops := self._prompts.stops(sampling.stop_token_ids)),
             "stop": list(sampling.stop) or None,
             "top_p": _EVERYTHING if sampling.greedy else sampling.top_p,
             "top_k": sampling.top_k or -1,
@@ -171,7 +243,7 @@ class SGLangAdapter:
             "frequency_penalty": sampling.frequency_penalty,
             "presence_penalty": sampling.presence_penalty,
             # This switches off the request's own stop tokens as well, so it can be set only where there are none.
-            "ignore_eos": not sampling.stop_token_ids,
+            "ignore_eos": not stops,
             "skip_special_tokens": False,
             "sampling_seed": piece.seed & (2**63 - 1),
             "stream_interval": self._settings.stream_interval,
@@ -190,7 +262,14 @@ class SGLangAdapter:
         await connection.post("/abort_request", {"abort_all": True})
 
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
-        """`/update_weights_from_disk`. With live requests in it the cache cannot be flushed, and need not be."""
+        """`/update_weights_from_disk`. With live requests in it the cache cannot be flushed, and need not be. Of an
+        adapter, SGLang's own routes."""
+        if self._settings.adapter_rank is not None and await lora.load(connection, folder):
+            self._adapted.add(connection)
+            return
+        if connection in self._adapted:
+            await lora.drop(connection)
+            self._adapted.discard(connection)
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": mode == "recompute"}
         await self._update(connection, "/update_weights_from_disk", body)
 

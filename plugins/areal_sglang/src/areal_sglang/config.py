@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from areal_servers.settings import FleetSettings
 
 if TYPE_CHECKING:
@@ -15,12 +17,25 @@ if TYPE_CHECKING:
 class SGLangConfig(FleetSettings):
     """Settings of a fleet of SGLang servers."""
 
+    adapter_rank: int | None = Field(None, ge=1, le=512)
+    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.publish: alone`;
+    null: they take merged weights"""
     memory_saver: bool = False
     """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What SGLang cannot do beside the rest of the config."""
         yield from super().check(config)
+        if self.routed_experts:
+            from areal_planning.mixture import replay_problems
+
+            yield from replay_problems(config)
+        if self.adapter_rank is not None:
+            adapter = getattr(config.train_engine.settings, "adapter", None)
+            if getattr(adapter, "publish", None) != "alone":
+                yield "adapter_rank is set, and no adapter is published: set train_engine.adapter.publish=alone"
+            if config.placement.in_turns:
+                yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
         if config.placement.in_turns and not self.memory_saver:
             yield "placement gives the same GPUs to generation and training: set memory_saver to true"
         if config.sampling.min_new_tokens and not self.detokenize:

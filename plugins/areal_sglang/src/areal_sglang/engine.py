@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import Processes
+    from areal_core.interfaces import ModelReference, Processes
     from areal_sglang.config import SGLangConfig
 
 
@@ -36,4 +36,10 @@ class SGLangEngine(ServerFleet):
         settings = settings.with_key(log_dir.parent, processes)
         # Servers on other nodes see the run's folder, and not this node's own.
         seen_by_all = log_dir if processes is not None and log_dir.is_dir() else scratch
-        super().__init__(settings, SGLangAdapter(settings, seen_by_all), log_dir, processes, gpus)
+        self._speaker = SGLangAdapter(settings, seen_by_all)
+        super().__init__(settings, self._speaker, log_dir, processes, gpus)
+
+    async def start(self, model: ModelReference) -> None:
+        """See `InferenceEngine.start`."""
+        self._speaker.serve(model)
+        await super().start(model)

@@ -43,17 +43,22 @@ set -e
 set +e
 "$@"
 code=$?
+trap - TERM
 [ $code = 3 ] && [ -n "$AREAL_SLURM_REQUEUE" ] || exit $code
-# The supervisor fell silent. Where its node is lost, nobody but this node gives the allocation back and begins again.
+# The supervisor is gone. Where its node is lost, which a job with --no-kill outlives, nobody but this node gives the
+# allocation back and begins again.
+lost() {{
+    case "$(scontrol show node -o {batch_host})" in *State=DOWN*) return 0;; esac
+    names="$(scontrol show hostnames "$(squeue -h -j {job} -t RUNNING -o %N | paste -sd,)")"
+    [ -n "$names" ] && ! grep -qx {batch_host} <<< "$names"  # back already, and no longer the job's
+}}
 for try in $(seq 120); do
-    case "$(scontrol show node -o {batch_host})" in
-        *State=DOWN*) echo "the node of the supervisor, {batch_host}, is lost: the job begins again"
-            exec scontrol requeue {job};;
-    esac
+    lost && echo "the node of the supervisor, {batch_host}, is lost: the job begins again" &&
+        exec scontrol requeue {job}
     sleep 10
 done
 """
-"""On each node around its warden, whose exit code 3 says that it has not heard its supervisor for the lease."""
+"""On each node around its warden, whose exit code 3 says that its supervisor is gone or silent without a word."""
 
 
 @dataclass

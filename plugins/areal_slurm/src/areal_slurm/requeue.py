@@ -28,12 +28,14 @@ _steps: dict[Path, int] = {}
 
 def note_start(run_dir: Path) -> None:
     """Remember how far a run has come; where something was lost in it, what came before counts as well."""
+    if run_dir not in _steps and VARIABLE in os.environ and (turns := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
+        complain(f"the job was queued again; its turn {turns + 1} goes on after step {last_step(run_dir)}")
     _steps.setdefault(run_dir, last_step(run_dir))
 
 
 def last_step(run_dir: Path) -> int:
     """The last committed step; 0 without one."""
-    return max((int(path.name.rpartition("-")[2]) for path in RunFolder(run_dir).checkpoints()), default=0)
+    return RunFolder(run_dir).last_step or 0
 
 
 def requeue(run_dir: Path, outcome: str, signal: int) -> None:

@@ -177,7 +177,7 @@ def _resolve(request: Request, gpus: int | None, *more: str) -> Resolved:
     """The config with this plugin's launcher, whatever it says of another one; a placement is counted with the job's
     `gpus` of each node, where nobody has written how many they have."""
     chosen = [word for word in request.overrides if word.startswith(("launcher=", "launcher.type="))]
-    words = [*([] if chosen else ["launcher.type=slurm/slurm"]), *request.overrides, *more]
+    words = [*([] if chosen else ["launcher=slurm/slurm"]), *request.overrides, *more]
     try:
         resolved = resolve(request.config, request.plugins, words)
         placement, counted = resolved.config.placement, resolved.config.launcher.keywords().get("gpus_per_node")
@@ -201,7 +201,7 @@ def _submission(
     if not isinstance(settings, SlurmSettings):
         raise UsageError(
             f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of the job's nodes",
-            hints=["leave launcher.type out, or set launcher.type=slurm"],
+            hints=["leave launcher.type out, or set launcher=slurm"],
         )
     if not says_more(arguments.sbatch):
         check_sizes(resolved.config, arguments.nodes, _gpus(arguments))

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
+from areal_planning.choices import column_of
+from areal_planning.mixture import Mixture
+from areal_servers.answer import is_resumable
 from areal_servers.connection import raise_told
 from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
 from areal_servers.settings import OptionValue, option_arguments
+from areal_vision.prompts import ImagePrompts
+from areal_vllm import lora, pictures
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+
+    import torch
 
     from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
     from areal_servers.connection import ServerConnection
@@ -33,7 +46,14 @@ WORKER = Path(__file__).parent / "worker"
 
 
 class VLLMAdapter:
-    """Speaks to vLLM servers. See `ServerAdapter` for the methods."""
+    """Speaks to vLLM servers. See `ServerAdapter` for the methods.
+
+    Args:
+        settings: of the fleet.
+
+    Attributes:
+        mixture: of the model, where servers shall tell which experts tokens went through.
+    """
 
     name = "vLLM"
     health_path = "/health"
@@ -41,6 +61,28 @@ class VLLMAdapter:
 
     def __init__(self, settings: VLLMConfig) -> None:
         self._settings = settings
+        self.mixture: Mixture | None = None
+        self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
+        self._prompts = ImagePrompts("")
+        self._encoder: pictures.PatchEncoder | None = None
+
+    def serve(self, model: ModelReference) -> None:
+        """Requests are for this model.
+
+        Raises:
+            RunError: it sees, and servers are to take adapters by themselves; or it shall tell which experts tokens
+                went through, and has none that are known.
+        """
+        if self._settings.routed_experts:
+            self.mixture = Mixture.read(model.path)
+        self._prompts = ImagePrompts(model.path)
+        if self._prompts.sees and self._settings.adapter_rank is not None:
+            raise RunError(
+                "an adapter by itself is not given to servers of a model that sees",
+                hints=["set train_engine.adapter.publish=merged, and leave inference_engine.adapter_rank out"],
+            )
+        if self._prompts.sees:
+            self._encoder = pictures.PatchEncoder(model)
 
     def capabilities(self) -> InferenceCapabilities:
         """Everything that vLLM samples with; log-probabilities are those of what top_p, top_k and min_p leave."""
@@ -48,7 +90,8 @@ class VLLMAdapter:
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
-            broadcast=True,
+            broadcast=self._settings.adapter_rank is None,
+            images=True,
             releases_memory=self._settings.sleep_mode,
         )
 
@@ -71,13 +114,19 @@ class VLLMAdapter:
             "skip_tokenizer_init": not settings.detokenize,
             "trust_remote_code": model.trust_remote_code,
             "enable_sleep_mode": settings.sleep_mode,
+            "enable_return_routed_experts": settings.routed_experts,
         }
+        if ImagePrompts(model.path).sees:  # vLLM's processor of pictures needs a tokenizer
+            options |= {**pictures.OPTIONS, "skip_tokenizer_init": False}
+        if settings.adapter_rank is not None:
+            options |= lora.options_for(settings.adapter_rank)
         program = settings.program or [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         path = os.pathsep.join(filter(None, (str(WORKER), os.environ.get("PYTHONPATH"))))
         environment = {
             "VLLM_SERVER_DEV_MODE": "1",  # without it the weight endpoints are not there
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            **({} if settings.adapter_rank is None else {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}),
             "PYTHONPATH": path,
             **settings.environment,
         }
@@ -115,28 +164,62 @@ class VLLMAdapter:
             raise ServerRefusedError(
                 "gives log-probabilities before temperature: start it with --logprobs-mode processed_logprobs"
             )
-        return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks)
+        tells = (told.get("aux_output_config") or {}).get("enable_return_routed_experts")
+        if self._settings.routed_experts and not tells:
+            raise ServerRefusedError(
+                "does not tell which experts tokens went through, and routed_experts is set: start it with "
+                "--enable-return-routed-experts, or with areal serve"
+            )
+        if self._prompts.sees:
+            pictures.check_settings(told)
+        if rank := self._settings.adapter_rank:
+            lora.check_room(told, rank)
+        # A request that began behind a cached prefix with a picture has lost the patches: where its keys were rebuilt
+        # under new weights, vLLM ended. So requests of a model that sees end before an update, and go on behind it.
+        spans = not rank and not self._prompts.sees
+        return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks, spans)
 
     async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
         """`/inference/v1/generate` with token ids, streamed."""
+        prompt = self._prompts.place(piece.input_ids, len(piece.images))
+        can_go_on = is_resumable(piece.sampling)
+        shown: dict[str, Any] = {}
+        if piece.images and self._encoder is not None:
+            shown["features"] = await asyncio.to_thread(self._encoder.features, piece.images, prompt.places)
         body = {
             "request_id": piece.name,
-            "token_ids": piece.input_ids,
+            "token_ids": prompt.input_ids,
+            **shown,
             "sampling_params": self._sampling(piece),
             "stream": True,
             "cache_salt": piece.cache_key,
+            **({"model": lora.NAME} if connection in self._adapted else {}),
         }
+        seen = 0
         async for event in connection.stream("/inference/v1/generate", body):
             if "error" in event:
                 raise_told(event["error"])
             for choice in event["choices"]:
                 spans, reason = choice["weight_versions"], choice["finish_reason"]
+                if self._settings.adapter_rank is not None:
+                    spans = None  # they are the base's, which never changes
+                output_ids, named = choice["token_ids"] or [], piece.sampling.stop_token_ids
+                seen += len(output_ids)
+                if reason == "stop" and self._prompts.is_written(output_ids, named, can_go_on=can_go_on):
+                    reason = "abort"  # the next piece has padding in its place
                 yield Chunk(
-                    choice["token_ids"] or [],
+                    output_ids,
                     [entry["logprob"] for entry in (choice["logprobs"] or {}).get("content") or ()],
                     reason,
                     None if spans is None else [(span["version"], span["start"], span["end"]) for span in spans],
+                    self._columns(choice.get("routed_experts"), len(piece.input_ids) + seen),
                 )
+
+    def _columns(self, told: str | None, tokens: int) -> Mapping[str, torch.Tensor]:
+        """From base64 of a numpy file; an answer that was aborted has none."""
+        if self.mixture is None or told is None:
+            return {}
+        return column_of(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.mixture, tokens)
 
     def _sampling(self, piece: Piece) -> dict[str, Any]:
         sampling = piece.sampling
@@ -146,7 +229,7 @@ class VLLMAdapter:
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
             "min_tokens": sampling.min_new_tokens,
-            "stop_token_ids": list(sampling.stop_token_ids),
+            "stop_token_ids": self._prompts.stops(sampling.stop_token_ids),
             "stop": list(sampling.stop),
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -174,7 +257,13 @@ class VLLMAdapter:
         await connection.post("/abort_requests", {})
 
     async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
-        """The weight-transfer routes with the engine of `worker/areal_weights.py`."""
+        """The weight-transfer routes with the engine of `worker/areal_weights.py`; of an adapter, vLLM's own."""
+        if self._settings.adapter_rank is not None and await lora.load(connection, folder):
+            self._adapted.add(connection)
+            return
+        if connection in self._adapted:
+            await lora.drop(connection)
+            self._adapted.discard(connection)
         await self._update(connection, {"folder": str(folder)}, label, mode)
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
@@ -218,12 +307,13 @@ class VLLMAdapter:
         """`/wake_up`."""
         await connection.post("/wake_up")
 
-    @staticmethod
-    async def _update(connection: ServerConnection, info: dict[str, Any], label: str, mode: UpdateMode) -> None:
+    async def _update(self, connection: ServerConnection, info: dict[str, Any], label: str, mode: UpdateMode) -> None:
         try:
             await connection.post("/start_weight_update", timeout_s=3600)
             await connection.post("/update_weights", {"update_info": info}, timeout_s=3600)
             await connection.post("/finish_weight_update", {"weight_version": label}, timeout_s=3600)
+            if self._prompts.sees:  # or pictures would go on as the former vision tower saw them
+                await connection.post("/reset_encoder_cache")
             # Keys and values of live requests are rebuilt only when their requests are sent back to the queue.
             # In keep_cache, new requests carry another salt and never meet an old block.
             if mode == "recompute":

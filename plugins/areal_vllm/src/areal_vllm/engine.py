@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import Processes
+    from areal_core.interfaces import ModelReference, Processes
     from areal_vllm.config import VLLMConfig
 
 
@@ -33,4 +33,10 @@ class VLLMEngine(ServerFleet):
                 hints=["pip install 'areal-vllm[engine]'; or set program, where it is installed, or addresses"],
             )
         settings = settings.with_key(log_dir.parent, processes)
-        super().__init__(settings, VLLMAdapter(settings), log_dir, processes, gpus)
+        self._speaker = VLLMAdapter(settings)
+        super().__init__(settings, self._speaker, log_dir, processes, gpus)
+
+    async def start(self, model: ModelReference) -> None:
+        """See `InferenceEngine.start`."""
+        self._speaker.serve(model)
+        await super().start(model)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from areal_core.config import Resolved
-    from areal_grpo.demonstration.settings import AdditionModelSettings
+    from areal_grpo.demonstration.settings import AdditionModelSettings, TaughtModelSettings
 
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHARACTERS = "0123456789+-*/=(){};.,:?! \nabcdefghijklmnopqrstuvwxyz"
@@ -22,19 +24,35 @@ CHAT_TEMPLATE = (
 
 
 def make_model(
-    folder: Path, *, hidden: int = 96, layers: int = 2, heads: int = 4, head_size: int = 32, seed: int = 0
+    folder: Path,
+    *,
+    hidden: int = 96,
+    layers: int = 2,
+    heads: int = 4,
+    head_size: int = 32,
+    seed: int = 0,
+    phrases: Sequence[str] = (),
+    experts: int = 0,
 ) -> Path:
     """Write a character model with random weights as a Hugging Face folder.
 
-    The head size is 32 because vLLM's kernels for CPUs have none for smaller ones.
+    The head size is 32 because vLLM's kernels for CPUs have none for smaller ones. Phrases are one token each, wherever
+    they stand. With experts each layer is a mixture of Qwen3-MoE's kind.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     # Some releases of transformers have types for these, some have not.
     build_tokenizer: Any = PreTrainedTokenizerFast
-    build_model: Any = Qwen3ForCausalLM
+    build_model: Any = Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM
+    kind: Any = Qwen3MoeConfig if experts else Qwen3Config
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *CHARACTERS])}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -46,8 +64,9 @@ def make_model(
         additional_special_tokens=SPECIAL[2:],
         chat_template=CHAT_TEMPLATE,
     )
-    config = Qwen3Config(
-        vocab_size=len(vocabulary),
+    tokenizer.add_tokens(list(phrases))
+    config = kind(
+        vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=256,
         num_hidden_layers=layers,
@@ -59,6 +78,7 @@ def make_model(
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
+        **(_mixture(experts) if experts else {}),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -68,6 +88,16 @@ def make_model(
     return folder
 
 
+def _mixture(experts: int) -> dict[str, Any]:
+    """Of a config: two of the experts are as wide as the MLP without them."""
+    return {
+        "num_experts": experts,
+        "num_experts_per_tok": min(2, experts),
+        "moe_intermediate_size": 128,
+        "norm_topk_prob": True,
+    }
+
+
 class AdditionModel:
     """A `ModelSource`: random weights, then supervised fine-tuning by the preset `grpo/addition_lessons`; cached.
 
@@ -75,13 +105,16 @@ class AdditionModel:
         settings: length of the fine-tuning and seed.
     """
 
+    name = "addition_model"
+
     def __init__(self, settings: AdditionModelSettings) -> None:
         self._steps = settings.steps
         self._seed = settings.seed
+        self._experts = settings.experts
 
     def find(self, cache: Path) -> Path | None:
         """The fine-tuned model's folder, where it is whole; see `FindsModel.find`."""
-        model = cache / "addition_model" / self._key() / "model"
+        model = cache / self.name / self._key() / "model"
         return model if (model / "config.json").is_file() else None
 
     def prepare(self, cache: Path) -> Path:
@@ -90,25 +123,64 @@ class AdditionModel:
 
         if found := self.find(cache):
             return found
-        trained = cache / "addition_model" / self._key()
+        trained = cache / self.name / self._key()
         initial = trained.with_name(f"{trained.name}-initial")
         if not initial.is_dir():  # it takes its name when it is whole
             fresh = trained.with_name(f".{initial.name}")
             shutil.rmtree(fresh, ignore_errors=True)
-            make_model(fresh, seed=self._seed).rename(initial)
+            self._make(fresh).rename(initial)
         shutil.rmtree(trained, ignore_errors=True)
         resolved = self._lessons(initial)
+        length = "two minutes" if self._experts else "a minute"
+        print(f"fine-tuning it once, {self._steps} steps: {length} on two cores for 800", flush=True)  # noqa: T201
         execute(resolved, run_dir=trained, resume=None, dry_run=False, allow_changed_plugins=False)
         return trained / "model"
+
+    def _make(self, folder: Path) -> Path:
+        return make_model(folder, seed=self._seed, experts=self._experts)
 
     def _key(self) -> str:
         """Of the config of the fine-tuning alone: neither where the cache lies nor who asks is part of it."""
         config = self._lessons("initial").config
-        return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+        made = f" {self._experts} experts" if self._experts else ""
+        return hashlib.sha256((config.model_dump_json() + made).encode()).hexdigest()[:16]
 
     def _lessons(self, initial: Path | str) -> Resolved:
         from areal_core.config import resolve
 
-        words = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}"]
-        words += [f"dataset.rows={64 * self._steps}"]
+        words = [f"model.path={initial}", f"steps={self._steps}", f"seed={self._seed}", *self._taught()]
         return resolve("grpo/addition_lessons", ["grpo"], words, environment={})
+
+    def _taught(self) -> list[str]:
+        """What is taught, as words of a command line."""
+        return [f"dataset.rows={64 * self._steps}"]
+
+
+class TaughtModel(AdditionModel):
+    """The same, taught by lessons of a user's.
+
+    Args:
+        settings: whose lessons, and which phrases are one token each.
+    """
+
+    name = "taught_model"
+
+    def __init__(self, settings: TaughtModelSettings) -> None:
+        super().__init__(settings)
+        self._settings = settings
+
+    def _make(self, folder: Path) -> Path:
+        return make_model(folder, seed=self._seed, phrases=self._settings.phrases, experts=self._experts)
+
+    def _key(self) -> str:
+        """A file of lessons counts by what is in it: each run has a copy of its own."""
+        lessons = self._settings.lessons.to_tree()
+        place, colon, name = lessons.pop("type").rpartition(":")
+        if place.endswith(".py"):
+            place = Path(place).read_text(encoding="utf-8")
+        left_out = {"lessons"} if self._experts else {"lessons", "experts"}
+        told = [place, colon, name, lessons, self._settings.model_dump(mode="json", exclude=left_out)]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _taught(self) -> list[str]:
+        return [f"dataset={json.dumps(self._settings.lessons.to_tree())}"]

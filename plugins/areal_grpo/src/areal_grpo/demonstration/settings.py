@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from areal_core.config import Settings
+from areal_core.config import Selection, Settings, component
 
 
 class SplitSettings(Settings):
@@ -29,3 +29,19 @@ class AdditionModelSettings(Settings):
 
     steps: int = Field(default=800, ge=1, description="of the fine-tuning, with 64 lessons each")
     seed: int = Field(default=0, ge=0, description="of the weights and of the lessons")
+    experts: int = Field(
+        default=0,
+        ge=0,
+        description="of a mixture in each layer, of which a token goes through two; 0: one MLP, as wide as two experts",
+    )
+
+
+class TaughtModelSettings(AdditionModelSettings):
+    """The same model over characters, fine-tuned on lessons of yours."""
+
+    lessons: Selection = component(
+        "datasets", description="rows of prompt and completion, or of messages; 64 a step, in their order"
+    )
+    phrases: list[str] = Field(
+        default_factory=list, description="texts that are one token each, such as marks of calls"
+    )

@@ -1,0 +1,134 @@
+"""How much of a conversation a server computes again because weights were published between its turns.
+
+    python tests/servers_on_cpu/make_environment.py sglang
+    python benchmarks/prefill_again.py [--server vllm] [--steps 12] [section.key=value ...]
+
+An agent of four turns is trained with one true server on the CPU: synchronously, so that no weights come between the
+turns of an episode, and asynchronously in both update modes. The server counts the prompt tokens that it was sent and
+those that it found in its cache; the rest it computed. Every turn brings the whole conversation, so with nothing lost
+all but its newest message is cached, and all of it for the siblings of a group whose first turn is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+from server_faults import AGENT, ENGINES, ROOT, Run, children
+
+OVERRIDES = [
+    "inference_engine.servers={minimum: 1, maximum: 1}",
+    "inference_engine.stream_interval=4",
+    "sampling.max_new_tokens=48",
+    "rollout.batch_size=8",
+    "rollout.group_size=8",
+    "publication.verify_every=0",
+    "evaluation=null",
+    "checkpoint.every=1000",
+    "steps=100000",
+    "rewards=[]",
+]
+ROWS = {
+    "synchronous": ["rollout.max_staleness=0", "rollout.pipeline_depth=1"],
+    "keep_cache": ["rollout.max_staleness=4", "inference_engine.update_mode=keep_cache"],
+    "recompute": ["rollout.max_staleness=4", "inference_engine.update_mode=recompute"],
+}
+COUNTERS = {
+    "sglang": ("sglang:prompt_tokens_total", "sglang:cached_tokens_total"),
+    "vllm": ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+}
+"""Prompt tokens that came, and those that were cached."""
+OPTIONS = {
+    "sglang": ["inference_engine.options.enable_metrics=true"],
+    # A conversation of four turns; vLLM caches whole blocks, on a CPU of 128 tokens by default.
+    "vllm": ["inference_engine.options.max_model_len=256", "inference_engine.options.block_size=32"],
+}
+WARM_UP, START_S = 3, 900.0
+
+
+def port_of(run: Run) -> int:
+    """Of the run's server, from its command line."""
+    for keeper in run.processes("server"):
+        for process in (keeper, *children(keeper)):
+            with suppress(OSError):
+                words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+                if "--port" in words:
+                    return int(words[words.index("--port") + 1])
+    raise SystemExit("no server with a --port was found")
+
+
+def counted(port: int, server: str) -> list[float]:
+    """Prompt tokens and cached tokens since the server began."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found = []
+    for name in COUNTERS[server]:
+        values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        if not values:
+            raise SystemExit(f"the server's metrics have no {name}")
+        found.append(sum(map(float, values)))
+    return found
+
+
+def measure(name: str, server: str, steps: int, overrides: list[str]) -> str:
+    """One row: a run of its own."""
+    agent = {**AGENT, "agent": f"{ROOT}/benchmarks/asks_again.py:solve_in_four", "max_tokens": 256}
+    words = [
+        f"plugins=[{server},agents]",
+        f"workflow={json.dumps(agent)}",
+        f"inference_engine.options.{ENGINES[server]}=64",
+    ]
+    run = Run(
+        Path(tempfile.mkdtemp(prefix="prefill-")) / "run",
+        server,
+        [*OVERRIDES, *OPTIONS[server], *words, *ROWS[name], *overrides],
+    )
+    run.start(resume=False)
+    assert run.process is not None
+    try:
+        run.wait_for_steps(WARM_UP, START_S)
+        port = port_of(run)
+        before, first = counted(port, server), len(run.seen)
+        run.wait_for_steps(steps, START_S)
+        after, window = counted(port, server), [metrics for _, metrics in run.seen[first:]]
+    finally:
+        run.process.send_signal(signal.SIGINT)
+        with suppress(Exception):
+            run.process.wait(60)
+        run.process.kill()
+    came, cached = (late - early for late, early in zip(after, before, strict=True))
+    ended = sum(metrics["batch/sequences"] for metrics in window)
+    versions = [metrics.get("staleness/mean", 0.0) for metrics in window]
+    staleness = sum(versions) / len(versions)
+    return (
+        f"| {name} | {len(window)} | {staleness:.2f} | {came / ended:.0f} | {cached / came:.1%} "
+        f"| {(came - cached) / ended:.0f} |"
+    )
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", choices=ENGINES, default="sglang")
+    parser.add_argument("--steps", type=int, default=12, help="measured, for each row")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=[*ROWS])
+    arguments, overrides = parser.parse_known_args()
+    names = ["", "publications", "staleness", "prompt tokens an episode", "cached", "computed an episode"]
+    began, table = time.monotonic(), [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for name in arguments.rows:
+        table.append(measure(name, arguments.server, arguments.steps, overrides))
+        print(f"{table[-1]} after {time.monotonic() - began:.0f} s", flush=True)
+    print("\n".join(table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Several parts of the policy's in one episode, and rewards of their own."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from policies import Policy
+
+from areal_core.data.prompt_group import pack_episodes
+
+
+def policy(template: str = "chat") -> Policy:
+    return Policy(template, lambda number: f"answer {number}")
+
+
+def ask(client: openai.OpenAI, player: str, *messages: str) -> str:
+    roles = ("user", "assistant")
+    told = [{"role": roles[place % 2], "content": text} for place, text in enumerate(messages)]
+    done = client.chat.completions.create(model=player, messages=told)
+    return done.choices[0].message.content
+
+
+def plan_and_solve(result: object) -> object:
+    def agent(base_url: str, api_key: str) -> object:
+        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+            plan = ask(client, "planner", "Plan it.")
+            ask(client, "solver", f"Follow this: {plan}")
+        return result
+
+    return agent
+
+
+def test_each_player_has_its_own_reward(play):
+    episode = play(policy(), plan_and_solve({"player_rewards": {"planner": 0.25, "solver": 1}}))
+    assert episode.reward == 0.625
+    assert [t.player for t in episode.trajectories] == ["planner", "solver"]
+    batch = pack_episodes(0, (0, 0), 1, {0: episode})
+    assert batch["reward"].tolist() == [0.25, 1.0]
+    assert episode.rewards == {"planner": 0.25, "solver": 1.0}, "for the metrics"
+
+
+def test_a_player_without_one_has_the_episodes(play):
+    episode = play(policy(), plan_and_solve({"reward": 3, "player_rewards": {"planner": 1}}))
+    assert episode.reward == 3.0
+    assert pack_episodes(0, (0, 0), 1, {0: episode})["reward"].tolist() == [1.0, 3.0]
+
+
+def test_a_player_nobody_asked_for_is_refused(play):
+    with pytest.raises(ValueError, match="player_rewards names judge; the models that were asked for are planner, sol"):
+        play(policy(), plan_and_solve({"player_rewards": {"judge": 1}}))
+
+
+def test_a_player_who_is_left_out_is_refused(play):
+    with pytest.raises(ValueError, match="player_rewards leaves out solver, who was asked for: name each player, or"):
+        play(policy(), plan_and_solve({"player_rewards": {"planner": 1}}))
+
+
+def test_samples_show_what_each_player_said(play):
+    text = play(policy(), plan_and_solve(1.0)).text
+    assert text.index("[planner]") < text.index("Plan it.") < text.index("[solver]") < text.index("Follow this")
+
+
+def test_what_came_before_is_worth_less_if_asked(play):
+    """Each answer begins a conversation of its own, as where a template takes thoughts out."""
+
+    def agent(base_url: str, api_key: str) -> float:
+        with openai.OpenAI(base_url=base_url, api_key=api_key) as client:
+            for number in range(3):
+                ask(client, "policy", f"Step {number}.")
+        return 2.0
+
+    found = [pack_episodes(0, (0, 0), 1, {0: play(policy(), agent, turn_discount=d)}) for d in (1.0, 0.5)]
+    assert found[0]["reward"].tolist() == [2.0, 2.0, 2.0]
+    assert found[1]["reward"].tolist() == [0.5, 1.0, 2.0]

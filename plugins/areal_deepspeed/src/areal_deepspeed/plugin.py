@@ -1,0 +1,18 @@
+"""What this plugin supplies: the training engine `deepspeed`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Component, hookimpl
+
+
+@hookimpl
+def areal_train_engines() -> list[Component]:
+    """The training engine, as a record."""
+    return [
+        Component(
+            "deepspeed",
+            "trains any Hugging Face causal model by DeepSpeed's ZeRO 2 or 3, from a DeepSpeed JSON that one has",
+            target="areal_deepspeed.engine:DeepSpeedEngine",
+            config="areal_deepspeed.config:DeepSpeedConfig",
+        )
+    ]

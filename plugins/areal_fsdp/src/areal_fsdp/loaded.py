@@ -1,0 +1,88 @@
+"""A model in a role as the engine computes with it, with its adapter, before ranks divide it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from areal_lora.adapter import install
+from areal_models.compiling import choose_products
+from areal_models.model import RoleModule, decoder_of, load_model
+from areal_models.routing import Routing
+
+if TYPE_CHECKING:
+    from areal_core.interfaces import ModelReference, Role
+    from areal_fsdp.config import FSDPConfig
+    from areal_lora.adapter import Adapter
+    from areal_parallel.loading import ModelFiles
+    from areal_planning.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was read.
+
+    Attributes:
+        module: around the model.
+        adapter: in it; None where it has none.
+        files: where its parameters still are; None where they are here.
+        decoder: its sizes without the adapter; None where its layers are not known.
+        routing: what its routers share, where it is a mixture.
+    """
+
+    module: RoleModule
+    adapter: Adapter | None
+    files: ModelFiles | None
+    decoder: Decoder | None
+    routing: Routing
+
+
+def load_role(
+    model: ModelReference,
+    role: Role,
+    temperature: float,
+    config: FSDPConfig,
+    *,
+    compiled: bool,
+    has_kernels: bool,
+    in_parts: bool,
+) -> Loaded:
+    """Read a model for a role.
+
+    Args:
+        model, role: of `TrainEngine.setup`.
+        temperature: of sampling.
+        config: of the engine.
+        compiled: whether layers and head will be.
+        has_kernels: whether attention has, which take the same layout as compiled layers.
+        in_parts: as of `load_model`.
+
+    Raises:
+        RunError: see `load_model` and `install`.
+    """
+    settings = config.adapter_of(role)
+    read, files = load_model(model, role, compiled=compiled, in_parts=in_parts, frozen=settings is not None)
+    decoder = decoder_of(read, role)
+    routing = Routing(read, config.router_loss if role.trains else 0.0)
+    choose_products(read, getattr(torch, model.dtype), compile_them=compiled)
+    module = RoleModule(
+        read,
+        role,
+        temperature=temperature,
+        chunk_tokens=config.logprob_chunk_tokens,
+        compiled=compiled,
+        for_graphs=compiled or has_kernels,
+    )
+    if settings is None:
+        return Loaded(module, None, files, decoder, routing)
+    adapter = install(read, settings, source=model.path, head=module.head_name, learns=role.changes)
+    if files is not None:
+        files.rename(adapter.places())
+    return Loaded(module, adapter, files, decoder, routing)
+
+
+def learning(module: RoleModule, adapter: Adapter | None) -> dict[str, torch.nn.Parameter]:
+    """What changes in a role that learns, by name."""
+    return dict(module.model.named_parameters()) if adapter is None else adapter.own()

@@ -1,0 +1,47 @@
+"""Planners are compared with planners and solvers with solvers."""
+
+import pytest
+
+from areal_core.data import Episode, FinishReason, TrajectoryBuilder, group_mean
+from areal_core.data.prompt_group import pack_episodes
+from areal_core.data.trajectory import Generation
+from areal_grpo.advantages import group_normalised
+from areal_grpo.generalised_advantages import reinforce_pp
+from areal_grpo.group_stages import overlong_penalty, zero_variance
+
+
+def episode(planner: float, solver: float) -> Episode:
+    trajectories = []
+    for player, earned in (("planner", planner), ("solver", solver)):
+        builder = TrajectoryBuilder()
+        builder.add_context([1])
+        builder.add_generation(Generation([5, 6], [-0.1, -0.1], [0, 0], FinishReason.STOP))
+        trajectories.append(builder.build(player=player, earned=earned))
+    return Episode(trajectories, 0.0)
+
+
+EPISODES = {0: episode(0, 10), 1: episode(1, 10), 2: episode(0, 10)}
+
+
+def test_players_are_compared_with_their_like():
+    batch = pack_episodes(0, (0, 0), 3, EPISODES)
+    assert batch["reward"].tolist() == [0, 10, 1, 10, 0, 10]
+    assert group_mean(batch, batch["reward"].double()).tolist() == pytest.approx([1 / 3, 10] * 3)
+    advantages = group_normalised(batch, epsilon=1e-6)
+    assert advantages[1::2].abs().max() == 0, "all solvers did as well as one another"
+    assert advantages[2] > 0 > advantages[0]
+
+
+def test_a_reward_goes_to_the_player_that_earned_it():
+    batch = pack_episodes(0, (0, 0), 3, EPISODES)
+    advantages = reinforce_pp(batch, gamma=1.0).view(6, 3)[:, 1:]
+    assert (advantages[1::2] > advantages[::2].max()).all(), "solvers earned more than planners, token for token"
+    assert advantages[2].min() > advantages[0].max()
+
+
+def test_group_stages_see_what_players_earned():
+    same = [EPISODES[0], EPISODES[2]]
+    assert zero_variance([*EPISODES.values()]) is not None, "the planners differ"
+    assert zero_variance(same) is None
+    penalised = overlong_penalty(same, max_length=4, buffer=4, factor=0.5)
+    assert pack_episodes(0, (0, 0), 2, dict(enumerate(penalised)))["reward"].tolist() == [-0.5, 9.5, -0.5, 9.5]

@@ -1,0 +1,79 @@
+"""Texts that end an answer, in a generation and in a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from areal_core.data import Generation
+from areal_core.data.trajectory import FinishReason
+from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
+from areal_core.testing.conformance.models import make_model
+from areal_hf.client import HFEngine
+from areal_hf.config import HFConfig
+from areal_hf.stop_texts import cut_at_stop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Letters:
+    """Two letters a token, so that a text may end within one."""
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        del skip_special_tokens
+        return "".join(chr(97 + token) + chr(98 + token) for token in ids)
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [(("de",), 3), (("dx", "ef"), 5), (("f",), 5), (("ab",), 1), (("bc",), 2), (("z",), 6), ((), 6)],
+)
+def test_the_token_that_completes_the_text_is_the_last(stop: tuple[str, ...], kept: int) -> None:
+    ids = [0, 1, 3, 9, 4, 3]  # ab bc de jk ef de
+    column = torch.arange(8)  # of two tokens of the prompt as well
+    logprobs, versions = [-float(place) for place in range(6)], [7, 7, 7, 8, 8, 8]
+    whole = Generation(ids, logprobs, versions, FinishReason.LENGTH, {"choices": column})
+    cut = cut_at_stop(whole, stop, Letters())
+    assert cut.output_ids == ids[:kept]
+    assert cut.logprobs == whole.logprobs[:kept]
+    assert cut.versions == whole.versions[:kept]
+    assert torch.equal(cut.columns["choices"], column[: 2 + kept])
+    assert cut.finish_reason is (FinishReason.LENGTH if kept == 6 else FinishReason.STOP)
+
+
+def make_tokenizer(folder: Path, size: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"<{number}>": number for number in range(size)}, unk_token="<0>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_an_engine_ends_an_answer_there_and_samples_what_it_would_have(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    make_tokenizer(folder, 256)
+
+    async def generate() -> list[Any]:
+        engine = HFEngine(HFConfig(deterministic=True))
+        await engine.start(ModelReference(str(folder)))
+        try:
+            free = await engine.generate(GenerationRequest("a", [5, 17], SamplingParameters(max_new_tokens=12), 3))
+            stop = (f"<{free.output_ids[5]}>",)
+            held = SamplingParameters(max_new_tokens=12, stop=stop)
+            return [free, await engine.generate(GenerationRequest("b", [5, 17], held, 3))]
+        finally:
+            await engine.close()
+
+    free, held = asyncio.run(generate())
+    count = free.output_ids.index(free.output_ids[5]) + 1
+    assert held.output_ids == free.output_ids[:count]
+    assert held.logprobs == free.logprobs[:count]
+    assert held.finish_reason is FinishReason.STOP
+    assert free.finish_reason is FinishReason.LENGTH

@@ -1,0 +1,93 @@
+"""Which experts the tokens of a mixture went through, in the form in which it travels from where they were generated to
+where they are trained (routing replay, R3, arXiv 2510.11370).
+
+A token's row are the choices, counted from 1, that its position's predecessor made: those by which it was predicted, as
+its log-probability is of what its predecessor gave. 0 is no choice: the position routes by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_core.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from areal_core.config import RunConfig
+
+ROUTED_EXPERTS = "routed_experts"
+"""Key of tokens in a batch: [T, layers, choices], the layers those that have experts."""
+
+MODEL_TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""Whose routers choose by a softmax of logits alone, so that the chosen experts' weights follow from the choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The routers of a model.
+
+    Attributes:
+        depth: layers of the model.
+        layers: which of them have one, counted from 0.
+        experts: of each.
+        choices: of these, how many a token goes through.
+    """
+
+    depth: int
+    layers: tuple[int, ...]
+    experts: int
+    choices: int
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> Mixture:
+        """Read a Hugging Face model's config.json.
+
+        Raises:
+            RunError: it is no mixture, or one whose weights follow from more than the choice.
+        """
+        kind = description.get("model_type")
+        if kind not in MODEL_TYPES:
+            raise RunError(
+                f"routed_experts is set, and model type {kind} has no routers whose choices are known",
+                hints=["set inference_engine.routed_experts to false", f"it is for {', '.join(MODEL_TYPES)}"],
+            )
+        every, without = description.get("decoder_sparse_step") or 1, description.get("mlp_only_layers") or ()
+        depth = description["num_hidden_layers"]
+        return cls(
+            depth,
+            tuple(layer for layer in range(depth) if layer not in without and not (layer + 1) % every),
+            description.get("num_local_experts") or description["num_experts"],
+            description["num_experts_per_tok"],
+        )
+
+    @classmethod
+    def read(cls, folder: str) -> Mixture:
+        """Those of a model's folder. Raises RunError as `of` does, and where there is no config."""
+        try:
+            return cls.of(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, LookupError) as error:
+            raise RunError(f"the config of the model in {folder} cannot be read: {error!r}") from None
+
+    @property
+    def dtype(self) -> str:
+        """The smallest integers, as PyTorch names them, that hold the choices."""
+        return "uint8" if self.experts < 2**8 else "int16"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of what is known of one token."""
+        return len(self.layers), self.choices
+
+
+def replay_problems(config: RunConfig) -> Iterable[str]:
+    """Why what the engine tells of its choices would be of no use, for an engine's `check`."""
+    chosen = config.train_engine
+    if not getattr(chosen.settings, "replays_routed_experts", False):
+        yield (
+            f"routed_experts: train_engine {chosen.reference} does not go through the same experts again: choose one "
+            "that does, such as fsdp/fsdp, or set it to false"
+        )

@@ -1,0 +1,88 @@
+"""From the files of pictures to what a model takes, by the model's own image processor."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from areal_vision.files import PictureFile, open_picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from PIL.Image import Image
+
+
+class Pictures(NamedTuple):
+    """Several pictures, cut into patches.
+
+    Attributes:
+        pixels: [patches, values of a patch] float32, the pictures one behind another.
+        grid: [pictures, 3] int64, how many patches each has in time, height and width.
+    """
+
+    pixels: torch.Tensor
+    grid: torch.Tensor
+
+
+class PictureReader:
+    """Reads files for one model.
+
+    Args:
+        model: its folder, or its name on the hub.
+
+    Raises:
+        ValueError: the model has no image processor that gives patches and their grid, as Qwen's models have.
+    """
+
+    def __init__(self, model: str) -> None:
+        from transformers import AutoImageProcessor
+
+        factory: Any = AutoImageProcessor
+        try:
+            self._processor: Any = factory.from_pretrained(model)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(f"'{model}' has no image processor, so it is no model for pictures: {error}") from error
+        self.merge = int(getattr(self._processor, "merge_size", 0))
+        if not self.merge:
+            raise ValueError(
+                f"the image processor of '{model}', {type(self._processor).__name__}, cuts no patches that the model "
+                "merges: pictures are taken for models of Qwen's families (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)"
+            )
+
+    def read(self, files: Sequence[bytes]) -> Pictures:
+        """The patches of the pictures in these files.
+
+        Raises:
+            ValueError: one of them cannot be read; it is named by its place.
+        """
+        named = (PictureFile(f"picture {number} of {len(files)}", file) for number, file in enumerate(files, 1))
+        return self.cut([open_picture(file) for file in named])
+
+    def cut(self, pictures: Sequence[Image]) -> Pictures:
+        """The patches of these pictures."""
+        if not pictures:
+            return Pictures(torch.zeros(0, self._values()), torch.zeros(0, 3, dtype=torch.int64))
+        made = self._processor(images=list(pictures), return_tensors="pt")
+        return Pictures(made["pixel_values"].float(), made["image_grid_thw"])
+
+    def counts(self, grid: torch.Tensor) -> list[int]:
+        """Image tokens of each picture."""
+        return token_counts(grid, self.merge).tolist()
+
+    def _values(self) -> int:
+        processor = self._processor
+        return int(3 * processor.temporal_patch_size * processor.patch_size**2)
+
+
+def token_counts(grid: torch.Tensor, merge: int) -> torch.Tensor:
+    """[pictures] int64: the image tokens that stand for patches of `grid` [pictures, 3], merge x merge in one."""
+    return grid.prod(-1) // merge**2
+
+
+@lru_cache(maxsize=8)
+def reader_of(model: str) -> PictureReader:
+    """The reader of a model, made once in a process."""
+    return PictureReader(model)

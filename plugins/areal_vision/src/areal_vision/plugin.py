@@ -1,0 +1,44 @@
+"""What this plugin supplies: a workflow with pictures, and a small task to see it learn. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from areal_core.plugins import Component, hookimpl
+
+
+@hookimpl
+def areal_workflows() -> list[Component]:
+    """How a prompt with pictures is played."""
+    return [
+        Component(
+            "single_turn",
+            "a prompt with pictures, one answer, one score",
+            target="areal_vision.workflow:VisionTurn",
+            config="areal_vision.config:VisionTurnSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_datasets() -> list[Component]:
+    """A task that needs both the picture and the question."""
+    return [
+        Component(
+            "squares",
+            "a coloured square somewhere in a picture, and a question about its colour or its side",
+            target="areal_vision.squares:Squares",
+            config="areal_vision.config:SquaresSettings",
+        )
+    ]
+
+
+@hookimpl
+def areal_models() -> list[Component]:
+    """A model that is small enough for it."""
+    return [
+        Component(
+            "tiny_model",
+            "a vision-language model of Qwen3-VL's shape, 0.2 M parameters, that knows nothing yet",
+            target="areal_vision.tiny_model:TinyModel",
+            config="areal_vision.config:TinyModelSettings",
+        )
+    ]

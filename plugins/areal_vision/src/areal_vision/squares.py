@@ -1,0 +1,67 @@
+"""A task that needs both a picture and a question: which colour has the square, and on which side is it?"""
+
+from __future__ import annotations
+
+import io
+import random
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_vision.config import SquaresSettings
+
+SIDE = 32
+"""Pixels of a picture's side."""
+COLOURS = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 230), "white": (240, 240, 240)}
+HELD_OUT = 64
+
+
+class Squares:
+    """A `Dataset`: rows `{prompt, image, answer}`, the image as a PNG file in base64.
+
+    Args:
+        settings: which of them.
+    """
+
+    def __init__(self, settings: SquaresSettings) -> None:
+        self._held_out = settings.split == "held_out"
+        self._rows = HELD_OUT if self._held_out else settings.rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        draw = random.Random(f"{'held out' if self._held_out else 'train'} {index}")
+        colour, side = draw.choice(sorted(COLOURS)), draw.choice(("left", "right"))
+        asks_colour = bool(index % 2)
+        return {
+            "prompt": "colour?" if asks_colour else "side?",
+            "image": _picture(COLOURS[colour], side, draw, held_out=self._held_out),
+            "answer": colour if asks_colour else side,
+        }
+
+
+def _picture(colour: tuple[int, int, int], side: str, draw: random.Random, *, held_out: bool) -> str:
+    """In one of five places a square is held out, in the others it is for training."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (SIDE, SIDE), (16, 16, 16))
+    while True:
+        size = draw.randint(8, 12)
+        left = draw.randint(0, SIDE // 2 - size) + (SIDE // 2 if side == "right" else 0)
+        top = draw.randint(0, SIDE - size)
+        if ((left + top) % 5 == 0) is held_out:
+            break
+    ImageDraw.Draw(image).rectangle((left, top, left + size - 1, top + size - 1), fill=colour)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+
+
+def first_letter(completion: str, answer: str) -> float:
+    """A reward: 1 where the answer begins with the right one's first letter."""
+    return float(completion[:1] == answer[0])

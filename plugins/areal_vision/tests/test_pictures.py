@@ -1,0 +1,176 @@
+"""Files of pictures, and what becomes of them."""
+
+import asyncio
+import base64
+import io
+import os
+
+import pytest
+import torch
+
+from areal_core.data import FinishReason, Generation
+from areal_core.interfaces import RewardScore, SamplingParameters, WorkflowContext
+from areal_core.rewards.scoring import RewardSum
+from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
+from areal_core.testing.fakes import FakeEngine
+from areal_vision.config import SquaresSettings, VisionTurnSettings
+from areal_vision.files import PictureFile, files_of, open_picture
+from areal_vision.pictures import PictureReader
+from areal_vision.squares import COLOURS, Squares, first_letter
+from areal_vision.workflow import VisionTurn, expand
+
+pytest.importorskip("PIL")
+
+
+def test_all_forms_of_a_picture_are_the_same_file(tmp_path, picture):
+    file = picture()
+    (tmp_path / "one.png").write_bytes(file)
+    text = f"data:image/png;base64,{base64.b64encode(file).decode()}"
+    for value in ("one.png", tmp_path / "one.png", file, text, {"bytes": file, "path": None}, {"path": "one.png"}):
+        assert [each.data for each in files_of(value, tmp_path)] == [file]
+    both = files_of(["one.png", text], tmp_path)
+    assert both == [PictureFile(f"the picture {tmp_path / 'one.png'} (1 of 2)", file), ("the picture (2 of 2)", file)]
+    assert files_of(None, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("absent.png", "absent.png cannot be read"),
+        (7, "is int"),
+        ("data:image/png;base64,*", "is no base64"),
+        ({}, "dict"),
+    ],
+)
+def test_what_is_no_picture_is_named(value, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        files_of(value, tmp_path)
+
+
+def test_patches_of_several_pictures_stand_one_behind_another(folder, picture):
+    reader = PictureReader(str(folder))
+    small, wide = picture(), picture(width=64, height=32)
+    both, alone = reader.read([small, wide]), reader.read([wide])
+    assert both.grid.tolist() == [[1, 4, 4], [1, 4, 8]]
+    assert reader.counts(both.grid) == [4, 8]
+    assert torch.equal(both.pixels[16:], alone.pixels)
+    none = reader.read([])
+    assert none.pixels.shape == (0, both.pixels.shape[1])
+    assert none.grid.shape == (0, 3)
+
+
+def test_a_damaged_picture_is_named_by_its_place(folder, picture):
+    with pytest.raises(ValueError, match="picture 2 of 2 cannot be read: it is no picture"):
+        PictureReader(str(folder)).read([picture(), b"no picture"])
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")  # which would be waited for without an end
+    for name in ("folder", "pipe"):
+        with pytest.raises(ValueError, match=f"{name} is no file"):
+            files_of(name, tmp_path)
+
+
+def large(colours="1", side=10_000):
+    """A file of a few kilobytes that is 300 MB in RGB."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new(colours, (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_picture_is_refused_by_its_size_before_it_is_unpacked(monkeypatch):
+    from PIL import ImageFile
+
+    bomb = PictureFile("bomb", large())
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("it is unpacked"))
+    with pytest.raises(ValueError, match=r"bomb has 10000 x 10000 pixels, and at most 50,000,000 .*max_picture_pixels"):
+        open_picture(bomb, VisionTurnSettings().max_picture_pixels)
+    monkeypatch.undo()
+    assert open_picture(PictureFile("small", large(side=100)), 10_000).mode == "RGB"
+
+
+def test_the_first_rows_are_shown_before_a_run(tmp_path, picture):
+    (tmp_path / "whole.png").write_bytes(picture())
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "cut.png").write_bytes(picture()[:-30])
+    settings = VisionTurnSettings(folder=tmp_path)
+    assert settings.check_row({"prompt": "?", "image": "whole.png"}) == ""
+    assert settings.check_row({"prompt": "?", "image": None}) == ""
+    for name, words in (("empty", "is empty: mend"), ("cut", "cannot be read: "), ("gone", "No such file")):
+        found = settings.check_row({"prompt": "?", "image": f"{name}.png"})
+        assert found.startswith(f"cannot be shown: the picture {tmp_path / name}.png ")
+        assert words in found
+
+
+def test_a_row_without_its_picture_costs_one_attempt_and_names_both(folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    (tmp_path / "cut.png").write_bytes(b"")
+    told = []
+    runner = EpisodeRunner(
+        VisionTurn(VisionTurnSettings(folder=tmp_path)),
+        FakeEngine(),
+        RewardSum([]),
+        AutoTokenizer.from_pretrained(folder),
+        max_retries=5,
+        on_failure=lambda *words: told.append(words),
+    )
+    row = {"prompt": "?", "image": "cut.png"}
+    with pytest.raises(EpisodeError, match="data row 7"):
+        asyncio.run(runner.run(row, (7, 0), group=3, sample_index=1, sampling=SamplingParameters()))
+    ((group, sample, attempt, words),) = told
+    assert (group, sample, attempt) == (3, 1, 0)
+    assert words.startswith(f"data row 7 (counted from 0), sample 1: the picture {tmp_path / 'cut.png'} is empty")
+    assert "Traceback" not in words
+
+
+def test_what_is_shown_of_an_episode_names_its_picture_and_what_was_wanted(folder, tmp_path, picture):
+    from transformers import AutoTokenizer
+
+    (tmp_path / "one.png").write_bytes(picture())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    async def generate(ids, images):
+        assert images == [picture()]
+        return Generation(tokenizer.encode("b"), [-0.5], [0], FinishReason.STOP)
+
+    async def score(**told):
+        return RewardScore(1.0)
+
+    context = WorkflowContext(tokenizer, generate, score, is_evaluation=False, sample_index=0)
+    row = {"prompt": "red?", "image": "one.png", "answer": "r"}
+    episode = asyncio.run(VisionTurn(VisionTurnSettings(folder=tmp_path)).run_episode(row, context))
+    assert episode.text.startswith(f"[the picture {tmp_path / 'one.png'}]\n")
+    assert episode.text.endswith("red?b\n[wanted: r]")
+    del row["answer"]
+    assert "wanted" not in asyncio.run(VisionTurn(VisionTurnSettings(folder=tmp_path)).run_episode(row, context)).text
+
+
+def test_a_model_without_an_image_processor_is_none_for_pictures(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ValueError, match="has no image processor"):
+        PictureReader(str(tmp_path))
+
+
+def test_places_grow_to_what_their_pictures_need():
+    assert expand([5, 9, 6, 9, 7], 9, [2, 3]) == [5, 9, 9, 6, 9, 9, 9, 7]
+    with pytest.raises(ValueError, match="1 places for 2 pictures"):
+        expand([5, 9, 6], 9, [2, 3])
+
+
+def test_squares_need_both_picture_and_question():
+    train, held_out = Squares(SquaresSettings()), Squares(SquaresSettings(split="held_out"))
+    assert (len(train), len(held_out)) == (2048, 64)
+    assert train[5] == train[5]
+    assert not {train[i]["image"] for i in range(300)} & {held_out[i]["image"] for i in range(64)}
+    for i in range(20):
+        row = train[i]
+        assert row["answer"] in (COLOURS if row["prompt"] == "colour?" else ("left", "right"))
+        assert first_letter(row["answer"], row["answer"]) == 1.0
+        assert first_letter("x", row["answer"]) == first_letter("", row["answer"]) == 0.0
+    with pytest.raises(IndexError):
+        held_out[64]

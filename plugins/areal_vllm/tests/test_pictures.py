@@ -1,0 +1,156 @@
+"""What the adapter asks of a vLLM server whose model sees."""
+
+import asyncio
+import copy
+import io
+from base64 import b64decode, b64encode
+
+import msgpack
+import pytest
+import torch
+from PIL import Image
+
+from areal_core.errors import RunError
+from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_servers.connection import ServerConnection
+from areal_servers.errors import ServerRefusedError
+from areal_servers.interface import Piece
+from areal_vision.pictures import PictureReader
+from areal_vision.tiny_model import make_model
+from areal_vllm.adapter import VLLMAdapter
+from areal_vllm.config import VLLMConfig
+
+GENERATE, IMAGE, VIDEO = "/inference/v1/generate", 2, 5
+IDS = [6, 3, *[IMAGE] * 4, 4, 3, *[IMAGE] * 8, 4, 9, IMAGE]
+SERVED = {"mm_device_do_normalize": False, "mm_processor_cache_gb": 0.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("vision") / "model")
+
+
+@pytest.fixture(scope="module")
+def images():
+    """A picture of four image tokens and one of eight, as base64 of files."""
+    files = []
+    for width, colour in ((32, (200, 10, 10)), (64, (10, 10, 200))):
+        file = io.BytesIO()
+        Image.new("RGB", (width, 32), colour).save(file, "PNG")
+        files.append(b64encode(file.getvalue()).decode())
+    return tuple(files)
+
+
+@pytest.fixture
+def called(replay, folder):
+    def call(answers, ask, dtype="bfloat16"):
+        """What an adapter of this model gives against a server of these answers, and what the server was sent."""
+
+        async def run():
+            adapter = VLLMAdapter(VLLMConfig())
+            adapter.serve(ModelReference(str(folder), dtype))
+            async with replay(answers) as (address, bodies):
+                connection = ServerConnection(address)
+                try:
+                    return await ask(adapter, connection), bodies
+                finally:
+                    await connection.close()
+
+        return asyncio.run(run())
+
+    return call
+
+
+@pytest.fixture
+def generated(called, recorded, images):
+    def generate(ids=IDS, shown=images, answers=recorded, **sampling):
+        piece = Piece("r1.1", ids, SamplingParameters(max_new_tokens=64, **sampling), 3, "0", shown)
+
+        async def collect(adapter, connection):
+            return [chunk async for chunk in adapter.generate(connection, piece)]
+
+        return called(answers, collect)
+
+    return generate
+
+
+def test_servers_take_patches_as_they_are(folder):
+    adapter = VLLMAdapter(VLLMConfig())
+    words = list(adapter.command(ModelReference(str(folder)), "127.0.0.1", 8000).arguments)
+    assert "--no-mm-device-do-normalize" in words
+    assert words[words.index("--mm-processor-cache-gb") + 1] == "0"
+    assert "--skip-tokenizer-init" not in words, "vLLM's processor of pictures needs one"
+    words = list(adapter.command(ModelReference("/model"), "127.0.0.1", 8000).arguments)
+    assert "--no-mm-device-do-normalize" not in words
+    assert "--skip-tokenizer-init" in words
+
+
+def test_a_server_that_prepares_pictures_is_refused(called, recorded):
+    answers = copy.deepcopy(recorded)
+    answers["/server_info"]["vllm_config"]["model_config"]["multimodal_config"] = SERVED
+    found, _ = called(answers, lambda adapter, connection: adapter.identify(connection))
+    assert not found.reports_spans, "requests end before an update"
+    for changes in {"mm_device_do_normalize": True}, {"mm_processor_cache_gb": 4.0}:
+        answers["/server_info"]["vllm_config"]["model_config"]["multimodal_config"] = SERVED | changes
+        with pytest.raises(ServerRefusedError, match="--no-mm-device-do-normalize --mm-processor-cache-gb 0"):
+            called(answers, lambda adapter, connection: adapter.identify(connection))
+
+
+def test_patches_and_places_are_those_of_the_trainer(generated, images, folder):
+    _, (body,) = generated()
+    assert body["token_ids"] == [*IDS[:-1], 0], "what the policy wrote is padding"
+    features = body["features"]
+    assert features["mm_placeholders"] == {"image": [{"offset": 2, "length": 4}, {"offset": 8, "length": 8}]}
+    assert len(set(features["mm_hashes"]["image"])) == 2
+    seen = PictureReader(str(folder)).read([b64decode(image) for image in images])
+    patches = torch.split(seen.pixels.bfloat16(), seen.grid.prod(-1).tolist())
+    for data, pixels, grid in zip(features["kwargs_data"]["image"], patches, seen.grid, strict=True):
+        item = msgpack.unpackb(b64decode(data))
+        dtype, shape, (_, raw) = item["pixel_values"]["data"]
+        found = torch.frombuffer(bytearray(raw), dtype=getattr(torch, dtype)).reshape(shape)
+        assert torch.equal(found, pixels)
+        assert item["pixel_values"]["field"][0] == "flat"
+        assert list(torch.frombuffer(bytearray(item["image_grid_thw"]["data"][2].data), dtype=torch.int64)) == list(
+            grid
+        )
+
+
+def test_a_request_without_pictures_has_none(generated):
+    _, (body,) = generated([6, IMAGE, VIDEO, 9], ())
+    assert "features" not in body
+    assert body["token_ids"] == [6, 0, 0, 9]
+    assert body["sampling_params"]["stop_token_ids"] == [IMAGE, VIDEO]
+
+
+def test_pictures_that_do_not_fit_are_refused_before_they_are_sent(generated, images):
+    with pytest.raises(ValueError, match=r"need image tokens in runs of \[8\], and the request has runs of \[4\]"):
+        generated([6, *[IMAGE] * 4, 9], images[1:])
+    with pytest.raises(ValueError, match="picture 1 of 1 cannot be read"):
+        generated([6, *[IMAGE] * 4, 9], (b64encode(b"no picture").decode(),))
+
+
+def test_generation_goes_on_behind_a_video_token_that_the_policy_wrote(generated, recorded):
+    answers = copy.deepcopy(recorded)
+    choice = answers[GENERATE]["events"][-1]["choices"][0]
+    choice["token_ids"][-1], choice["finish_reason"] = VIDEO, "stop"
+    assert generated(answers=answers)[0][-1].finish == "abort"
+    assert generated(answers=answers, stop_token_ids=(VIDEO,))[0][-1].finish == "stop"
+    with pytest.raises(ValueError, match="stop texts and penalties"):
+        generated(answers=answers, frequency_penalty=0.5)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
+def test_embeddings_of_pictures_do_not_outlive_an_update(called, mode, tmp_path):
+    paths = ("/start_weight_update", "/update_weights", "/finish_weight_update")
+    answers = {**{path: {} for path in paths}, "/reset_prefix_cache": {"success": True}}
+    with pytest.raises(Exception, match="/reset_encoder_cache was refused"):
+        called(answers, lambda adapter, connection: adapter.load(connection, tmp_path, "3", mode))
+    called(
+        answers | {"/reset_encoder_cache": {}},
+        lambda adapter, connection: adapter.load(connection, tmp_path, "3", mode),
+    )
+
+
+def test_an_adapter_by_itself_is_refused_for_a_model_that_sees(folder):
+    with pytest.raises(RunError, match="adapter by itself is not given to servers of a model that sees"):
+        VLLMAdapter(VLLMConfig(adapter_rank=8)).serve(ModelReference(str(folder)))

@@ -1,0 +1,34 @@
+"""Files and pipes that a config is read from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from areal_core.config import presets
+from areal_core.config.presets import read_file
+from areal_core.errors import ConfigError, UsageError
+
+
+def test_a_config_comes_through_a_pipe_and_one_that_nobody_writes_is_not_waited_for(tmp_path, monkeypatch):
+    text = "steps: 3\nplugins: []\n"
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    assert read_file(f"/dev/fd/{reading}").text == text
+    assert read_file(f"/dev/fd/{reading}").text == text, "who asks again is told the same"
+    assert read_file(f"/dev/fd/{reading}").folder == Path.cwd()
+    os.close(reading)
+    monkeypatch.setattr(presets, "PATIENCE_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=r"pipe: it is a pipe, and nobody has written all of it within 0\.05 s"):
+        read_file(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_a_config_that_is_nested_without_end_is_told_so(tmp_path, text):
+    (tmp_path / "deep.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"deep\.json: not valid YAML: more than 40 levels are nested"):
+        read_file(tmp_path / "deep.json")

@@ -1,0 +1,59 @@
+"""Further columns of generations, as they come together in a trajectory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from areal_core.data import FinishReason, Generation, Trajectory, TrajectoryBuilder
+
+
+def generation(ids: list[int], column: torch.Tensor | None) -> Generation:
+    """What was generated, with a column where there is one."""
+    columns = {} if column is None else {"choices": column}
+    return Generation(ids, [-0.5] * len(ids), [3] * len(ids), FinishReason.STOP, columns)
+
+
+def column(count: int, value: int) -> torch.Tensor:
+    """[count, 2, 3], whose first row nothing predicts."""
+    made = torch.full((count, 2, 3), value, dtype=torch.uint8)
+    made[0] = 0
+    return made
+
+
+def test_a_column_becomes_a_token_key() -> None:
+    found = Trajectory.from_generation([1, 2], generation([3, 4, 5], column(5, 7))).tokens["choices"]
+    assert torch.equal(found, column(5, 7))
+
+
+def test_what_an_earlier_turn_has_told_stays_and_the_rest_is_the_later_one_s() -> None:
+    builder = TrajectoryBuilder()
+    builder.add_context([1, 2])
+    builder.add_generation(generation([3, 4], column(4, 7)))
+    builder.add_context([5])
+    builder.add_generation(generation([6], column(6, 9)))
+    builder.add_context([8, 8])
+    found = builder.build().tokens["choices"]
+    assert found[:, 0, 0].tolist() == [0, 7, 7, 7, 9, 9, 0, 0]
+    assert (found.shape, found.dtype) == ((8, 2, 3), torch.uint8)
+
+
+def test_a_turn_without_a_column_is_told_by_the_next() -> None:
+    builder = TrajectoryBuilder()
+    builder.add_context([1, 2])
+    builder.add_generation(generation([3], None))
+    builder.add_generation(generation([4], column(4, 9)))
+    builder.add_generation(generation([4], None))
+    assert builder.build().tokens["choices"][:, 0, 0].tolist() == [0, 9, 9, 9, 0]
+
+
+def test_a_column_of_other_tokens_is_refused() -> None:
+    builder = TrajectoryBuilder()
+    builder.add_context([1, 2, 3])
+    with pytest.raises(ValueError, match="'choices' of a generation is of 6 tokens, not 5"):
+        builder.add_generation(generation([4, 5], column(6, 7)))
+
+
+def test_what_a_column_does_not_reach_is_not_known() -> None:
+    found = Trajectory.from_generation([1, 2], generation([3, 4, 5], column(3, 7))).tokens["choices"]
+    assert found[:, 0, 0].tolist() == [0, 7, 7, 0, 0]

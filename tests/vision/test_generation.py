@@ -1,0 +1,119 @@
+"""Pictures in generation: the embedded engine, in a process of its own, against the trainer's model."""
+
+import asyncio
+from base64 import b64encode
+
+import pytest
+import torch
+from vision_rank_program import make_engine
+
+from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
+from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
+from areal_hf.client import HFEngine
+from areal_hf.config import HFConfig
+from areal_vision.pictures import PictureReader
+
+pytestmark = pytest.mark.slow
+WAIT_S = 240
+
+
+@pytest.fixture(scope="module")
+def asked(folder, picture):
+    """Prompts with one, two and no pictures, and the same question about two different ones."""
+    reader, found = PictureReader(str(folder)), []
+    for colours in ([(250, 0, 0)], [(0, 250, 0)], [(0, 0, 250), (250, 250, 0)], []):
+        files = [picture(colour) for colour in colours]
+        seen, ids = reader.read(files), [6, 20]
+        for count in reader.counts(seen.grid):
+            ids += [3, *[2] * count, 4]
+        found.append(([*ids, 30, 9], files, seen))
+    return found
+
+
+def request(name, ids, files, **sampling):
+    images = tuple(b64encode(file).decode() for file in files)
+    return GenerationRequest(name, ids, SamplingParameters(max_new_tokens=12, **sampling), 7, images=images)
+
+
+@pytest.mark.parametrize("mode", ["keep_cache", "recompute"])
+def test_log_probabilities_are_those_of_the_trainer(folder, asked, mode, tmp_path):
+    """Siblings in one batch, image tokens that the policy has written, and weights that change in between."""
+    trainer = make_engine(folder)
+
+    async def work():
+        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=5, update_mode=mode), log_dir=tmp_path)
+        try:
+            await engine.start(ModelReference(str(folder)))
+            asking = [
+                asyncio.ensure_future(engine.generate(request(f"{row}-{again}", ids, files, temperature=1.5)))
+                for row, (ids, files, _) in enumerate(asked)
+                for again in range(3)
+            ]
+            await asking[0]
+            await engine.update_weights(WeightUpdate(1, folder))
+            return [await each for each in asking]
+        finally:
+            await engine.close()
+
+    made = asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    trajectories = []
+    for place, generation in enumerate(made):
+        ids, _, seen = asked[place // 3]
+        builder = TrajectoryBuilder()
+        builder.add_context(ids)
+        builder.add_generation(generation)
+        levels = {"patches": {"pixels": seen.pixels}, "images": {"grid": seen.grid}}
+        trajectories.append(builder.build(levels=levels))
+    batch = shift_to_predictions(PackedBatch.from_trajectories(trajectories))
+    trainer._module.temperature = 1.5
+    found = trainer.forward(batch, ["logprobs"])["logprobs"]
+    trainer.close()
+    mask = batch["loss_mask"]
+    assert torch.allclose(found[mask], batch["logprobs"][mask], atol=2e-4)
+    assert {version for generation in made for version in generation.versions} == {0, 1}
+    first, second = made[0], made[3]
+    assert first.logprobs[0] != second.logprobs[0], "the same question about another picture"
+
+
+def test_pictures_that_do_not_fit_cost_their_request_and_nothing_else(folder, asked, tmp_path):
+    ids, files, _ = asked[0]
+
+    async def work():
+        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=4), log_dir=tmp_path)
+        told = []
+        try:
+            await engine.start(ModelReference(str(folder)))
+            for wrong, shown in (
+                ([6, 20, 9], files),
+                (ids, [b"no picture"]),
+                ([6, 3, 2, 2, 2, 2], files),
+            ):
+                with pytest.raises(ValueError, match=r".") as caught:
+                    await engine.generate(request("wrong", wrong, shown))
+                told.append(str(caught.value))
+            return told, await engine.generate(request("right", ids, files))
+        finally:
+            await engine.close()
+
+    told, right = asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert "need image tokens in runs of [4], and the sequence has runs of []" in told[0]
+    assert "picture 1 of 1 cannot be read" in told[1]
+    assert "ends with a picture" in told[2]
+    assert 1 <= len(right.output_ids) <= 12
+
+
+def test_a_model_of_text_takes_no_pictures(asked, tmp_path):
+    from areal_grpo.demonstration.model import make_model
+
+    ids, files, _ = asked[0]
+
+    async def work():
+        engine = HFEngine(HFConfig(device="cpu"), log_dir=tmp_path)
+        try:
+            await engine.start(ModelReference(str(make_model(tmp_path / "text"))))
+            await engine.generate(request("seen", ids, files))
+        finally:
+            await engine.close()
+
+    with pytest.raises(ValueError, match="has no image processor"):
+        asyncio.run(asyncio.wait_for(work(), WAIT_S))
