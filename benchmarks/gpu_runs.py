@@ -1,10 +1,12 @@
-"""GRPO with SGLang and the FSDP engine on GPUs: in turns on one, or side by side on two.
+"""GRPO with SGLang and the FSDP engine on GPUs: in turns on one, side by side on two, or sharing the memory of one.
 
     python benchmarks/gpu_runs.py model FOLDER --size 1.5b
     python benchmarks/gpu_runs.py colocated --model FOLDER --program "python3 -m sglang.launch_server"
     python benchmarks/gpu_runs.py disaggregated --model FOLDER --program "python3 -m sglang.launch_server"
+    python benchmarks/gpu_runs.py shared --model FOLDER --set train_engine.adapter.rank=16
 
-The model has the sizes of Qwen2-0.5B or Qwen2-1.5B, random weights, and the class of Qwen3, whose tokenizer may be any.
+The model has the sizes of Qwen2-0.5B, 1.5B or 7B, random weights, and the class of Qwen3, whose tokenizer may be any,
+or those of four layers of Qwen3-30B-A3B, a mixture of experts. `--set` changes the config, as `areal run` takes it.
 While the run goes on the memory of every GPU is sampled and put beside the trainer's phase.
 """
 
@@ -29,6 +31,9 @@ from areal_core.messages.processes import WhoOwns
 from areal_core.runs import RunFolder
 from areal_core.runs.ownership import ask_owner
 
+PORT = 30123
+"""Of the server of `shared`."""
+
 SIZES = {
     "tiny": {
         "hidden_size": 64,
@@ -51,6 +56,27 @@ SIZES = {
         "num_attention_heads": 12,
         "head_dim": 128,
     },
+    "7b": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+}
+MIXTURES = {
+    "mixture": {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+                "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4,
+                "head_dim": 128, "norm_topk_prob": True},
+    "tiny-mixture": {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+}  # fmt: skip
+PLACEMENTS = {
+    "colocated": {"generation": [0], "training": [0]},
+    "disaggregated": {"generation": [0], "training": [1]},
+    "shared": {"training": [0]},
 }
 VOCABULARY = 151936
 ASK_TIMEOUT_S = 2.0
@@ -70,6 +96,9 @@ SHOWN = (
     "servers/continued",
     "verify/logprob_difference_mean",
     "verify/logprob_difference_p99",
+    "train/router_disagreement",
+    "train/behaviour_difference",
+    "train/behaviour_kl",
 )
 
 
@@ -77,18 +106,14 @@ def make_model(folder: Path, size: str) -> None:
     """Random weights in bfloat16, and a tokenizer of one word for each token."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-        bos_token_id=1,
-        **SIZES[size],
-    )
+    common = {"vocab_size": VOCABULARY, "max_position_embeddings": 8192, "eos_token_id": 1, "bos_token_id": 1}
+    if size in MIXTURES:
+        config = Qwen3MoeConfig(**common, tie_word_embeddings=False, **MIXTURES[size])
+    else:
+        config = Qwen3Config(**common, **{"num_key_value_heads": 2, "tie_word_embeddings": True} | SIZES[size])
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():  # a direction in which both halves of the vocabulary differ: one that training can find
@@ -114,7 +139,7 @@ def make_config(arguments: argparse.Namespace) -> dict:
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "mem_fraction_static": 0.5,
+        "mem_fraction_static": 0.3 if arguments.what == "shared" else 0.5,
         "disable_custom_all_reduce": True,
         "cuda_graph_bs": [16, 64, 128, 256],
     }
@@ -134,8 +159,8 @@ def make_config(arguments: argparse.Namespace) -> dict:
             "update_mode": arguments.mode,
             "options": options | json.loads(arguments.options),
         },
-        "publication": {"transport": "memory" if in_turns else "broadcast", "verify_every": 2},
-        "placement": {"generation": [0], "training": [0 if in_turns else 1]},
+        "publication": {"transport": "broadcast" if arguments.what == "disaggregated" else "memory", "verify_every": 2},
+        "placement": PLACEMENTS[arguments.what],
         "train_engine": {
             "type": "fsdp",
             "learning_rate": arguments.learning_rate,
@@ -165,13 +190,19 @@ def watch_memory(run_dir: Path, stop: threading.Event, found: dict) -> None:
             found[phase, gpu].append(int(used))
 
 
+def serve(config: Path, changes: list[str]) -> subprocess.Popen[bytes]:
+    """A server of this config on the first GPU, which the run finds by its address."""
+    words = ["serve", str(config), "--gpus", "0", "--port", str(PORT), *changes]
+    return subprocess.Popen([sys.executable, "-m", "areal_core", *words])
+
+
 def main() -> int:
     """Make the model, or run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("model", "colocated", "disaggregated"))
+    parser.add_argument("what", choices=("model", *PLACEMENTS))
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--size", default="1.5b", choices=SIZES)
+    parser.add_argument("--size", default="1.5b", choices=[*SIZES, *MIXTURES])
     parser.add_argument("--program", default="python3 -m sglang.launch_server")
     parser.add_argument("--options", default="{}")
     parser.add_argument("--mode", default="recompute")
@@ -180,6 +211,7 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--limit-s", type=float, default=600)
     parser.add_argument("--run-dir", type=Path)
+    parser.add_argument("--set", nargs="*", default=[], help="further KEY=VALUE of the config")
     arguments = parser.parse_intermixed_args()
     if arguments.what == "model":
         make_model(arguments.folder, arguments.size)
@@ -188,12 +220,14 @@ def main() -> int:
     config = run_dir.parent / f"{arguments.what}.yaml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(yaml.safe_dump(make_config(arguments), sort_keys=False))
+    server = serve(config, arguments.set) if arguments.what == "shared" else None
+    own = ["inference_engine.servers=0", f"inference_engine.addresses=[http://127.0.0.1:{PORT}]"] if server else []
     memory, stop = defaultdict(list), threading.Event()
     watcher = threading.Thread(target=watch_memory, args=(run_dir, stop, memory))
     watcher.start()
     began = time.monotonic()
     run = subprocess.Popen(
-        [sys.executable, "-m", "areal_core", "run", str(config), f"run_dir={run_dir}"],
+        [sys.executable, "-m", "areal_core", "run", str(config), f"run_dir={run_dir}", *arguments.set, *own],
         env={**os.environ, "NCCL_CUMEM_ENABLE": "0"},
         start_new_session=True,
     )
@@ -205,6 +239,9 @@ def main() -> int:
     code = run.poll()
     if code is None:
         os.killpg(run.pid, signal.SIGKILL)
+    if server is not None:
+        server.send_signal(signal.SIGINT)
+        server.wait()
     stop.set()
     watcher.join()
     print(f"{arguments.what}: exit code {code} after {time.monotonic() - began:.0f} s")

@@ -25,6 +25,7 @@ from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.groups import LocalGroups
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
@@ -61,11 +62,11 @@ async def measure(folder: Path, size: int, batches: int, tokens: int, group_size
     ledger = Ledger(folder / "epochs/000001/ledger", folder)
     runner = EpisodeRunner(OneGeneration(), engine, RewardSum([]), FakeTokenizer(), on_failure=ledger.failed)
     dataset = CountingDataset(100_000)
+    section = RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size)
     controller = RolloutController(
-        RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size),
-        runner,
+        section,
+        LocalGroups(runner, dataset, None, [], section),
         engine,
-        dataset,
         PromptSampler(len(dataset), 0),
         SamplingParameters(max_new_tokens=tokens),
         ledger,

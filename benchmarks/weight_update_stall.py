@@ -36,8 +36,10 @@ from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
 from areal_core.ledger.store import Ledger
+from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.groups import LocalGroups
 from areal_core.testing.fakes import CountingDataset
 from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
@@ -236,13 +238,13 @@ async def through_controller(engine, arguments: argparse.Namespace, requests: in
     """Tokens per second through the rollout controller, ledger and packing included."""
     with tempfile.TemporaryDirectory() as folder:
         groups, size = arguments.concurrent // 8, 8
-        runner = EpisodeRunner(OneAnswer(arguments), engine, None, None)
+        runner = EpisodeRunner(OneAnswer(arguments), engine, RewardSum([]), None)
         ledger = Ledger(Path(folder) / "ledger", Path(folder))
+        section = RolloutSection(batch_size=groups, group_size=size, max_staleness=10**6, stale="keep")
         controller = RolloutController(
-            RolloutSection(batch_size=groups, group_size=size, max_staleness=10**6, stale="keep"),
-            runner,
+            section,
+            LocalGroups(runner, CountingDataset(4096), None, [], section),
             engine,
-            CountingDataset(4096),
             PromptSampler(4096, 0, shuffle=False),
             SamplingParameters(max_new_tokens=2 * arguments.tokens),
             ledger,
