@@ -42,7 +42,8 @@ def audit_run(folder: Path) -> dict[str, Any]:
             return dict(reply.report)
         if isinstance(answer, Failed) or not owner_has_ended(epochs[-1]):
             words = answer.text if isinstance(answer, Failed) else "its owner does not answer"
-            raise RunError(f"the run is in progress and cannot be audited now: {words}")
+            hint = f"a run that starts or loads answers later: `areal status {folder}` says what it does"
+            raise RunError(f"the run is in progress and cannot be audited now: {words}", hints=[hint])
     ledgers = [epoch.ledger for epoch in epochs if (epoch.ledger / DATABASE).is_file()]
     if not ledgers:
         raise UsageError(f"{run.path} holds no ledger", hints=["name the folder of a run that was started"])

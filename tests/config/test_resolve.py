@@ -239,6 +239,8 @@ def test_a_file_that_is_not_there(kit):
     assert (
         kit.resolve(config="rum.yaml") == "UsageError 2\nthere is no config file rum.yaml\n  did you mean run.yaml?\n"
     )
+    told = kit.resolve(config="nowhere/rum.yaml")
+    assert "did you mean run.yaml?" in told, "what is named is there"
 
 
 def test_a_run_folder_gives_back_an_equal_config_without_the_environment(kit):
