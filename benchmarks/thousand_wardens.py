@@ -144,7 +144,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> None:
     print(f"{len(started)} processes after {time.monotonic() - began:.1f} s, {used() - cpu:.1f} s of CPU")
 
     def update() -> None:
-        state.phases = supervisor.phases
+        if state.is_old:
+            state.see(supervisor.owner)
         view.update()
 
     async def stop() -> None:
@@ -169,6 +170,8 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> None:
     try:
         await stop()
     except RunError:
+        if watching.done():
+            raise RuntimeError("the supervisor did not watch to the end") from watching.exception()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     await supervisor.close()
