@@ -74,14 +74,17 @@ def _nearest(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
+def _told(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"
+
+
 def refused(what: str, path: Path, reason: str) -> DiskError:
     """The error of a write that was refused, with what is free there."""
     usage = shutil.disk_usage(place := _nearest(path))
-    free, total = usage.free / 2**20, usage.total / 2**20
     return DiskError(
         f"{what} cannot be written to {path}: {reason}",
         hints=[
-            f"{free:,.0f} of {total:,.0f} MiB are free on the disk of {place}",
+            f"{_told(usage.free)} of {_told(usage.total)} are free on the disk of {place}",
             "nothing committed is lost: mend it, then go on with --resume",
         ],
     )
@@ -90,7 +93,7 @@ def refused(what: str, path: Path, reason: str) -> DiskError:
 def require_room(what: str, folder: Path, size: int) -> None:
     """Raise `DiskError` where fewer than `size` bytes are free."""
     if _free(folder) < max(size, FULL_BYTES):
-        raise refused(what, folder, f"it takes {size / 2**20:,.1f} MiB, and the disk is full")
+        raise refused(what, folder, f"it takes {_told(size)}, and the disk is full")
 
 
 def wait_for_room(what: str, folder: Path, size: int, tell: Callable[[str], None]) -> None:

@@ -69,7 +69,8 @@ class Settings(BaseModel):
     needs_group: ClassVar[bool] = False
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
     shows_pictures: ClassVar[bool] = False
-    """For settings of a workflow: its requests have pictures, so that an engine which takes none is a mistake."""
+    """For settings of a workflow: its requests have pictures, so that an engine which takes none is a mistake.
+    Without it, a picture in the first rows is one, where the model sees."""
 
     @field_validator("*", mode="before")
     @classmethod

@@ -30,6 +30,8 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediat
 LARGEST_SIZE = 1 << 40
 TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
 """Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
+PICTURE_KEYS = ("image", "images")
+UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the pictures out of the data"
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
@@ -72,8 +74,9 @@ def make_plan(
     config = resolved.config
     problems: list[str] = []
     figures: dict[str, Any] = {}
-    model = _model_rows(resolved, problems, figures, trains=trains) if loads_model else []
-    rows = _dataset_rows(resolved, problems)
+    seen = _shared(resolved, problems) if loads_model else None
+    model = _model_rows(resolved, seen, problems, figures, trains=trains) if loads_model else []
+    rows = _dataset_rows(resolved, problems, seen)
     places = [*place_rows(config, problems)] if trains else []
     problems += [told for told in others() if not any(told in known for known in problems)]
     if problems:
@@ -84,7 +87,7 @@ def make_plan(
 
 
 def check_model(resolved: Resolved, made: Path | None = None) -> None:
-    """Look at the model's folder, where it is there, and load nothing.
+    """Look at the model's folder, where it is there, and load nothing; of one that was made, at the first rows too.
 
     Args:
         resolved: the config.
@@ -95,7 +98,10 @@ def check_model(resolved: Resolved, made: Path | None = None) -> None:
     """
     problems: list[str] = []
     if made or (resolved.config.model.path and (resolved.base_dir / resolved.config.model.path).is_dir()):
-        _model_rows(resolved, problems, {}, trains=False, made=made)
+        seen = _shared(resolved, problems, made)
+        _model_rows(resolved, seen, problems, {}, trains=False)
+        if made and seen and _sees(seen):
+            _dataset_rows(resolved, problems, seen)
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
 
@@ -141,8 +147,16 @@ def _engines(chosen: Selection) -> str:
     return f"{settings['servers']} {chosen.reference} servers{f' and {elsewhere} elsewhere' if elsewhere else ''}"
 
 
+def _shared(resolved: Resolved, problems: list[str], made: Path | None = None) -> StoredModel | None:
+    """The model of all roles that have none of their own, where its folder is there."""
+    model = resolved.config.model
+    if model.source is not None and made is None:
+        return None
+    return _stored(made or resolved.base_dir / (model.path or ""), model.path or "", "model.path", problems)
+
+
 def _model_rows(
-    resolved: Resolved, problems: list[str], figures: dict[str, Any], *, trains: bool, made: Path | None = None
+    resolved: Resolved, shared: StoredModel | None, problems: list[str], figures: dict[str, Any], *, trains: bool
 ) -> list[tuple[str, str]]:
     config = resolved.config
     model, paths = config.model, {name: getattr(chosen.common, "path", None) for name, chosen in config.roles.items()}
@@ -151,10 +165,8 @@ def _model_rows(
         for name, path in paths.items()
         if path
     }
-    if model.source is not None and made is None:
+    if shared is None and model.source is not None:
         return [("model", f"made by {model.source.reference} before the run starts")]
-    folder = made or resolved.base_dir / (model.path or "")
-    shared = _stored(folder, model.path or "", "model.path", problems)
     if shared is None:
         return [("model", f"{model.path} (from the Hugging Face hub)")]
     _check_context(resolved, shared.description, problems)
@@ -162,11 +174,11 @@ def _model_rows(
         seen = own.get(str(path[1])) if path[0] == "roles" else None
         if isinstance(chosen.settings, Settings):
             problems += (f"{dotted(path)}: {told}" for told in chosen.settings.check_model(config, seen or shared))
-    if not any(part in file.name for file in folder.iterdir() for part in TOKENIZER_PARTS):
-        problems.append(f"model.path: {folder} holds no tokenizer; save one there with save_pretrained")
+    if not any(part in file.name for file in shared.folder.iterdir() for part in TOKENIZER_PARTS):
+        problems.append(f"model.path: {shared.folder} holds no tokenizer; save one there with save_pretrained")
     count = sum(map(math.prod, shared.shapes.values()))
     figures["parameters"] = count
-    text = f"{folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"
+    text = f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"
     roles = roles_of(config.algorithm, config.training.updates)
     models = {name: found for name in roles if (found := own.get(name, shared)) is not None}
     try:
@@ -264,10 +276,21 @@ def _check_context(resolved: Resolved, description: Mapping[str, Any], problems:
         )
 
 
-def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
+def _sees(model: StoredModel) -> bool:
+    return model.description.get("vision_config") is not None
+
+
+def _picture_key(row: Mapping[str, Any]) -> str:
+    """Where a row has its picture; empty where it has none."""
+    found = {key: row.get(key) for key in PICTURE_KEYS}
+    return next((key for key, value in found.items() if not isinstance(value, (list, str, type(None))) or value), "")
+
+
+def _dataset_rows(resolved: Resolved, problems: list[str], model: StoredModel | None) -> int:
     """Length of the data set. Building it is the check that it can be read; the workflow sees its first rows."""
     settings = getattr(resolved.config.workflow, "settings", None)
     rows, check = 0, getattr(settings, "check_row", lambda _: "")
+    is_blind = model and _sees(model) and isinstance(settings, Settings) and not settings.shows_pictures
     chosen = [("dataset", resolved.config.dataset)]
     if resolved.config.evaluation is not None:
         chosen.append(("evaluation.dataset", resolved.config.evaluation.dataset))
@@ -281,7 +304,11 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
                 )
             rows = len(dataset)
             for index in range(min(rows, FIRST_ROWS)):
-                if wrong := check(dataset[index]):
+                row = dataset[index]
+                wrong = check(row)
+                if is_blind and not wrong and (shown := _picture_key(row)):
+                    wrong = f"has a picture ('{shown}'), the model sees, and the workflow shows it none: {UNSHOWN}"
+                if wrong:
                     raise ConfigError(f"{name_row(dataset, index)} {wrong}")
         except ConfigError as error:
             problems.append(": ".join((f"{key}: {error.message}", *error.hints)))

@@ -32,7 +32,7 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, batch_of: Any)
     taken.write_bytes(bytes(300_000))
     with pytest.raises(RunError, match="the disk is full") as raised:
         ledger.flush(*batch_of([1, 2], tokens=5_000))
-    assert "MiB are free on the disk of" in str(raised.value)
+    assert "iB are free on the disk of" in str(raised.value)
     assert [group.number for group in ledger.finished()] == [0]
     ledger.issued(3, 3, 0)
     ledger.failed(3, 0, 0, "a text that no disk takes: \ud800")

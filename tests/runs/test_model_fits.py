@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     ),
     "pictures": ({"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": {"depth": 1}}, ATTENTION),
 }
+MODELS["greedy"] = ({**MODELS["mixture"][0], "num_experts_per_tok": 9}, MODELS["mixture"][1])
 """By kind: config.json, and the shapes of a layer's matrices."""
 
 
@@ -77,6 +78,16 @@ REFUSED = [
     ("pictures", [*RANKS, "train_engine.parallel.expert=2"], "the model has none"),
     ("pictures", [*RANKS, "train_engine.parallel.context=2"], "sees pictures, and is not divided over ranks"),
     ("pictures", [*RANKS, "train_engine.parallel.tensor=2"], "set train_engine.parallel to data alone"),
+    ("text", ["train_engine.adapter={rank: 1000000000}"], "rank 1000000000 is more than 'model.layers.0.self_attn.q_"),
+    ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),
+    ("text", ["inference_engine={type: sglang, routed_experts: true}"], "has no routers whose choices are known"),
+    ("text", ["inference_engine={type: vllm, routed_experts: true}"], "has no routers whose choices are known"),
+    ("greedy", [], "num_experts_per_tok: 9, and 4 experts: a token goes through 1 of them at least and all at most"),
+    (
+        "greedy",
+        ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
+        "num_experts_per_tok: 9, and 4 experts",
+    ),
     ("text", PICTURES, "sees no pictures: choose one of Qwen's families"),
     (
         "pictures",
@@ -89,6 +100,7 @@ TAKEN = [
     ("text", ["train_engine.adapter={}"]),
     ("mixture", ["train_engine.adapter={modules: [q_proj]}"]),
     ("mixture", [*RANKS, "train_engine.parallel.expert=2"]),
+    ("mixture", ["inference_engine.routed_experts=true"]),
     ("text", [*RANKS, "train_engine.parallel.context=2"]),
     ("pictures", PICTURES),
     ("pictures", [*PICTURES, "train_engine.adapter={modules: [q_proj]}"]),
@@ -110,7 +122,7 @@ def test_what_the_model_is_not_made_for_is_refused(
         with pytest.raises(ConfigError) as raised:
             look(resolved)
         (problem,) = [problem for problem in raised.value.problems if told in problem]
-        assert problem.startswith(("train_engine: ", "workflow: "))
+        assert problem.startswith(("train_engine: ", "workflow: ", "inference_engine: "))
         assert raised.value.hints == raised.value.problems
 
 
@@ -128,6 +140,31 @@ def test_a_model_for_pictures_without_its_image_processor_is_refused(tmp_path: P
     (model / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigError, match="has no image processor"):
         check_model(resolve(None, ["grpo"], words_of(model, PICTURES)))
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_model_that_sees_is_not_trained_blind(tmp_path: Path, is_made: bool) -> None:
+    """Neither one that is there, nor one that is made before the start; without a picture all is well."""
+    model = written(tmp_path / "model", "pictures")
+
+    def problems(workflow: str, row: dict[str, Any], data: str = "rewards/jsonl") -> list[str]:
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "3", **row}))
+        words = words_of(model, [f"workflow={workflow}", f"dataset={{type: {data}, paths: [{tmp_path}/rows.jsonl]}}"])
+        source = ["model.path=null", "model.source=vision/tiny_model"] if is_made else []
+        resolved = resolve(None, ["grpo", "rewards", "vision"], [*words, *source])
+        try:
+            check_model(resolved, model) if is_made else make_plan(resolved)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+
+    for row in {"image": "a.png"}, {"images": ["a.png"]}:
+        (told,) = problems("core/single_turn", row)
+        assert f" has a picture ('{next(iter(row))}'), the model sees, and the workflow shows it none" in told
+        assert told.startswith("dataset: row 0 of the data set")
+        assert "choose workflow: vision/single_turn" in told
+    assert problems("core/single_turn", {"image": None, "images": []}) == []
+    assert all("shows it none" not in told for told in problems("vision/single_turn", {"image": "absent.png"}))
 
 
 def test_config_check_looks_at_a_model_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

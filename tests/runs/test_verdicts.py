@@ -36,6 +36,12 @@ def said(*lines: dict[str, Any]) -> list[str]:
     return told
 
 
+def test_answers_of_one_token_are_not_too_short() -> None:
+    line = {**WELL, "batch/truncated": 0.97, "batch/response_length": 1.0}
+    assert said(*[line] * 3 * STEPS) == []
+    assert "97% of the answers are cut" in said(*[{**line, "batch/response_length": 2.0}] * 3 * STEPS)[0]
+
+
 @pytest.mark.parametrize(
     ("ill", "words"),
     [

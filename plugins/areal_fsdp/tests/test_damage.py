@@ -28,6 +28,22 @@ def test_a_tensor_that_holds_nan_is_named(make_engine, model_folder, tmp_path):
         make_engine(rewritten(model_folder(), tmp_path / "spoilt", spoil))
 
 
+@pytest.mark.parametrize(
+    ("value", "words"), [(float("nan"), "holds NaN or infinity"), (1e30, "or its adapter, overflows")]
+)
+def test_a_damaged_adapter_is_not_called_a_damaged_model(make_engine, adapter_folder, tmp_path, value, words):
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapter_folder(), folder)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for tensor in tensors.values():
+        tensor.fill_(value)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(RunError, match=words) as raised:
+        make_engine(adapter={"from_folder": folder})
+    assert "download it again" not in str(raised.value)
+    assert "soft-capped" not in str(raised.value)
+
+
 def test_a_tensor_of_another_shape_is_named_with_both(make_engine, model_folder, tmp_path):
     name = "model.layers.1.mlp.up_proj.weight"
 

@@ -47,6 +47,16 @@ def test_logits_that_are_scaled_are_refused_whatever_their_size(largest):
         check_module(MadeUp(largest, factor=1.15), torch.device("cpu"), torch.bfloat16)
 
 
+@pytest.mark.parametrize("largest", [float("inf"), 1e39])
+def test_what_is_not_finite_is_no_matter_of_the_model_type(largest):
+    made = MadeUp(largest)
+    made.model.named_parameters = list
+    with pytest.raises(
+        RunError, match="'made-up' is not finite, and all of its weights are: the model, or its adapter"
+    ):
+        check_module(made, torch.device("cpu"), torch.float32)
+
+
 def test_in_float32_rounding_of_that_size_is_refused():
     with pytest.raises(RunError, match="model type 'made-up' changes its logits"):
         check_module(MadeUp(33.0, rounding=0.001), torch.device("cpu"), torch.float32)

@@ -162,9 +162,20 @@ def test_files_of_another_model_are_refused_by_the_tensors_name(tmp_path, make):
         save_file(changed, path)
         with pytest.raises(RunError, match=first.removeprefix("base_model.model.")):
             make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
+    for odd, words in ((torch.nan, "holds NaN or infinity"), (3, "no floating-point number")):
+        kind = torch.float32 if odd is torch.nan else torch.int8
+        save_file({**tensors, first: torch.full_like(tensors[first], odd, dtype=kind)}, path)
+        with pytest.raises(RunError, match=words) as caught:
+            make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
+        assert str(path) in caught.value.message
     path.write_bytes(b"cut")
     with pytest.raises(RunError, match="cannot be read"):
         make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
+
+
+def test_a_rank_above_what_a_matrix_has_is_refused_before_memory_is_asked_for(make):
+    with pytest.raises(RunError, match=r"adapter.rank 1000000000 is more than 'model.layers.0.self_attn.k_proj' has"):
+        make(settings=LoraSettings(rank=1_000_000_000, alpha=1e9))
 
 
 def test_layers_of_more_than_matrices_want_names():

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from areal_core.data import FinishReason, Generation
-from areal_core.interfaces import RewardScore, SamplingParameters, WorkflowContext
+from areal_core.interfaces import RewardScore, RowError, SamplingParameters, WorkflowContext
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
 from areal_core.testing.fakes import FakeEngine
 from areal_vision.config import SquaresSettings, VisionTurnSettings
-from areal_vision.files import PictureFile, files_of, open_picture
+from areal_vision.files import PictureFile, files_of, open_picture, shown_picture
 from areal_vision.pictures import PictureReader
 from areal_vision.squares import COLOURS, Squares, first_letter
 from areal_vision.workflow import VisionTurn, expand
@@ -39,6 +39,8 @@ def test_all_forms_of_a_picture_are_the_same_file(tmp_path, picture):
         ("absent.png", "absent.png cannot be read"),
         (7, "is int"),
         ("data:image/png;base64,*", "is no base64"),
+        ("https://example.com/a.png", "is an address, and addresses are not fetched: download it"),
+        ("file:///tmp/a.png", "is an address"),
         ({}, "dict"),
     ],
 )
@@ -70,6 +72,63 @@ def test_what_is_no_file_is_not_read(tmp_path):
     for name in ("folder", "pipe"):
         with pytest.raises(ValueError, match=f"{name} is no file"):
             files_of(name, tmp_path)
+
+
+def written(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return PictureFile("one", file.getvalue())
+
+
+def edge(mode="RGB"):
+    """Dark on the left, bright on the right."""
+    from PIL import Image
+
+    if mode == "I;16":
+        return Image.frombytes(mode, (4, 2), (b"\0\0" * 2 + (50_000).to_bytes(2, "little") * 2) * 2)
+    image = Image.new(mode, (4, 2))
+    image.paste((200, 200, 200)[: len(mode)], (2, 0, 4, 2))
+    return image
+
+
+def test_a_picture_is_upright_on_white_and_has_8_bits_and_engines_are_sent_that():
+    from PIL import Image, ImageOps
+
+    half = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
+    half.putpixel((1, 0), (9, 9, 9, 0))
+    changed = [
+        (written(edge("I;16")), edge().point(lambda value: value and 195)),
+        (written(edge("I;16"), "TIFF"), edge().point(lambda value: value and 195)),
+        (written(half), [(0, 0, 0), (255, 255, 255)]),
+        (written(half.convert("LA")), [(0, 0, 0), (255, 255, 255)]),
+        (written(edge(), transparency=(200, 200, 200)), [(0, 0, 0), (0, 0, 0), (255,) * 3, (255,) * 3] * 2),
+        (written(edge(), "GIF", save_all=True, append_images=[half.resize((4, 2))]), edge()),
+    ]
+    for orientation in range(2, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        turned = written(edge(), exif=exif)
+        changed.append((turned, ImageOps.exif_transpose(Image.open(io.BytesIO(turned.data)))))
+    for file, wanted in changed:
+        picture, sent = shown_picture(file)
+        told = wanted if isinstance(wanted, list) else list(wanted.get_flattened_data())
+        assert list(picture.get_flattened_data()) == told, file
+        plain = Image.open(io.BytesIO(sent))
+        assert (plain.format, plain.mode, plain.tobytes()) == ("PNG", "RGB", picture.tobytes()), "whoever reads it"
+        assert list(open_picture(file).get_flattened_data()) == told
+
+
+def test_a_plain_picture_is_sent_as_its_file_also_with_damaged_notes():
+    for file in written(edge(), "JPEG"), written(edge("L")), written(edge(), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0"):
+        assert shown_picture(file)[1] == file.data
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_values_whose_range_nobody_knows_are_refused(mode):
+    from PIL import Image
+
+    with pytest.raises(ValueError, match=rf"one has values of 32 bits \(mode {mode}\).*save it with 8 or 16 bits"):
+        open_picture(written(Image.new(mode, (2, 2)), "TIFF"))
 
 
 def large(colours="1", side=10_000):
@@ -126,6 +185,16 @@ def test_a_row_without_its_picture_costs_one_attempt_and_names_both(folder, tmp_
     assert (group, sample, attempt) == (3, 1, 0)
     assert words.startswith(f"data row 7 (counted from 0), sample 1: the picture {tmp_path / 'cut.png'} is empty")
     assert "Traceback" not in words
+
+
+def test_a_row_with_more_pictures_than_the_context_holds_is_told_what_they_take(folder, tmp_path, picture):
+    from transformers import AutoTokenizer
+
+    (tmp_path / "one.png").write_bytes(picture())
+    context = WorkflowContext(AutoTokenizer.from_pretrained(folder), None, None, is_evaluation=False, sample_index=0)
+    row = {"prompt": "red?", "image": ["one.png"] * 100}
+    with pytest.raises(RowError, match=r"its 100 pictures take 400 of the 6\d\d tokens .* context has 256: give it"):
+        asyncio.run(VisionTurn(VisionTurnSettings(folder=tmp_path)).run_episode(row, context))
 
 
 def test_what_is_shown_of_an_episode_names_its_picture_and_what_was_wanted(folder, tmp_path, picture):

@@ -106,7 +106,10 @@ class DeepSpeedConfig(Settings):
         return problems
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """A model that sees pictures is trained by another engine."""
+        """A model that sees pictures is trained by another engine, and routers must be able to choose."""
         del config
+        from areal_planning.mixture import choice_problems
+
+        yield from choice_problems(model)
         if model.description.get("vision_config") is not None:
             yield no_pictures(str(model.description.get("model_type")))

@@ -5,7 +5,9 @@ What this engine hands to DeepSpeed is a list of keys that are known: one that i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from areal_deepspeed.document import AUTO, SCHEDULERS
 
@@ -28,6 +30,20 @@ _ZERO = {
 }
 _FILLED_IN_ZERO = {"reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"}
 _OFFLOAD = {"device", "pin_memory", "buffer_count", "buffer_size", "fast_init", "max_in_cpu", "nvme_path"}
+_SWITCHES = {
+    *("contiguous_gradients", "overlap_comm", "reduce_scatter", "allgather_partitions", "ignore_unused_parameters"),
+    *("stage3_gather_16bit_weights_on_model_save", "pin_memory", "fast_init"),
+}
+_SIZES = {
+    *("reduce_bucket_size", "allgather_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size"),
+    *("stage3_param_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance"),
+    *("buffer_count", "buffer_size", "max_in_cpu"),
+}
+"""Keys of `zero_optimization` and of its offloads by what DeepSpeed's own models make of them."""
+_KINDS: dict[str, tuple[TypeAdapter[Any], str]] = {
+    **dict.fromkeys(_SWITCHES, (TypeAdapter(bool | None), "true or false")),
+    **dict.fromkeys(_SIZES, (TypeAdapter(Annotated[int, Field(ge=0)]), "a whole number from 0")),
+}
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _ADAM = {"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode"}
 _FILLED_IN_SCHEDULER = {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps"}
@@ -89,7 +105,8 @@ def refusals(document: Document, dtype: str) -> Iterator[str]:
     if odd := [problem for path in _OBJECTS for problem in _no_object(document, path)]:
         yield from odd
         return
-    yield from document.settings.impossible(document.pairs())
+    impossible = list(document.settings.impossible(document.pairs()))
+    yield from impossible
     for key in document.written:
         if key not in _PASSED_ON and key not in _BATCHES:
             repair = _REPAIRS.get(key, "this engine does not know what it does to a run: leave it out")
@@ -105,7 +122,8 @@ def refusals(document: Document, dtype: str) -> Iterator[str]:
     yield from _of_zero(document)
     yield from _of_optimizer(document)
     yield from _of_scheduler(document)
-    yield from _contradictions(document)
+    if not impossible:  # which would be told twice
+        yield from _contradictions(document)
 
 
 def _of_precision(document: Document, dtype: str) -> Iterator[str]:
@@ -135,7 +153,9 @@ def _of_zero(document: Document) -> Iterator[str]:
     for key, value in zero.items():
         if key not in _ZERO:
             yield f"the DeepSpeed config has zero_optimization.{key}, which this engine does not know: leave it out"
-        elif value == AUTO and key not in _FILLED_IN_ZERO:
+        elif value != AUTO:
+            yield from _odd_value(f"zero_optimization.{key}", value)
+        elif key not in _FILLED_IN_ZERO:
             yield f'zero_optimization.{key} is "auto", which nothing fills: write its value, or leave it out'
     for name in ("offload_optimizer", "offload_param"):
         offload = document.section("zero_optimization", name)
@@ -144,8 +164,20 @@ def _of_zero(document: Document) -> Iterator[str]:
             yield f"zero_optimization.{name}.device is {device}: this engine offloads to the cpu: take cpu or none"
         if odd := sorted(set(offload) - _OFFLOAD):
             yield f"zero_optimization.{name} has `{odd[0]}`, which this engine does not know: leave it out"
+        for key, value in offload.items():
+            yield from _odd_value(f"zero_optimization.{name}.{key}", value)
     if document.section("zero_optimization", "offload_param").get("device") == "cpu" and document.stage != 3:
         yield "zero_optimization.offload_param is for stage 3: set the stage to 3, or leave it out"
+
+
+def _odd_value(path: str, value: object) -> Iterator[str]:
+    """What DeepSpeed would refuse by itself of a switch or a size, once everything has started."""
+    kind, words = _KINDS.get(path.rpartition(".")[2], (None, ""))
+    try:
+        if kind is not None:
+            kind.validate_python(value)
+    except ValidationError:
+        yield f"the DeepSpeed config has {path}: {value!r:.60}, and it must be {words}"
 
 
 def _of_optimizer(document: Document) -> Iterator[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Memory, RankLoad, Role
+    from areal_core.interfaces import Memory, RankLoad, Role, StoredModel
     from areal_planning.decoder import Decoder
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -167,6 +167,14 @@ class FSDPConfig(Settings):
             yield "compile: layers whose tokens go to other ranks (parallel.expert) cannot be compiled: leave it out"
         if self.profile is not None and (taken := self.profile.taken):
             yield f"profile.folder: {taken} is a file, and traces need a folder there: name another one"
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """A mixture whose routers cannot choose, and an adapter that is in the model already."""
+        from areal_planning.mixture import choice_problems
+
+        yield from choice_problems(model)
+        if self.adapter is not None:
+            yield from self.adapter.check_model(config, model)
 
     def adapter_of(self, role: Role) -> LoraSettings | None:
         """What is put into the model of a role: into one that changes, and into what such a one began as.

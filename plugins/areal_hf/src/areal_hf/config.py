@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
 
 
 class HFConfig(Settings):
@@ -62,3 +63,11 @@ class HFConfig(Settings):
             from areal_planning.mixture import replay_problems
 
             yield from replay_problems(config)
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """Of a model without experts, or whose choices are not known, nothing can be told."""
+        del config
+        if self.routed_experts:
+            from areal_planning.mixture import model_problems
+
+            yield from model_problems(model)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 from areal_core.errors import RunError
-from areal_lora.settings import ADAPTER_WEIGHTS, ALL_LINEAR
+from areal_lora.settings import ALL_LINEAR
+from areal_lora.stored import ADAPTER_WEIGHTS, read_shapes
 from areal_parallel.ranks import fail_together, rank_and_ranks
 from areal_parallel.tensor import decoder_layers
 
@@ -169,13 +169,14 @@ def install(model: PreTrainedModel, settings: LoraSettings, *, source: str, head
         learns: whether A and B do: then they, and such a head, are float32; else they have the model's dtype.
 
     Raises:
-        RunError: the model lacks what the settings name, or its layers hold more than plain matrices; or the folder
-            that it begins from does not fit.
+        RunError: the model lacks what the settings name, or its layers hold more than plain matrices, or matrices
+            smaller than the rank; or the folder that it begins from does not fit.
     """
     from peft import inject_adapter_in_model
 
     known = settings.resolved()
     names = _targets(model, known)
+    known.refuse_rank({name: tuple(model.get_parameter(f"{name}.weight").shape) for name in names})
     model.requires_grad_(requires_grad=False)
     bare = _config(model, known, names, source, "")
     inject_adapter_in_model(bare, model, low_cpu_mem_usage=True)
@@ -264,13 +265,16 @@ def _read(adapter: Adapter, folder: Path) -> None:
     """Fill the adapter, and the head where the files have one, from PEFT's files.
 
     Raises:
-        RunError: they cannot be read, or are another model's.
+        RunError: they cannot be read, hold NaN or infinity, or are another model's.
     """
     path = folder / ADAPTER_WEIGHTS
-    try:
-        tensors = {name.removeprefix(_PREFIX): value for name, value in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"the adapter '{path}' cannot be read: {error}") from error
+    read_shapes(folder)  # says in words what is wrong with the file
+    tensors = {name.removeprefix(_PREFIX): value for name, value in load_file(path).items()}
+    if damaged := [name for name, value in tensors.items() if not torch.isfinite(value).all()]:
+        raise RunError(
+            f"the adapter '{path}' cannot be trained: its tensor '{damaged[0]}' holds NaN or infinity",
+            hints=["take an adapter of an earlier checkpoint, or begin anew: leave out adapter.from_folder"],
+        )
     own = adapter.own()
     missing = [name for name in own if name not in tensors and not adapter.is_heads(name)]
     wrong = [name for name, value in tensors.items() if name not in own or own[name].shape != value.shape]

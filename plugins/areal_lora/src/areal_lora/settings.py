@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import filecmp
 import importlib.util
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from areal_core.config import LocalPath, Settings
 from areal_core.errors import RunError
+from areal_lora.stored import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_shapes, refuse_misfit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
 
 ALL_LINEAR: Final = "all-linear"
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _MATRIX = re.compile(r".*?\.\d+\.(?:.*\.)?([^.]+)\.weight")
 """A tensor of a layer, and the last part of its module's name."""
 _EXPERTS = re.compile(r"\.experts\.")
@@ -28,6 +28,8 @@ _OF_MIXTURE = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.")
 """The part of a layer that has experts, and what stands beside them."""
 _OF_VISION = re.compile(r"(?:.*\.)?(?:visual|vision_tower|vision_model)\.")
 """What sees pictures, which has no adapter."""
+_LARGEST_SCALE = 1e6
+"""Of alpha / rank: far beyond whatever learns, and far from what float32 holds."""
 _OF_FILES = ("rank", "alpha", "modules", "initialization")
 """Settings that a saved adapter has of its own."""
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -61,8 +63,8 @@ class LoraSettings(Settings):
     )
     from_folder: LocalPath | None = Field(
         None,
-        description="begin from an adapter that was saved in PEFT's format, which says rank, alpha and modules; "
-        "relative to the config",
+        description="begin from an adapter that was saved in PEFT's format, which says rank, alpha and modules (null "
+        "here means that as well); relative to the config",
     )
 
     publish: Literal["merged", "alone"] = Field(
@@ -71,25 +73,50 @@ class LoraSettings(Settings):
         "them take, or the adapter alone, which servers must take (adapter_rank)",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_folders(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("from_folder") is None:
+            return value
+        return {key: said for key, said in value.items() if said is not None or key not in _OF_FILES}
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _names_matrices(cls, value: Any) -> Any:
+        if value != ALL_LINEAR and not (isinstance(value, list) and value and all(isinstance(n, str) for n in value)):
+            raise ValueError("must be all-linear, or a list of names such as [q_proj, v_proj]")
+        return value
+
     @model_validator(mode="after")
     def _says_it_once(self) -> LoraSettings:
         told = {name: field.default for name, field in type(self).model_fields.items() if name in _OF_FILES}
         said = sorted(name for name, default in told.items() if getattr(self, name) != default)
         if self.from_folder is not None and said:
-            raise ValueError(f"from_folder says what the adapter is: leave out {', '.join(said)}")
+            raise ValueError(f"from_folder says what the adapter is: leave out {', '.join(said)}, or make it null")
+        if self.alpha / self.rank > _LARGEST_SCALE:
+            raise ValueError(f"alpha / rank is {self.alpha / self.rank:.3g}; at most {_LARGEST_SCALE:,.0f} is taken")
         return self
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """An adapter is not laid over a model with which it is merged already, wherever it has been copied to."""
+        del config
+        if self.from_folder is None:
+            return
+        own, merged = (folder / ADAPTER_WEIGHTS for folder in (self.from_folder, model.folder / "adapter"))
+        if own.is_file() and merged.is_file() and filecmp.cmp(own, merged, shallow=False):
+            yield (
+                f"adapter.from_folder {self.from_folder} is the adapter of the export {model.folder}, with which it is "
+                "merged already: set model.path to the model that it was trained on"
+            )
 
     def problems(self, config: RunConfig) -> Iterator[str]:
         """What is known to be wrong before a model is loaded."""
         if importlib.util.find_spec("peft") is None:
             yield "adapter needs the library peft, which is not installed: pip install 'areal-fsdp[lora]'"
-        if self.from_folder is not None and self.from_folder.parent == Path(config.model.path or "").resolve():
-            yield (
-                f"adapter.from_folder {self.from_folder} lies in model.path, an export with which it is merged "
-                "already: set model.path to the model that it was trained on"
-            )
         try:
             rank = self.resolved().rank
+            if self.from_folder is not None:
+                read_shapes(self.from_folder)
         except RunError as error:
             yield "; ".join([error.message, *error.hints])
             return
@@ -190,13 +217,32 @@ class LoraSettings(Settings):
             shapes: of the model's tensors, by name.
 
         Raises:
-            RunError: see `resolved` and `chosen`.
+            RunError: see `resolved`, `chosen` and `refuse_rank`; or the folder has the adapter of another model.
         """
         known = self.resolved()
         names = [name for name in shapes if not _OF_VISION.match(name)]
         known.refuse_experts(names)
-        chosen = known.chosen(name for name in names if len(shapes[name]) == 2)
-        return sum(known.rank * sum(shapes[name]) for name in chosen)
+        chosen = {name: shapes[name] for name in known.chosen(name for name in names if len(shapes[name]) == 2)}
+        known.refuse_rank(chosen)
+        if known.from_folder is not None:
+            refuse_misfit(known.from_folder, known.rank, chosen)
+        return sum(known.rank * sum(shape) for shape in chosen.values())
+
+    def refuse_rank(self, matrices: Mapping[str, tuple[int, ...]]) -> None:
+        """B A of a higher rank than a matrix has is none of low rank.
+
+        Args:
+            matrices: shapes of those with an adapter, by name.
+
+        Raises:
+            RunError: one of them is smaller than the adapter's rank.
+        """
+        name, shape = min(matrices.items(), key=lambda named: min(named[1]))
+        if self.rank > min(shape):
+            raise RunError(
+                f"adapter.rank {self.rank} is more than '{name}' has, whose shape is {tuple(shape)}",
+                hints=[f"set adapter.rank to {min(shape)} at most; 8 to 64 are usual"],
+            )
 
 
 def _is_of(name: str, module: str) -> bool:

@@ -69,7 +69,7 @@ def check_module(
         wanted: what `outputs_before_division` said before ranks divided the model; None where they have not.
 
     Raises:
-        RunError: they differ; it names the model type and says which of the two comparisons failed.
+        RunError: they differ, or are not finite; it names the model type and says which of the two comparisons failed.
     """
     config = module.model.config.get_text_config()
     if getattr(config, "final_logit_softcapping", None):  # on a model whose logits are small yet, no probe would see it
@@ -85,6 +85,11 @@ def check_module(
     allowed = _TOLERANCE[dtype] * max(1.0, float(expected.abs().max()) / _MODERATE)
     if not (torch.isfinite(alone).all() and torch.isfinite(expected).all()):
         refuse_damaged_weights(module.model)
+        raise RunError(
+            f"a probe of model type '{kind}' is not finite, and all of its weights are: the model, or its adapter, "
+            f"overflows in {str(dtype).removeprefix('torch.')}",
+            hints=["lower adapter.alpha, or take other weights or another adapter; see also model.dtype"],
+        )
     if not (error := _distance(alone, expected)) <= allowed:
         raise _changed_logits(kind, f"a probe differs by {error:.3g}, allowed are {allowed:.3g}")
     if not (error := _distance(packed, expected)) <= allowed:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _LAYER = re.compile(r".*?\.(\d+)\.")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of a config.json, of which a mixture has one."""
 _DENSE_LAYERS = ("mlp_only_layers", "first_k_dense_replace")
 
 
@@ -167,4 +168,4 @@ def _mlp(text: Mapping[str, Any]) -> tuple[int, int, int]:
 
 def experts_of(text: Mapping[str, Any]) -> int:
     """Of a mixture, from its config; 0 for a model without."""
-    return next((int(text[name]) for name in _EXPERTS if text.get(name)), 0)
+    return next((int(text[name]) for name in EXPERTS if text.get(name)), 0)

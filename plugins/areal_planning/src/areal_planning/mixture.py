@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
+from areal_planning.decoder import EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
 
 ROUTED_EXPERTS = "routed_experts"
 """Key of tokens in a batch: [T, layers, choices], the layers those that have experts."""
@@ -90,4 +92,28 @@ def replay_problems(config: RunConfig) -> Iterable[str]:
         yield (
             f"routed_experts: train_engine {chosen.reference} does not go through the same experts again: choose one "
             "that does, such as fsdp/fsdp, or set it to false"
+        )
+
+
+def model_problems(model: StoredModel) -> Iterable[str]:
+    """Why an engine cannot tell of this model which experts tokens go through, for its `check_model`."""
+    try:
+        Mixture.of(model.description)
+    except RunError as error:
+        yield ": ".join((error.message, *error.hints))
+    except LookupError as error:
+        yield f"routed_experts is set, and the config.json of the model in {model.folder} lacks {error}: save it again"
+
+
+def choice_problems(model: StoredModel) -> Iterable[str]:
+    """Why no router of this model can choose, for an engine's `check_model`; of a model without experts nothing."""
+    text = model.description.get("text_config", model.description)
+    experts = next((text[key] for key in EXPERTS if text.get(key)), None)
+    choices = text.get("num_experts_per_tok")
+    if experts is None or choices is None:
+        return
+    if not (isinstance(choices, int) and isinstance(experts, int) and 0 < choices <= experts):
+        yield (
+            f"the config.json of the model in {model.folder} has num_experts_per_tok: {choices}, and {experts} "
+            "experts: a token goes through 1 of them at least and all at most: mend it"
         )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
 
 
 class SGLangConfig(FleetSettings):
@@ -42,3 +43,11 @@ class SGLangConfig(FleetSettings):
             yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"
         if self.api_key and "config" in self.options:
             yield "the key reaches SGLang through its own `config`: write what that file says into `options`"
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """Of a model without experts, or whose choices are not known, nothing can be told."""
+        del config
+        if self.routed_experts:
+            from areal_planning.mixture import model_problems
+
+            yield from model_problems(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from base64 import b64decode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,14 @@ MOST_BYTES = 64 << 20
 """Of a file; a picture that is larger is none that a model was trained on."""
 PILLOWS_LIMIT = 178_956_970
 """Pixels from which on Pillow itself refuses a picture, as a bomb of a few bytes that fills the memory."""
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_ORIENTATION = 0x0112
+"""EXIF's tag of how a camera was held."""
+_TURNS = (
+    *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"),
+    *("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
+)
+"""What makes a picture of each orientation, from 2 on, upright."""
 
 
 class PictureFile(NamedTuple):
@@ -48,6 +57,11 @@ def files_of(value: Any, folder: Path) -> list[PictureFile]:
             return [PictureFile("the picture", b64decode(value.partition("base64,")[2], validate=True))]
         except ValueError as error:
             raise ValueError(f"a picture begins with {value[:40]!r} and is no base64: {error}") from None
+    if isinstance(value, str) and _ADDRESS.match(value):
+        raise ValueError(
+            f"the picture {value[:200]} is an address, and addresses are not fetched: download it before the run, and "
+            "name its path"
+        )
     if isinstance(value, (str, Path)):
         path = folder / Path(value).expanduser()
         return [PictureFile(f"the picture {path}", _read(path))]
@@ -55,10 +69,32 @@ def files_of(value: Any, folder: Path) -> list[PictureFile]:
 
 
 def open_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> Image:
-    """A picture in RGB; its size is looked at before its pixels are.
+    """A picture in RGB with 8 bits a colour, upright, on white where it is transparent, of several frames the first.
 
     Raises:
-        ValueError: it is empty, damaged or too large; the file is named.
+        ValueError: it is empty, damaged or too large, or the range of its values is not known; the file is named.
+    """
+    return _open(file, most_pixels)[0]
+
+
+def shown_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> tuple[Image, bytes]:
+    """A picture, and a file of which every reader makes the same pixels: where it was changed, a PNG of what it is now.
+
+    Raises:
+        ValueError: see `open_picture`.
+    """
+    picture, is_changed = _open(file, most_pixels)
+    if not is_changed:
+        return picture, file.data
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return picture, written.getvalue()
+
+
+def _open(file: PictureFile, most_pixels: int) -> tuple[Image, bool]:
+    """A picture as `open_picture` gives it, and whether that is more than its pixels converted to RGB.
+
+    Its size is looked at before its pixels are.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -67,16 +103,40 @@ def open_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> Image:
     try:
         opened = Image.open(io.BytesIO(file.data))
         pixels = opened.width * opened.height
-        if pixels <= most_pixels:
-            return opened.convert("RGB")
+        if pixels <= most_pixels and opened.mode not in ("I", "F"):
+            return _upright(opened)
     except Exception as error:  # noqa: BLE001 - a damaged file may make the library raise anything
         is_other = isinstance(error, UnidentifiedImageError)
         told = "it is no picture, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
         raise ValueError(f"{file.name} cannot be read: {told}: mend it, or take its row out of the data") from None
+    if pixels <= most_pixels:
+        raise ValueError(
+            f"{file.name} has values of 32 bits (mode {opened.mode}), of which nobody knows what is white: save it "
+            "with 8 or 16 bits a colour, such as a PNG"
+        )
     raise ValueError(
         f"{file.name} has {opened.width} x {opened.height} pixels, and at most {most_pixels:,} are taken "
         "(workflow.max_picture_pixels): make it smaller, or raise that"
     )
+
+
+def _upright(opened: Image) -> tuple[Image, bool]:
+    """What `_open` gives, of a picture that may be unpacked."""
+    from PIL import Image
+
+    picture, is_changed = opened, getattr(opened, "n_frames", 1) > 1
+    if opened.mode.startswith("I;16"):  # converted as it is, all but the darkest values would be white
+        picture, is_changed = opened.convert("I").point(lambda value: value / 256).convert("L"), True
+    elif opened.has_transparency_data:
+        white = Image.new("RGBA", opened.size, "white")
+        picture, is_changed = Image.alpha_composite(white, opened.convert("RGBA")), True
+    try:
+        orientation = opened.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001 - damaged notes of a camera are no damage to its picture
+        orientation = 1
+    if orientation in range(2, 2 + len(_TURNS)):
+        picture, is_changed = picture.transpose(Image.Transpose[_TURNS[orientation - 2]]), True
+    return picture.convert("RGB"), is_changed
 
 
 def _read(path: Path) -> bytes:

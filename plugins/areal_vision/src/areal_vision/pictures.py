@@ -35,10 +35,14 @@ class PictureReader:
 
     Raises:
         ValueError: the model has no image processor that gives patches and their grid, as Qwen's models have.
+
+    Attributes:
+        merge: patches along each side of what one token stands for.
+        context: tokens that the model takes; None where its config does not say.
     """
 
     def __init__(self, model: str) -> None:
-        from transformers import AutoImageProcessor
+        from transformers import AutoConfig, AutoImageProcessor
 
         factory: Any = AutoImageProcessor
         try:
@@ -51,6 +55,9 @@ class PictureReader:
                 f"the image processor of '{model}', {type(self._processor).__name__}, cuts no patches that the model "
                 "merges: pictures are taken for models of Qwen's families (Qwen2-VL, Qwen2.5-VL, Qwen3-VL)"
             )
+
+        known = AutoConfig.from_pretrained(model)
+        self.context: int | None = getattr(known.get_text_config(), "max_position_embeddings", None)
 
     def read(self, files: Sequence[bytes]) -> Pictures:
         """The patches of the pictures in these files.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal_core.data.trajectory import Episode, TrajectoryBuilder
 from areal_core.interfaces import RowError
 from areal_core.workflows.prompts import apply_template
-from areal_vision.files import PictureFile, files_of, open_picture
+from areal_vision.files import PictureFile, files_of, shown_picture
 from areal_vision.pictures import reader_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,14 @@ class VisionTurn:
         content = [*({"type": "image"} for _ in files), {"type": "text", "text": row[settings.prompt_key]}]
         system = [{"role": "system", "content": settings.system}] if settings.system else []
         ids, prompt = apply_template(tokenizer, [*system, {"role": "user", "content": content}])
-        input_ids = expand(ids, image_token(tokenizer), reader.counts(pictures.grid))
+        counts = reader.counts(pictures.grid)
+        input_ids = expand(ids, image_token(tokenizer), counts)
+        if reader.context and len(input_ids) >= reader.context:
+            raise RowError(
+                f"its {len(counts)} pictures take {sum(counts):,} of the {len(input_ids):,} tokens of its prompt, and "
+                f"the model's context has {reader.context:,}: give it fewer or smaller pictures (max_pixels in the "
+                "model's preprocessor_config.json makes all of them smaller), or take a model with a longer context"
+            )
         generation = await context.generate(input_ids, images=[file.data for file in files])
         completion = tokenizer.decode(generation.output_ids, skip_special_tokens=True)
         score = await context.score(
@@ -59,16 +66,18 @@ class VisionTurn:
         return Episode([trajectory], score.value, dict(score.components), text=text)
 
     def _open(self, value: Any) -> tuple[list[PictureFile], list[Image]]:
-        """What a row has as its pictures.
+        """What a row has as its pictures: files as engines are sent them, and what is in them.
 
         Raises:
             RowError: one of them cannot be shown, today or tomorrow.
         """
         try:
             files = files_of(value, self._settings.folder)
-            return files, [open_picture(file, self._settings.max_picture_pixels) for file in files]
+            shown = [shown_picture(file, self._settings.max_picture_pixels) for file in files]
         except ValueError as error:
             raise RowError(str(error)) from error
+        sent = [PictureFile(file.name, data) for file, (_, data) in zip(files, shown, strict=True)]
+        return sent, [picture for picture, _ in shown]
 
 
 def image_token(tokenizer: Any) -> int:

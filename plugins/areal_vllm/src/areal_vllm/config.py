@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
 
 
 class VLLMConfig(FleetSettings):
@@ -38,3 +39,11 @@ class VLLMConfig(FleetSettings):
                 yield "adapter_rank is set, and no adapter is published: set train_engine.adapter.publish=alone"
             if config.placement.in_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """Of a model without experts, or whose choices are not known, nothing can be told."""
+        del config
+        if self.routed_experts:
+            from areal_planning.mixture import model_problems
+
+            yield from model_problems(model)
