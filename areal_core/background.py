@@ -28,6 +28,8 @@ TICK_S = 0.5
 TOLD_S = 5.0
 """After which it is told that an event loop is blocked."""
 SHOWN_FRAMES = 6
+OTHERS_HOLD = "functions in threads hold the interpreter; make clients once and derive them: client.with_options(...)"
+"""Where the event loop's own call waits for nothing but a new thread."""
 
 
 def start_task(work: Coroutine[Any, Any, _Result], name: str) -> asyncio.Task[_Result]:
@@ -95,7 +97,9 @@ def watch_event_loop(limit_s: float, tell: Callable[[str], None]) -> None:
                 continue
             frame = sys._current_frames().get(loop_thread)
             stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
-            told = f"a call blocks everything else since {blocked_s:.0f} s; await it, or run it in a thread:\n{stack}"
+            is_starved = any(one.f_code is start_thread.__code__ for one, _ in traceback.walk_stack(frame))
+            advice = OTHERS_HOLD if is_starved else "await it, or run it in a thread"
+            told = f"a call blocks everything else since {blocked_s:.0f} s; {advice}:\n{stack}"
             if blocked_s >= limit_s:
                 raise RunError(told, hints=["rollout.blocked_timeout_s is the limit"])
             tell(told)

@@ -19,10 +19,29 @@ without a traceback; `--debug` shows the traceback.
 
 from __future__ import annotations
 
+import re
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What steers a terminal instead of being shown; lines and tabs are shown."""
+
+
+def printable(text: str) -> str:
+    """A text for a terminal, in which others may have had a word: the end of a log, what an agent raised."""
+    return _STEERING.sub("", text)
+
+
+def traceback_of(error: BaseException) -> str:
+    """As Python writes it; the last line says what failed, also of a group: its own words and its first error."""
+    first = error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    words = "".join(traceback.format_exception(error))
+    return words if first is error else f"{words}{error}: {type(first).__name__}: {first}"
 
 
 class ArealError(Exception):

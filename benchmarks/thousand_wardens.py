@@ -121,10 +121,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> None:
         if isinstance(said, StepMetrics):
             state.add(dict(said.line))
 
-    told: list[str] = []
-
     def tell(line: str) -> None:
-        told.append(line)
         print(f"  | {line}", flush=True)
 
     launcher = Connections(arguments.nodes, folder)

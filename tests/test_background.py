@@ -42,6 +42,19 @@ def test_who_blocks_the_event_loop_is_told_with_the_line() -> None:
     assert ended.stdout.endswith("ENDED WELL\n")
 
 
+def test_functions_in_threads_that_hold_the_interpreter_are_told_apart() -> None:
+    """The event loop then waits for a thread to begin: a call that is areal's own, and no coroutine's fault."""
+    held = BLOCKED.replace("users_function()\n    await", "start_thread(lambda: None, 'new')\n    await", 1).replace(
+        "import watch_event_loop",
+        "import start_thread, watch_event_loop\nimport threading\nstarted = threading.Event.wait\n"
+        "threading.Event.wait = lambda *given: time.sleep({seconds}) or started(*given)",
+    )
+    program = "import signal" + held.format(seconds=7, limit=300)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert "functions in threads hold the interpreter; make clients once" in ended.stdout, ended
+    assert "await it" not in ended.stdout
+
+
 @pytest.mark.parametrize("interrupts", ["default_int_handler", "SIG_IGN"])
 def test_who_blocks_it_for_too_long_ends_the_process_with_its_stack(interrupts: str) -> None:
     """Also where a shell has put the program into the background, which ignores interrupts there."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 
-from areal_core.errors import RunError
+from areal_core.errors import RunError, printable
 
 
 def say(text: str = "") -> None:
@@ -40,4 +40,4 @@ def open_closed_streams() -> None:
 def complain(text: str) -> None:
     """Write an error or a warning, under the name of the program; a terminal that is gone hears nothing."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"areal: {text}\n")
+        sys.stderr.write(f"areal: {printable(text)}\n")

@@ -64,7 +64,7 @@ def pack_episodes(
         "episode_id": [number * group_size + index for index, _, _ in placed],
         "sample_index": [index for index, _, _ in placed],
         "part_index": [part for _, part, _ in placed],
-        "player": [zlib.crc32(episode.trajectories[part].player.encode()) for _, part, episode in placed],
+        "player": [zlib.crc32(e.trajectories[n].player.encode("utf-8", "backslashreplace")) for _, n, e in placed],
     }
     rewards = {"reward": [episode.reward + episode.trajectories[part].earned for _, part, episode in placed]}
     rewards |= {f"reward.{name}": [episode.rewards.get(name, 0.0) for _, _, episode in placed] for name in names}

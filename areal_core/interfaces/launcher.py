@@ -96,7 +96,8 @@ def describe_exit(code: int) -> str:
 
     if code == LOST:
         return "was lost with its node"
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}  # of real-time signals only two have names
+    return f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 
 
 class Place(NamedTuple):

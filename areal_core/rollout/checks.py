@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
 
 REASONS = {int(reason) for reason in FinishReason}
+OWN_REWARDS = frozenset({"all_episodes", "mean", "std", "groups_all_equal"})
+"""Metrics below `reward/` that are no component's."""
 Layout = dict[tuple[str, str], tuple[torch.dtype, torch.Size]]
 
 
@@ -47,6 +49,8 @@ class EpisodeChecks:
                 raise TypeError(f"Episode.{name} is {numbers!r:.80}; it must be a mapping from names to numbers")
         episode.reward = _reward("reward", episode.reward)
         episode.rewards = {_writable(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
+        if taken := sorted(OWN_REWARDS & episode.rewards.keys()):
+            raise ValueError(f"Episode.rewards has {', '.join(taken)}, as metrics of areal's own are called: rename it")
         episode.metrics = {_writable(name): _reward(f"metrics['{name}']", v) for name, v in episode.metrics.items()}
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):

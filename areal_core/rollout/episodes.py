@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import traceback
 from base64 import b64encode
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.data.sampler import sample_seed
 from areal_core.data.trajectory import sampling_fault
-from areal_core.errors import RunError
+from areal_core.errors import RunError, traceback_of
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import RowError, WorkflowContext
 from areal_core.rewards.scoring import RewardError
@@ -123,38 +122,43 @@ class EpisodeRunner:
         self._clocks.add(clock)
         self._idle.end()
         try:
-            return await clock.run(self._attempt(row, context, occurrence[0], group, sample_index))
-        except TimeoutError:
-            words = f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}"
-        except asyncio.CancelledError:
-            if was_cancelled():
-                raise
-            words = "the workflow has cancelled itself"
+            for attempt in range(self._max_retries + 1):
+                place = group, sample_index, attempt
+                try:
+                    return await clock.run(self._attempt(row, context, occurrence[0], place))
+                except EpisodeError as error:
+                    failure = error
+                    if isinstance(error.__cause__, (RewardError, RowError)):
+                        break
+                except TimeoutError:
+                    failure = EpisodeError(f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}")
+                    self.on_failure(*place, str(failure))
+                    break
+                except asyncio.CancelledError:
+                    if was_cancelled():
+                        raise
+                    failure = EpisodeError("the workflow has cancelled itself")
+                    self.on_failure(*place, str(failure))
         finally:
             self._clocks.discard(clock)
             if not self._clocks:
                 self._idle.begin()
-        self.on_failure(group, sample_index, 0, words)
-        raise EpisodeError(words)
+        raise failure
 
     async def _attempt(
-        self, row: Mapping[str, Any], context: Callable[[], WorkflowContext], number: int, group: int, sample_index: int
+        self, row: Mapping[str, Any], context: Callable[[], WorkflowContext], number: int, place: tuple[int, int, int]
     ) -> Episode:
-        for attempt in range(self._max_retries + 1):
-            try:
-                return self.checks.check(await self._workflow.run_episode(row, context()))
-            except (RunError, asyncio.CancelledError):
-                raise
-            except BaseException as error:  # a workflow must not end the process either
-                # A reward says by itself what is wrong, and so does a row; where it was raised is of no use to anybody.
-                is_told = isinstance(error, (RewardError, RowError))
-                words = str(error) if is_told else "".join(traceback.format_exception(error))
-                words = words.encode("utf-8", "backslashreplace").decode()
-                named = f"data row {number} (counted from 0), sample {sample_index}: {words}"
-                self.on_failure(group, sample_index, attempt, named if isinstance(error, RowError) else words)
-                if attempt == self._max_retries or is_told:
-                    raise EpisodeError(named) from error
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        try:
+            return self.checks.check(await self._workflow.run_episode(row, context()))
+        except (RunError, asyncio.CancelledError):
+            raise
+        except BaseException as error:  # a workflow must not end the process either
+            # A reward says by itself what is wrong, and so does a row; where it was raised is of no use to anybody.
+            words = str(error) if isinstance(error, (RewardError, RowError)) else traceback_of(error)
+            words = words.encode("utf-8", "backslashreplace").decode()
+            named = f"data row {number} (counted from 0), sample {place[1]}: {words}"
+            self.on_failure(*place, named if isinstance(error, RowError) else words)
+            raise EpisodeError(named) from error
 
     def _context(
         self,

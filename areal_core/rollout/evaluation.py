@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import statistics
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -136,11 +136,10 @@ class Evaluator:
             self.on_failure(f"{count} of the evaluation failed; the first: {first.error.strip()}")
         named: dict[str, list[float]] = defaultdict(list)
         for episode in finished:
-            named["reward"].append(episode.reward)
-            named["response_length"].append(float(sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)))
-            for name, value in episode.rewards.items():
-                named[f"reward/{name}"].append(value)
-            for name, value in episode.metrics.items():
+            length = sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)
+            said = {**episode.metrics, **{f"reward/{name}": value for name, value in episode.rewards.items()}}
+            for name, value in {**said, "reward": episode.reward, "response_length": float(length)}.items():
                 named[name].append(value)
-        metrics |= {name: statistics.fmean(values) for name, values in named.items()}
+        # As in training, what an episode says nothing of counts as 0.
+        metrics |= {name: math.fsum(values) / len(finished) for name, values in named.items()}
         return {f"evaluation/{name}": value for name, value in metrics.items()}

@@ -26,6 +26,7 @@ STEPS: Final = 5
 NOTABLE: Final = 0.1
 """Share of a step that waiting, or a better split, must come to before it is told of."""
 NEEDED: Final = ("time/step_s", "time/wait_s", "time/generation_idle_s")
+EPISODES: Final = ("agents/elsewhere_s", "agents/generating_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,13 @@ class Balance:
         step: a whole step.
         waited: the part in which the trainer waited for a batch.
         idle: the part in which no episode was under way.
+        elsewhere: share of an episode in which its agent did not wait for the policy.
     """
 
     step: float
     waited: float
     idle: float
+    elsewhere: float = 0.0
 
     @classmethod
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> Balance | None:
@@ -82,8 +85,10 @@ class Balance:
         if len(whole) < 2 * STEPS:
             return None
         # A long idle time may have begun before its step did.
-        means = [statistics.fmean(min(line[key], line[NEEDED[0]]) for line in whole[-STEPS:]) for key in NEEDED]
-        return cls(*means)
+        last, whole_s = whole[-STEPS:], NEEDED[0]
+        step, waited, idle = (statistics.fmean(min(line[key], line[whole_s]) for line in last) for key in NEEDED)
+        own, generating = (sum(line.get(key, 0.0) for line in last) for key in EPISODES)
+        return cls(step, waited, idle, own / (own + generating) if own else 0.0)
 
     def seconds(self, now: Split, then: Split) -> float:
         """Of a step with another split, by the formula above."""
@@ -101,6 +106,12 @@ class Balance:
                 f"generation and training wait for one another: the trainer for {share:.0%} of the time, and for "
                 f"{other:.0%} there is nothing to generate; raise rollout.max_staleness or rollout.pipeline_depth, so "
                 "that they overlap"
+            )
+        if share >= other and self.elsewhere > 0.5:
+            return (
+                f"the agents' own time is the bottleneck: the trainer waits {share:.0%} of the time, and "
+                f"{self.elsewhere:.0%} of an episode's passes outside the policy (agents/elsewhere_s); raise "
+                "rollout.workers, have more episodes at a time (rollout.pipeline_depth), and make clients once for all"
             )
         if share >= other:
             told = f"generation is the bottleneck: the trainer waits {share:.0%} of the time"

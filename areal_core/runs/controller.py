@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sqlite3
+import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 STATUS_INTERVAL_S = 0.5
 CAUSES_TOLD = 8
-"""Of failed episodes, told as they come."""
+"""Of failed episodes, told as they come; others stand in this process's log alone."""
 FORSAKEN_S = 60.0
 """For the supervisor to end this process when the trainer has died."""
 
@@ -261,10 +262,13 @@ def _telling_each_cause(
         note(group, sample, attempt, error)
         words = error.strip().splitlines()[-1][:300]
         cause = re.sub(r"\d+", "", words)[:80]
-        if group >= 0 and cause not in told and len(told) < CAUSES_TOLD:
+        if group >= 0 and cause not in told:
             told.add(cause)
-            more = "more like it are counted" if len(told) < CAUSES_TOLD else "further causes are only counted,"
-            tell(f"an episode failed: {words}; {more} in episodes/failed")
+            if len(told) <= CAUSES_TOLD:
+                last = "; further causes stand in logs/controller.log" * (len(told) == CAUSES_TOLD)
+                tell(f"an episode failed: {words}; more like it are counted in episodes/failed{last}")
+            else:
+                sys.stderr.write(f"an episode failed: {words}\n")
 
     return failed
 

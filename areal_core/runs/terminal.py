@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_thread
+from areal_core.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ CLOSING_S = 2.0
 def say(line: str) -> None:
     """Write a line to standard output; that its reader has gone (`| head`, a closed terminal) ends nothing."""
     try:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{printable(line)}\n")
         sys.stdout.flush()
     except OSError:
         with contextlib.suppress(OSError):

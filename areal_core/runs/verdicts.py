@@ -57,6 +57,12 @@ PATHOLOGIES: Final = (
         "{train_learning_rate:.2g}), and go on from a model or a checkpoint of before",
     ),
     Pathology(
+        lambda first, last: _above(last("agents/malformed_calls"), max(0.5, _mean(last("agents/calls")))),
+        "most calls of tools cannot be read: {agents_malformed_calls:.2g} an episode; look at them in samples.jsonl: "
+        "where they are cut, raise sampling.max_new_tokens; where they are another family's, set workflow.tool_form; "
+        "where they have become so, lower the learning rate and go on from a checkpoint of before",
+    ),
+    Pathology(
         lambda first, last: _above(last("reward/groups_all_equal"), 0.95),
         f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learnt from that; where not "
         "all are right, look at them in samples.jsonl and at the reward, and take easier or harder prompts",

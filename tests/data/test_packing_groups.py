@@ -10,6 +10,13 @@ def episode(lengths):
     return Episode([Trajectory.from_generation([1], each) for each in made], 1.0)
 
 
+def test_a_player_whose_name_no_utf8_can_write_is_one():
+    made = {0: episode([1]), 1: episode([1])}
+    made[0].trajectories[0].player = "\ud800"
+    player = pack_episodes(4, (0, 0), 2, made)["player"].tolist()
+    assert player[0] != player[1]
+
+
 def test_parts_are_numbered_in_the_order_of_their_episode():
     batches = [
         pack_episodes(4, (0, 0), 3, {0: episode([3, 1, 2]), 2: episode([2])}),

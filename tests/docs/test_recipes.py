@@ -1,4 +1,4 @@
-"""The configs and commands of docs/recipes.md are valid; nothing is trained."""
+"""The configs and commands of docs/recipes.md, and the agent of docs/agents.md, are valid; nothing is trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from areal_core.cli import main
 from areal_core.config import resolve
 
-PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("recipes.md", "agents.md"))
 FILES = dict(re.findall(r"```(?:python|yaml)\n# (my_\w+\.\w+)\n(.*?)```", PAGE, re.DOTALL))
 CONFIGS = [name for name in FILES if name.endswith(".yaml")]
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

@@ -13,6 +13,7 @@ from areal_core.data import Episode, Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
+from areal_core.runs.controller import CAUSES_TOLD, _telling_each_cause
 from areal_core.runs.event_loops import run_through_exits
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
@@ -103,6 +104,10 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
         (spoiled("rewards", {"style": float("inf")}), "rewards\\['style'\\]"),
         (spoiled("rewards", [1.0]), "Episode.rewards"),
         (spoiled("rewards", {"\ud800": float("nan")}), "Episode.rewards"),
+        *(
+            (spoiled("rewards", {name: 1.0, "style": 1.0}), f"Episode.rewards has {name}, as metrics of areal's own")
+            for name in ("all_episodes", "mean", "std", "groups_all_equal")
+        ),
         (spoiled("text", b"bytes"), "Episode.text"),
         (spoiled("trajectories", [None]), "trajectories\\[0\\] is None"),
         (spoiled("trajectories", []), "at least one"),
@@ -188,6 +193,83 @@ def test_a_task_of_a_workflow_cannot_end_the_process(tmp_path: Path, build: Buil
 
     run_through_exits(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == []
+
+
+def run_failing(play: Callable[[int], Any], retries: int = 2) -> tuple[list[tuple[int, str]], str]:
+    """An episode whose attempts do this, given their number: the attempts that failed, and what all came to."""
+    failed: list[tuple[int, str]] = []
+
+    class Fails:
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            await play(len(failed))
+            generation = await context.generate([5, 6])
+            return Episode([Trajectory.from_generation([5, 6], generation)], 0.0)
+
+    def note(group: int, sample: int, attempt: int, error: str) -> None:
+        failed.append((attempt, error))
+
+    runner = EpisodeRunner(Fails(), FakeEngine(), scorer=None, tokenizer=None, max_retries=retries, on_failure=note)
+    playing = runner.run({}, (0, 0), group=0, sample_index=0, sampling=SamplingParameters(), timeout_s=60)
+    try:
+        asyncio.run(playing)
+    except EpisodeError as error:
+        return failed, str(error)
+    return failed, ""
+
+
+@pytest.mark.parametrize("kind", ["task", "raised"])
+def test_an_episode_that_cancels_itself_is_tried_again(kind: str) -> None:
+    async def cancels(attempt: int, until: int) -> None:
+        if attempt < until and kind == "raised":
+            raise asyncio.CancelledError
+        if attempt < until:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(10)
+
+    words = "the workflow has cancelled itself"
+    assert run_failing(lambda attempt: cancels(attempt, 2)) == ([(0, words), (1, words)], "")
+    assert run_failing(lambda attempt: cancels(attempt, 9)) == ([(0, words), (1, words), (2, words)], words)
+
+
+def test_a_run_that_ends_in_an_episode_that_cancels_itself_is_not_swallowed() -> None:
+    class Waits:
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            await asyncio.sleep(60)
+            raise AssertionError("unreachable")
+
+    async def run() -> None:
+        runner = EpisodeRunner(Waits(), FakeEngine(), scorer=None, tokenizer=None, max_retries=5)
+        work = runner.run({}, (0, 0), group=0, sample_index=0, sampling=SamplingParameters())
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        assert task.cancelled()
+
+    asyncio.run(run())
+
+
+def test_of_errors_in_a_group_the_last_line_tells_the_groups_words_and_the_first() -> None:
+    async def several(attempt: int) -> None:
+        raise ExceptionGroup("two tools failed", [ExceptionGroup("inner", [ValueError("the first")]), KeyError("b")])
+
+    failed, _ = run_failing(several, retries=0)
+    assert failed[0][1].splitlines()[-1] == "two tools failed (2 sub-exceptions): ValueError: the first"
+
+
+def test_each_cause_is_told_once_and_those_beyond_some_stand_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    failed = _telling_each_cause(lambda *_: None, told.append)
+    causes = [f"Traceback\nValueError: of kind {letter}" for letter in "abcdefghij"]
+    for cause in [*causes, *causes]:
+        failed(0, 0, 0, cause)
+    failed(-1, 0, 0, "ValueError: of an evaluation")
+    assert len(told) == CAUSES_TOLD
+    assert "logs/controller.log" in told[-1]
+    assert not any("logs/controller.log" in words for words in told[:-1])
+    assert capsys.readouterr().err.splitlines() == [f"an episode failed: ValueError: of kind {x}" for x in "ij"]
 
 
 @pytest.mark.parametrize(

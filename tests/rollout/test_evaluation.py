@@ -55,6 +55,19 @@ def test_episodes_of_an_evaluation_that_fail_are_told_with_the_first_cause() -> 
     asyncio.run(check())
 
 
+def test_an_episode_without_a_component_counts_as_0_as_in_training() -> None:
+    class Sometimes(FakeWorkflow):
+        async def run_episode(self, row: Any, context: Any) -> Any:
+            episode = await super().run_episode(row, context)
+            episode.rewards = {"style": 1.0} if row["prompt"] == "0" else {}
+            episode.metrics = {"agents/calls": 2.0} if row["prompt"] == "0" else {}
+            return episode
+
+    made, _ = evaluator(Sometimes(), dataset=CountingDataset(4))
+    metrics = asyncio.run(made.run(RolloutSection()))
+    assert (metrics["evaluation/reward/style"], metrics["evaluation/agents/calls"]) == (0.25, 0.5)
+
+
 @pytest.mark.parametrize("good", [None, 0])
 def test_an_evaluation_whose_first_episodes_all_fail_ends_with_the_cause(good: int | None) -> None:
     """Else one whose judge is dead waits for every one of them in turn; where one has succeeded all are played."""

@@ -67,6 +67,17 @@ def test_generation_is_the_bottleneck() -> None:
     assert "a step would take about 5 s and not 7.5" in words
 
 
+def test_the_agents_own_time_is_the_bottleneck() -> None:
+    agents = {"agents/elsewhere_s": 3.3, "agents/generating_s": 1.2}
+    lines = [{**line, **agents} for line in simulate(Split(4, 4), 30, 10)]
+    words = bottleneck(lines, Split(4, 4))
+    assert words.startswith("the agents' own time is the bottleneck: the trainer waits 67% of the time, and 73%")
+    assert "rollout.workers" in words
+    assert "GPUs" not in words
+    quick = [{**line, **agents, "agents/elsewhere_s": 1.0} for line in simulate(Split(4, 4), 30, 10)]
+    assert bottleneck(quick, Split(4, 4)).startswith("generation is the bottleneck")
+
+
 def test_training_is_the_bottleneck() -> None:
     words = bottleneck(simulate(Split(4, 4), 10, 30), Split(4, 4))
     assert words.startswith("training is the bottleneck: for 67% of the time there is nothing to generate; with 2 GPUs")

@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from areal_core.cli.output import complain
+from areal_core.runs.terminal import say
+
 pytestmark = pytest.mark.slow
 
 HANG_S = 120
@@ -25,6 +28,16 @@ sys.stderr.flush()
 terminal.close()
 sys.stderr.write("CLOSED\\n")
 """
+
+
+def test_what_others_wrote_does_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("worker-0: the end of its log:\n\x1b[2J\x1b[1;31mred\x1b[0m\tthen \x07\x9b2J\x7f\r\u00e9\u2713")
+    complain("error: \x1b]0;title\x07")
+    assert capsys.readouterr() == (
+        "worker-0: the end of its log:\nred\tthen 2J\u00e9\u2713\n",
+        "areal: error: ]0;title\n",
+    )
+
 
 GONE = """
 import sys, time

@@ -56,6 +56,10 @@ def test_answers_of_one_token_are_not_too_short() -> None:
         ({"engine/peak_memory_share": 0.95}, "held 95% of a GPU's memory"),
         ({"train/clip_fraction": 0.4}, "from 40% of the tokens"),
         ({"train/gradient_norm": 467_000.4}, "norm is 467,000: "),
+        (
+            {"agents/malformed_calls": 0.9, "agents/calls": 0.1},
+            "most calls of tools cannot be read: 0.9 an episode",
+        ),
     ],
 )
 def test_what_goes_wrong_is_said_once_with_what_to_try(ill: dict[str, float], words: str) -> None:
@@ -69,6 +73,7 @@ def test_what_is_well_is_not_talked_about() -> None:
     assert said(*[WELL] * 50) == []
     assert said(*[{}] * 50) == []
     assert said(*[{"train/negative_log_likelihood": 2.0}] * 50) == []
+    assert said(*[{**WELL, "agents/malformed_calls": 0.9, "agents/calls": 12.0}] * 20) == [], "a few of many calls"
     decided = {**WELL, "train/entropy": 0.01}
     assert said(*[WELL] * 20, *[decided] * 20) == [], "a policy that decides and still learns is well"
 

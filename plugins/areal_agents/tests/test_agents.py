@@ -17,7 +17,8 @@ import pytest
 from aiohttp import web
 from policies import Policy
 
-from areal_agents.agents import CommandAgent, FunctionAgent, ServiceAgent
+from areal_agents import agents
+from areal_agents.agents import AgentFailedError, CommandAgent, FunctionAgent, ServiceAgent
 from areal_agents.config import CommandSettings, ServiceSettings
 from areal_agents.outcomes import read_outcome
 from areal_core.errors import RunError
@@ -113,12 +114,59 @@ def test_a_command_in_another_language(play, tmp_path):
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
         ("print('{\"rewrad\": 1}')", "returned rewrad, which is none of reward, rewards, turn_rewards, player_rewards"),
         ("print('{\"reward\": NaN}')", "must be finite"),
+        ("print({'reward': 1})", "begins with { and is no JSON: .*a dict as Python prints it: print json.dumps"),
+        ("print('\\ufeff{\"reward\": 1')", "begins with { and is no JSON"),
+        ("print('{\"answer\": ' + '[' * 5000)", "is no JSON: it is nested too deeply"),
+        ('print(\'{"answer": "\\\\ud800"}\')', "is no JSON: .*surrogates not allowed"),
+        ("import os; os.kill(os.getpid(), 40)", "was killed by signal 40"),
     ],
 )
 def test_a_command_that_fails_says_how(play, program, told):
     agent = CommandAgent(CommandSettings(command=[sys.executable, "-c", program]))
     with pytest.raises(Exception, match=told):
         play(policy(), agent)
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u0085", "\x0b", "\x1c"])
+def test_only_ends_of_lines_end_the_lines_of_a_command(sign):
+    result = {"reward": 1.0, "answer": f"one{sign}two"}
+    line = json.dumps(result, ensure_ascii=False) if sign > " " else json.dumps(result)
+    program = f"import sys; sys.stdout.buffer.write({f'so far 9%{chr(13)}{chr(0xFEFF)}{line}{chr(10)}'!r}.encode())"
+    agent = CommandAgent(CommandSettings(command=[sys.executable, "-c", program]))
+    assert asyncio.run(agent(row={}, endpoint=NOWHERE)) == result
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"command": ["/etc/passwd"]}, ["command: /etc/passwd is no program that can be started here"]),
+        ({"command": ["/nonexistent/x"]}, ["command: /nonexistent/x is no program"]),
+        ({"command": ["no-such-program"]}, ["command: no-such-program is no program"]),
+        ({"command": ["./agent"], "folder": "FOLDER"}, []),
+        ({"command": ["./other"], "folder": "FOLDER"}, ["command: ./other is no program"]),
+        ({"command": [sys.executable], "folder": "FOLDER/none"}, ["folder: there is no folder"]),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_told_before_a_run_and_in_it(tmp_path, settings, told):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\necho done\n")
+    agent.chmod(0o700)
+    folder = settings.get("folder", "FOLDER").replace("FOLDER", str(tmp_path))
+    made = CommandSettings.model_validate({**settings, "folder": folder})
+    found = list(made.check(None))
+    assert len(found) == len(told)
+    assert all(words in line for words, line in zip(told, found, strict=True))
+    if not told:
+        assert asyncio.run(CommandAgent(made)(row={}, endpoint=NOWHERE)) == "done"
+        return
+    with pytest.raises(AgentFailedError, match=r"the agent's command .* cannot be started: "):
+        asyncio.run(CommandAgent(made)(row={}, endpoint=NOWHERE))
+
+
+@pytest.mark.parametrize("url", ["http://", "http://h:99999/"])
+def test_an_address_that_there_cannot_be_is_told_before_a_run(url):
+    assert [line[:5] for line in ServiceSettings(url=url).check(None)] == ["url: "]
+    assert list(ServiceSettings(url="http://[::1]:8000/solve").check(None)) == []
 
 
 def test_a_command_ends_with_its_episode_and_what_it_started_too(tmp_path):
@@ -209,6 +257,10 @@ def test_a_service_plays_episodes_and_its_failures_are_told(play):
         assert request.headers["Authorization"] == "Bearer hidden"
         if body["row"].get("fails"):
             return web.Response(status=500, text="out of order")
+        if body["row"].get("turns"):
+            raise web.HTTPTemporaryRedirect("/solve")
+        if body["row"].get("rambles"):
+            return web.Response(text="x" * 2000)
         async with openai.AsyncOpenAI(
             base_url=body["endpoint"]["base_url"], api_key=body["endpoint"]["api_key"]
         ) as client:
@@ -236,6 +288,11 @@ def test_a_service_plays_episodes_and_its_failures_are_told(play):
         assert play(policy(), agent, {"question": "?"}).reward == 3.0
         with pytest.raises(Exception, match="answered 500: out of order"):
             play(policy(), agent, {"question": "?", "fails": True})
+        with pytest.raises(AgentFailedError, match="cannot be asked: TooManyRedirects"):
+            play(policy(), agent, {"question": "?", "turns": True})
+        patch.setattr(agents, "MOST_OUTPUT", 1000)
+        with pytest.raises(AgentFailedError, match="answered with more than 1000 bytes"):
+            play(policy(), agent, {"question": "?", "rambles": True})
 
 
 def test_an_outcome_is_read_or_refused():

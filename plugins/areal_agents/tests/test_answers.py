@@ -20,6 +20,11 @@ TOOL = {
 }
 
 
+NESTED = json.dumps({"name": "add", "arguments": {"a": json.loads("[" * 300 + "]" * 300)}})
+"""Deep enough to end templates, which go through it one level within another."""
+HALF = '{"name": "add", "arguments": {"a": "\\ud800"}}'
+
+
 def read(form: str, text: str, begun: str = "", stop: tuple[str, ...] = (), tools: Any = (TOOL,)) -> Any:
     tokenizer = make_tokenizer("chat")
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -49,6 +54,12 @@ def read(form: str, text: str, begun: str = "", stop: tuple[str, ...] = (), tool
         ("mistral", 'So[TOOL_CALLS]add[ARGS]{"a": 1}', ("So", "", [("add", {"a": 1})], 0)),
         ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ("", "", [("add", {"a": 1})], 0)),
         ("llama", '{"name": "add", "parameters": {"a": 1}}', ("", "", [("add", {"a": 1})], 0)),
+        ("hermes", f"<tool_call>{'[' * 2000}</tool_call>", ("[" * 2000, "", [], 1)),
+        ("hermes", f"<tool_call>{NESTED}</tool_call>", (NESTED, "", [], 1)),
+        ("hermes", f"<tool_call>{HALF}</tool_call>", (HALF, "", [], 1)),
+        ("mistral", f"[TOOL_CALLS]add[ARGS]{'[' * 2000}", ("add[ARGS]" + "[" * 2000, "", [], 1)),
+        ("xml", f"<tool_call><function=add><parameter=a>{'[' * 2000}</parameter></function></tool_call>",
+         ("", "", [("add", {"a": "[" * 2000})], 0)),
         ("none", "<tool_call>{}</tool_call>", ("<tool_call>{}</tool_call>", "", [], 0)),
     ],
 )  # fmt: skip
@@ -83,9 +94,10 @@ def test_a_tokenizers_own_response_template_is_used():
         ids = tokenizer.encode('So <<{"name": "add", "arguments": {"a": 2}}>>', add_special_tokens=False)
         generation = Generation(ids, [0.0] * len(ids), [0] * len(ids), FinishReason.STOP)
         answer = AnswerReader(tokenizer).read(generation, "", [TOOL])
-        broken = tokenizer.encode("So <<{>>", add_special_tokens=False)
-        told = AnswerReader(tokenizer).read(Generation(broken, [], [], FinishReason.STOP), "", [TOOL])
+        wrong = ("{", "5", "{}", "[" * 2000, NESTED)
+        broken = [tokenizer.encode(f"So <<{call}>>", add_special_tokens=False) for call in wrong]
+        told = [AnswerReader(tokenizer).read(Generation(b, [], [], FinishReason.STOP), "", [TOOL]) for b in broken]
     finally:
         del tokenizer.response_template
     assert json.dumps(answer.calls[0]["function"]) == '{"name": "add", "arguments": {"a": 2}}'
-    assert (told.malformed, told.message["content"]) == (1, "So <<{>>")
+    assert [(t.malformed, t.message["content"]) for t in told] == [(1, f"So <<{call}>>") for call in wrong]

@@ -15,7 +15,6 @@ from policies import Policy
 from areal_agents import endpoint
 
 USER = [{"role": "user", "content": "?"}]
-PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
 
 
 def ask(base_url: str, api_key: str, **options: Any) -> openai.AsyncOpenAI:
@@ -58,38 +57,6 @@ def test_a_client_that_goes_away_in_a_stream_loses_its_answer(play):
 
     metrics = play(policy, agent).metrics
     assert (metrics["agents/turns"], metrics["agents/lost_answers"]) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
-        ({"messages": PICTURE}, "a part of type 'image_url' is not served"),
-        ({"messages": []}, "no messages"),
-        ({"messages": "hi"}, "messages must be a list of objects"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "the role 'wizard' is none of"),
-        ({"messages": USER, "tools": [{"type": "web_search"}]}, "a hosted tool of type 'web_search' is not served"),
-        ({"messages": USER, "n": 0}, "n is 0; it must be a whole number from 1"),
-        ({"messages": USER, "n": 99}, "asked for 0 answers, and may for 4: workflow.max_answers"),
-        ({"messages": USER, "stop": [""]}, "stop must be a text or a list of texts"),
-        (
-            {"messages": [{"role": "user", "content": "word " * 600}]},
-            "conversations have at most 300: workflow.max_tok",
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_refused_in_words(play, asked, told):
-    policy = Policy("chat", lambda _: "yes")
-
-    async def agent(base_url: str, api_key: str) -> float:
-        async with ask(base_url, api_key, max_retries=0) as client:
-            with pytest.raises(openai.APIStatusError) as caught:
-                await client.chat.completions.create(model="any", **asked)
-            assert told in caught.value.message
-            assert caught.value.status_code in (400, 429)
-            answer = await client.chat.completions.create(model="any", messages=USER)
-        return float(answer.choices[0].message.content == "yes")
-
-    assert play(policy, agent, max_tokens=300, max_answers=4).reward == 1
 
 
 def test_what_is_not_served_is_refused_in_the_form_of_the_protocol(play, monkeypatch):

@@ -77,8 +77,10 @@ def test_a_run_without_rewards_has_its_own_metrics_drawn():
 
 def test_other_metrics_are_grouped_by_role():
     line = {"step": 1, "train/critic/loss": 0.3, "train/reward_kl": 0.1, "reward/std": 0.2, "batch/tokens": 5.0}
-    assert titles(line, tag="h3") == ["train", "train/critic", "reward"]
-    assert titles(line)[-3:] == ["train/reward_kl", "train/critic/loss", "reward/std"]
+    line |= {"agents/calls": 1.0, "agents/malformed_calls": 0.1, "agents/turns": 2.0, "agents/chat_requests": 2.0}
+    drawn = ["agents/calls", "agents/malformed_calls", "agents/turns"]
+    assert titles(line, tag="h3") == ["train", "train/critic", "agents", "reward"]
+    assert titles(line)[-6:] == ["train/reward_kl", "train/critic/loss", *drawn, "reward/std"]
 
 
 def test_a_value_that_is_no_number_spoils_no_chart():

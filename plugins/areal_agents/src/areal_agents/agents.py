@@ -7,12 +7,15 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from areal_agents.requests import read_json
 from areal_agents.threads import run_in_thread
+from areal_core.interfaces.launcher import describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces.agent import Endpoint
 
 MOST_OUTPUT = 16 * 2**20
-"""Bytes that are kept of what a command writes; what comes before them is left out."""
+"""Bytes that are kept of what a command writes, what comes before them is left out; and of a service's answer."""
 LAST_WORDS_S = 2.0
 """For what a program has written, once it has ended, to be read; what it has left behind may hold its pipes open."""
 HIDDEN = ("AREAL_", "OPENAI_", "ANTHROPIC_")
@@ -92,9 +95,12 @@ class CommandAgent:
         own = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
         variables = {**own, **settings.environment, **endpoint.as_environment()}
         loop = asyncio.get_running_loop()
-        transport, program = await loop.subprocess_exec(
-            _Program, *settings.command, cwd=settings.folder, env=variables, start_new_session=True
-        )
+        try:
+            transport, program = await loop.subprocess_exec(
+                _Program, *settings.command, cwd=settings.folder, env=variables, start_new_session=True
+            )
+        except OSError as wrong:
+            raise AgentFailedError(f"the agent's command {settings.command[0]} cannot be started: {wrong}") from wrong
         try:
             given: Any = transport.get_pipe_transport(0)
             given.write(json.dumps(dict(row), default=str).encode() + b"\n")
@@ -110,17 +116,18 @@ class CommandAgent:
         code = transport.get_returncode()
         out, error = (said.decode("utf-8", "replace") for said in program.said)
         if code:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise AgentFailedError(f"the agent's command {how}: {(error or out)[-SHOWN:].strip()}")
-        lines = out.strip().splitlines()
-        if not lines:
-            return None
+            told = (error or out)[-SHOWN:].strip()
+            raise AgentFailedError(f"the agent's command {describe_exit(code)}: {told}")
+        # Not `splitlines`: JSON may have other ends of lines in its texts.
+        last = re.split("[\r\n]", out.strip())[-1].strip("\ufeff \t")
+        if not last.startswith("{"):  # a number or a text may be what the policy said, and no judgement of it
+            return last or None
         try:
-            found = json.loads(lines[-1])
-        except ValueError:
-            return lines[-1]
-        # A number or a text may be what the policy said, and no judgement of it.
-        return found if isinstance(found, dict) else lines[-1]
+            return read_json(last)
+        except ValueError as wrong:
+            told = f"the last line of the agent's command begins with {{ and is no JSON: {wrong}"
+            hint = "; it is a dict as Python prints it: print json.dumps(result)" * last.startswith("{'")
+            raise AgentFailedError(f"{told}{hint}; the line: {last[:SHOWN]}") from wrong
 
 
 class _Program(asyncio.SubprocessProtocol):
@@ -172,11 +179,16 @@ class ServiceAgent:
                 aiohttp.ClientSession(timeout=timeout, headers=headers) as client,
                 client.post(url, data=body) as response,
             ):
-                text = await response.text()
+                said = bytearray()
+                async for piece in response.content.iter_any():
+                    said += piece
+                    if len(said) > MOST_OUTPUT:
+                        raise AgentFailedError(f"the agent's service {url} answered with more than {MOST_OUTPUT} bytes")
+                text = said.decode("utf-8-sig", "replace")
                 if response.status != 200:
                     raise AgentFailedError(f"the agent's service {url} answered {response.status}: {text[:SHOWN]}")
-                return json.loads(text) if text.strip() else None
+                return read_json(text) if text.strip() else None
         except aiohttp.ClientError as error:
-            raise AgentFailedError(f"the agent's service {url} cannot be asked: {error}") from error
+            raise AgentFailedError(f"the agent's service {url} cannot be asked: {error!r}") from error
         except ValueError as error:
             raise AgentFailedError(f"the agent's service {url} answered with no JSON: {error}") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from areal_agents.requests import arguments_of
+from areal_agents.requests import arguments_of, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,13 +130,13 @@ class AnswerReader:
         try:
             parser.feed(text)
             found, _ = parser.finalize()
-        except ValueError:  # a tokenizer's own template raises at what does not follow it
+            written = [_own_call(call) for call in found.get("tool_calls", ())]
+        except Exception:  # noqa: BLE001 - a tokenizer's own template may raise anything at what does not follow it
             return Answer({"role": "assistant", "content": text}, 1)
-        return self._message(found, tools, first_call)
+        return self._message(found, written, tools, first_call)
 
-    def _message(self, found: dict[str, Any], tools: Sequence[Any], first_call: int) -> Answer:
+    def _message(self, found: dict[str, Any], written: list[Call], tools: Sequence[Any], first_call: int) -> Answer:
         content, calls, malformed = found.get("content") or "", [], 0
-        written = [_own_call(call) for call in found.get("tool_calls", ())]
         for text in found.get("calls", ()):
             read = _READERS[self.form](text, tools)
             if not read:
@@ -160,8 +160,9 @@ class AnswerReader:
 Call = tuple[str, Any]
 
 
-def _own_call(call: Mapping[str, Any]) -> Call:
-    function = call.get("function", call)
+def _own_call(call: Any) -> Call:
+    function = read_json(json.dumps(call))  # what can be written can be given to the template again
+    function = function.get("function", function)
     return function["name"], arguments_of(function.get("arguments"))
 
 
@@ -169,7 +170,7 @@ def _json_calls(text: str, tools: Sequence[Any]) -> list[Call]:
     """`{"name": ..., "arguments": {...}}`, one or a list of them."""
     del tools
     try:
-        found = json.loads(text)
+        found = read_json(text)
     except ValueError:
         return []
     calls = []
@@ -204,15 +205,15 @@ def _xml_calls(text: str, tools: Sequence[Any]) -> list[Call]:
     name = found[1]
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
     schema = next((f.get("parameters") or {} for f in functions if f.get("name") == name), {})
-    kinds = {key: (value or {}).get("type") for key, value in (schema.get("properties") or {}).items()}
+    kinds = schema.get("properties") or {}
     return [(name, {key: _value(text, kinds.get(key)) for key, text in _PARAMETER.findall(found[2])})]
 
 
-def _value(text: str, kind: Any) -> Any:
-    if kind == "string":
+def _value(text: str, schema: Any) -> Any:
+    if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.requests import (
-    AgentRequest,
-    Message,
-    RefusedError,
-    choose_tools,
-    hosted,
-    objects,
-    positive,
-    stop_texts,
-    text_of,
-)
+from areal_agents.requests import AgentRequest, RefusedError, call_of, objects, positive, stop_texts, text_of, tools_of
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -24,6 +14,7 @@ if TYPE_CHECKING:
     from areal_agents.answers import AnswerReader
     from areal_agents.conversations import Turn
     from areal_agents.openai_chat import Event
+    from areal_agents.requests import Message
 
 
 def read(body: Mapping[str, Any]) -> AgentRequest:
@@ -33,7 +24,7 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
         messages.append({"role": "system", "content": text_of(body["system"], "system")})
     for number, message in enumerate(objects(body, "messages")):
         messages += _messages(message, f"messages[{number}]")
-    tools, overridden = choose_tools(body, _tool)
+    tools, overridden = tools_of(body, _function, "custom")
     return AgentRequest(
         messages=messages,
         tools=tools,
@@ -44,13 +35,10 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
     )
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom" or not isinstance(tool.get("name"), str):
-        raise hosted(tool)
-    function = {"name": tool["name"], "parameters": tool.get("input_schema") or {"type": "object", "properties": {}}}
-    if tool.get("description"):
-        function["description"] = tool["description"]
-    return {"type": "function", "function": function}
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    schema = tool.get("input_schema") or {"type": "object", "properties": {}}
+    told = {"description": tool["description"]} if tool.get("description") else {}
+    return {"name": tool.get("name"), "parameters": schema, **told}
 
 
 def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
@@ -69,8 +57,7 @@ def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
         elif kind == "thinking":
             found["reasoning_content"] = found.get("reasoning_content", "") + str(block.get("thinking", ""))
         elif kind == "tool_use":
-            function = {"name": str(block.get("name")), "arguments": block.get("input") or {}}
-            call = {"id": str(block.get("id", "")), "type": "function", "function": function}
+            call = call_of(block.get("id"), block.get("name"), block.get("input"))
             found.setdefault("tool_calls", []).append(call)
         elif kind == "tool_result":
             told = text_of(block.get("content"), where)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
+from pydantic_core import Url
 
 from areal_core.config import LocalPath, Seconds, Secret, Selection, Settings, component
 
@@ -60,10 +62,14 @@ class CommandSettings(Settings):
     environment: dict[str, str] = Field(default_factory=dict, description="variables added to the worker's")
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """The program must be there."""
+        """The program must be there, and the folder."""
         del config
-        if shutil.which(self.command[0], path=self.environment.get("PATH")) is None and "/" not in self.command[0]:
-            yield f"command: the program {self.command[0]} is not found here; install it or write its path"
+        program, folder = self.command[0], self.folder or Path()
+        if not folder.is_dir():
+            yield f"folder: there is no folder {folder}"
+        place = str((folder / program).absolute()) if "/" in program else program
+        if shutil.which(place, path=self.environment.get("PATH")) is None:
+            yield f"command: {program} is no program that can be started here; install it or write its path"
 
 
 class ServiceSettings(Settings):
@@ -72,3 +78,11 @@ class ServiceSettings(Settings):
     url: str = Field(pattern=r"^https?://", description="POST of {row, endpoint: {base_url, api_key, model}} in JSON")
     token: Secret | None = Field(default=None, description="bearer token of the service, as env:NAME")
     connect_timeout_s: Seconds = Field(default=30.0, gt=0, description="to reach it; its answer has the episode's time")
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """There must be such an address."""
+        del config
+        try:
+            Url(self.url)
+        except ValueError as error:
+            yield f"url: {self.url} is no address: {error}"

@@ -8,6 +8,7 @@ earlier turns anew, and a conversation that could continue either of two answers
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import uuid
 from collections import defaultdict
@@ -135,6 +136,9 @@ class Conversations:
             messages = [*self.find(request.previous).messages, *messages]
         if not messages:
             raise RefusedError("the conversation has no messages")
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - {"documents"}
+        if wrong := sorted(own & request.template_arguments.keys()):
+            raise RefusedError(f"chat_template_kwargs: {', '.join(wrong)} is the run's affair, not the chat template's")
         arguments = {"tools": list(request.tools) or None, **request.template_arguments}
         keys = list(self._keys(messages, arguments))
         candidates, count = self._continued(messages, keys)

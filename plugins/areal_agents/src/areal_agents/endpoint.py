@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import web
 
 from areal_agents import anthropic_messages, openai_chat, openai_responses, token_generate
-from areal_agents.requests import REQUESTS, RefusedError
+from areal_agents.requests import REQUESTS, RefusedError, read_json
 from areal_core.errors import RunError
 from areal_core.interfaces.agent import Endpoint
 
@@ -89,8 +89,7 @@ class AgentEndpoint:
         # A client that goes away cancels the handler, and with it what is generated for it.
         self._runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, 0)
-        await site.start()
+        await web.TCPSite(self._runner, self._host, 0).start()
         self._port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
@@ -217,9 +216,9 @@ def _problem(request: web.Request, refused: RefusedError) -> dict[str, Any]:
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        body = await request.json()
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the body is no JSON: {error}") from error
+        body = read_json(await request.text())
+    except (ValueError, LookupError, web.RequestPayloadError) as error:  # or it is not written as its head says
+        raise RefusedError(f"the body cannot be read as JSON: {error}") from error
     if not isinstance(body, dict):
         raise RefusedError("the body must be an object")
     return body

@@ -6,17 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.requests import (
-    AgentRequest,
-    RefusedError,
-    arguments_of,
-    choose_tools,
-    hosted,
-    objects,
-    positive,
-    stop_texts,
-    text_of,
-)
+from areal_agents.requests import AgentRequest, RefusedError, call_of, objects, positive, stop_texts, text_of, tools_of
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -38,7 +28,9 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
     extra = body.get("chat_template_kwargs") or {}
     if not isinstance(extra, dict):
         raise RefusedError("chat_template_kwargs must be an object")
-    tools, overridden = choose_tools(body, read_tool)
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RefusedError("stream_options must be an object")
+    tools, overridden = tools_of(body, lambda tool: tool.get("function"))
     return AgentRequest(
         messages=[read_message(message, f"messages[{n}]") for n, message in enumerate(objects(body, "messages"))],
         tools=tools,
@@ -69,16 +61,7 @@ def _read_call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RefusedError(f"{where}: a call of a tool needs a function with a name")
-    told = {"name": function["name"], "arguments": arguments_of(function.get("arguments"))}
-    return {"id": str(call.get("id", "")), "type": "function", "function": told}
-
-
-def read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function tool; hosted ones are refused."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise hosted(tool)
-    return {"type": "function", "function": function}
+    return call_of(call.get("id"), function["name"], function.get("arguments"))
 
 
 def finish_reason(turn: Turn) -> str:

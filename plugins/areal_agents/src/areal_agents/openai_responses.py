@@ -6,16 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from areal_agents.openai_chat import ROLES, written_call
-from areal_agents.requests import (
-    AgentRequest,
-    RefusedError,
-    arguments_of,
-    choose_tools,
-    hosted,
-    objects,
-    positive,
-    text_of,
-)
+from areal_agents.requests import AgentRequest, RefusedError, call_of, objects, positive, text_of, tools_of
 from areal_core.data import FinishReason
 
 if TYPE_CHECKING:
@@ -34,14 +25,11 @@ _EMPTY: Final[Mapping[str, dict[str, Any]]] = {"message": {"content": []}, "func
 def read(body: Mapping[str, Any]) -> AgentRequest:
     """A request; raises `RefusedError`."""
     asked = body.get("input")
-    if isinstance(asked, str):
-        messages: list[Message] = [{"role": "user", "content": asked}]
-    else:
-        messages = _messages(objects(body, "input"))
+    messages = _messages([{"role": "user", "content": asked}] if isinstance(asked, str) else objects(body, "input"))
     previous = str(body.get("previous_response_id") or "")
     if body.get("instructions") and not previous:  # else those that the conversation began with hold
         messages.insert(0, {"role": "system", "content": text_of(body["instructions"], "instructions")})
-    tools, overridden = choose_tools(body, _tool)
+    tools, overridden = tools_of(body, _function)
     form = body.get("text")
     form = form.get("format") if isinstance(form, dict) else None
     if isinstance(form, dict) and form.get("type", "text") != "text":
@@ -56,11 +44,8 @@ def read(body: Mapping[str, Any]) -> AgentRequest:
     )
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise hosted(tool)
-    known = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-    return {"type": "function", "function": known}
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
 
 
 def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -70,19 +55,17 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> list[Message]:
     for number, item in enumerate(items):
         where, kind = f"input[{number}]", item.get("type", "message")
         if kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            thought = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+            parts = objects(item, "content") or objects(item, "summary")
+            thought = "".join(str(part.get("text", "")) for part in parts)
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            function = {"name": str(item.get("name")), "arguments": arguments_of(item.get("arguments"))}
-            call = {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+            call = call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            output = item.get("output")
-            told = output if isinstance(output, str) else text_of(output, where)
+            told = text_of(item.get("output"), where)
             messages.append({"role": "tool", "content": told, "tool_call_id": str(item.get("call_id", ""))})
-        elif kind == "message" and item.get("role") in ROLES:
+        elif kind == "message" and str(item.get("role")) in ROLES:
             messages.append({"role": ROLES[item["role"]], "content": text_of(item.get("content"), where)})
         else:
             raise RefusedError(f"{where}: an item of type {kind!r:.40} is not served")
@@ -98,6 +81,9 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
     (turn,) = turns
     is_cut = turn.generation.finish_reason is FinishReason.LENGTH
     written, read_count = len(turn.generation.output_ids), len(turn.prompt.ids)
+    used = {"input_tokens": read_count, "output_tokens": written, "total_tokens": read_count + written}
+    cached = {"cached_tokens": 0, "cache_write_tokens": 0}
+    details = {"input_tokens_details": cached, "output_tokens_details": {"reasoning_tokens": 0}}
     return {
         "id": PREFIX + turn.identifier,
         "object": "response",
@@ -109,13 +95,7 @@ def write(body: Mapping[str, Any], turns: Sequence[Turn], reader: AnswerReader) 
         "parallel_tool_calls": True,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "usage": {
-            "input_tokens": read_count,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": written,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": read_count + written,
-        },
+        "usage": {**used, **details},
     }
 
 

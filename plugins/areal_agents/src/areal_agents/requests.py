@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,8 @@ Message = dict[str, Any]
 `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. The arguments of calls are objects where they can be read."""
 
 
+DEEPEST: Final = 100
+"""Levels of objects and lists in what others write: templates go through them one within another."""
 REQUESTS: dict[str, str] = {
     "/v1/chat/completions": "chat_requests",
     "/v1/responses": "responses_requests",
@@ -77,22 +79,36 @@ def other_sampling(body: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in SAMPLING if body.get(name) not in (None, {}, {"type": "text"}))
 
 
-def choose_tools(
-    body: Mapping[str, Any], read_one: Callable[[Mapping[str, Any]], dict[str, Any]]
+def tools_of(
+    body: Mapping[str, Any], function_of: Callable[[dict[str, Any]], Any], kind: str = "function"
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The tools of a request, and what of its sampling is not the run's: nothing can force a call."""
+    """The tools of a request, and what of its sampling is not the run's: nothing can force a call.
+
+    Args:
+        body: of the request.
+        function_of: what a tool says of its function: `name`, `parameters`, and what else templates take.
+        kind: type of such a tool.
+
+    Raises:
+        RefusedError: one is hosted, which nobody here runs, or its function cannot be read.
+    """
     choice = body.get("tool_choice") or "auto"
     choice = choice.get("type") if isinstance(choice, dict) else choice
     forced = () if choice in ("auto", "none") else ("tool_choice",)
-    tools = [] if choice == "none" else [read_one(tool) for tool in objects(body, "tools")]
+    tools = []
+    for number, tool in enumerate(objects(body, "tools") if choice != "none" else ()):
+        where, found, function = f"tools[{number}]", tool.get("type", kind), function_of(tool)
+        if found != kind:
+            told = f"a hosted tool of type {found!r:.40} is not served: only functions that the agent calls are"
+            raise RefusedError(f"{where}: {told}")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RefusedError(f"{where}: the function has no name")
+        schema = function.get("parameters") or {}
+        properties = schema.get("properties") or {} if isinstance(schema, dict) else None
+        if not isinstance(properties, dict) or not all(isinstance(value, dict | bool) for value in properties.values()):
+            raise RefusedError(f"{where}: the parameters of {function['name']:.80} are no JSON schema of an object")
+        tools.append({"type": "function", "function": function})
     return tools, (*other_sampling(body), *forced)
-
-
-def hosted(tool: Mapping[str, Any]) -> RefusedError:
-    """Nobody here runs such a tool."""
-    return RefusedError(
-        f"tools: a hosted tool of type {tool.get('type')!r:.40} is not served: only functions that the agent calls are"
-    )
 
 
 def text_of(content: Any, where: str) -> str:
@@ -115,15 +131,42 @@ def text_of(content: Any, where: str) -> str:
     return "".join(texts)
 
 
+def read_json(written: str) -> Any:
+    """What others have written in JSON, and templates and messages can take.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deeply, or has half a character in it, which no UTF-8 can write.
+    """
+    try:
+        found = json.loads(written)
+        if "\\ud" in written.lower():
+            json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level = [found]
+    for _ in range(DEEPEST):
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [part for value in nested for part in (value.values() if isinstance(value, dict) else value)]
+        if not nested:
+            return found
+    raise ValueError("it is nested too deeply")
+
+
 def arguments_of(written: Any) -> Any:
     """The arguments of a call as an object where they are one, else as they were written."""
     if not isinstance(written, str):
         return {} if written is None else written
     try:
-        found = json.loads(written or "{}")
+        found = read_json(written or "{}")
     except ValueError:
         return written
     return found if isinstance(found, dict) else written
+
+
+def call_of(identifier: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """A call of a tool, in the form that templates take."""
+    function = {"name": str(name), "arguments": arguments_of(arguments)}
+    return {"id": str(identifier or ""), "type": "function", "function": function}
 
 
 def positive(body: Mapping[str, Any], name: str) -> int | None:

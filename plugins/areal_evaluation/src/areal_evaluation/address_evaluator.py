@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import aiohttp
 
 from areal_core.background import watch_event_loop
 from areal_core.config import load_run
-from areal_core.errors import ConfigError, RunError
+from areal_core.errors import ConfigError, RunError, traceback_of
 from areal_core.launchers.warden import SCRATCH_VARIABLE
 from areal_core.messages.processes import Notice, ProcessEnded
 from areal_core.rewards.pool import RewardPool
@@ -259,8 +258,8 @@ class AddressEvaluator:
                 raise _Failed(told, told) from error
             if isinstance(error, RunError):  # the rewards cannot go on
                 raise
-            told = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace").decode()
-            words = " ".join(str(error).split())
+            told = traceback_of(error).encode("utf-8", "backslashreplace").decode()
+            words = told.splitlines()[-1] if isinstance(error, BaseExceptionGroup) else " ".join(str(error).split())
             raise _Failed(recording.fault or f"{type(error).__name__}: {words}", told) from error
         if not recording.answers:
             told = recording.fault or "the agent has asked the model for nothing that it received"

@@ -62,7 +62,7 @@ CHARTS = (
     ("Clipping", "share of tokens at which the ratio is clipped", ("train/clip_fraction",)),
     ("Gradient norm", "before clipping", ("train/gradient_norm",)),
 )
-OTHERS = re.compile(r"(train|reward)/")
+OTHERS = re.compile(r"(train|reward)/|agents/(turns|calls|malformed_calls)$")
 """Metrics that get a small chart each, unless one above has them already."""
 PHASES = ("wait", "train", "publish", "evaluate", "checkpoint")
 
