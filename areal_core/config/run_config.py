@@ -193,6 +193,9 @@ class RunConfig(Section):
     def _reward_names(self) -> Iterator[Problem]:
         names = [sections.reward_name(chosen) for chosen in self.rewards]
         for number, name in enumerate(names):
+            if name in sections.OWN_REWARDS:
+                message = f"a reward is called '{name}', as a metric of areal's own is"
+                yield Problem(("rewards", number), message, ("give it another name: name: ...",))
             if name in names[:number]:
                 message = f"two rewards are called '{name}', and metrics know them by it"
                 yield Problem(("rewards", number), message, ("give each a name of its own: name: ...",))

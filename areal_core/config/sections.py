@@ -56,6 +56,10 @@ class RewardTerm(Section):
     """its factor in the sum"""
 
 
+OWN_REWARDS = frozenset({"all_episodes", "mean", "std", "groups_all_equal"})
+"""Metrics below `reward/` that are no reward's."""
+
+
 def reward_name(chosen: Selection) -> str:
     """What a reward is called in metrics: its `name`, or else that of its component."""
     name: str | None = getattr(chosen.common, "name", None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from areal_core.config.sections import OWN_REWARDS
 from areal_core.data.trajectory import Episode, FinishReason, Trajectory
 from areal_core.rewards.scoring import finite_number
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
 
 REASONS = {int(reason) for reason in FinishReason}
-OWN_REWARDS = frozenset({"all_episodes", "mean", "std", "groups_all_equal"})
-"""Metrics below `reward/` that are no component's."""
 Layout = dict[tuple[str, str], tuple[torch.dtype, torch.Size]]
 
 

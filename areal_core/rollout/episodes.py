@@ -122,27 +122,32 @@ class EpisodeRunner:
         self._clocks.add(clock)
         self._idle.end()
         try:
-            for attempt in range(self._max_retries + 1):
-                place = group, sample_index, attempt
-                try:
-                    return await clock.run(self._attempt(row, context, occurrence[0], place))
-                except EpisodeError as error:
-                    failure = error
-                    if isinstance(error.__cause__, (RewardError, RowError)):
-                        break
-                except TimeoutError:
-                    failure = EpisodeError(f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}")
-                    self.on_failure(*place, str(failure))
-                    break
-                except asyncio.CancelledError:
-                    if was_cancelled():
-                        raise
-                    failure = EpisodeError("the workflow has cancelled itself")
-                    self.on_failure(*place, str(failure))
+            return await clock.run(self._attempts(row, context, occurrence[0], group, sample_index))
+        except TimeoutError:
+            words = f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}"
         finally:
             self._clocks.discard(clock)
             if not self._clocks:
                 self._idle.begin()
+        self.on_failure(group, sample_index, 0, words)
+        raise EpisodeError(words)
+
+    async def _attempts(
+        self, row: Mapping[str, Any], context: Callable[[], WorkflowContext], number: int, group: int, sample_index: int
+    ) -> Episode:
+        for attempt in range(self._max_retries + 1):
+            place = group, sample_index, attempt
+            try:  # in a task of its own, for it may cancel itself
+                return await asyncio.ensure_future(self._attempt(row, context, number, place))
+            except EpisodeError as error:
+                failure = error
+                if isinstance(error.__cause__, (RewardError, RowError)):
+                    break
+            except asyncio.CancelledError:
+                if was_cancelled():
+                    raise
+                failure = EpisodeError("the workflow has cancelled itself")
+                self.on_failure(*place, str(failure))
         raise failure
 
     async def _attempt(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from dataclasses import dataclass
+from mimetypes import guess_type
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import Settings
@@ -31,6 +32,7 @@ LARGEST_SIZE = 1 << 40
 TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
 """Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
 PICTURE_KEYS = ("image", "images")
+TEXT_WORKFLOW = "core/single_turn"
 UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the pictures out of the data"
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
@@ -281,16 +283,25 @@ def _sees(model: StoredModel) -> bool:
 
 
 def _picture_key(row: Mapping[str, Any]) -> str:
-    """Where a row has its picture; empty where it has none."""
+    """Where a row has its picture; empty where it has none, for other things are called images as well."""
     found = {key: row.get(key) for key in PICTURE_KEYS}
-    return next((key for key, value in found.items() if not isinstance(value, (list, str, type(None))) or value), "")
+    parts = {key: value if isinstance(value, list) else [value] for key, value in found.items()}
+    return next((key for key, values in parts.items() if any(map(_is_picture, values))), "")
+
+
+def _is_picture(value: Any) -> bool:
+    if isinstance(value, dict):  # as Hugging Face's data sets store them
+        return bool(value.get("bytes") or value.get("path"))
+    if isinstance(value, str):
+        return value.startswith("data:image") or (guess_type(value)[0] or "").startswith("image/")
+    return isinstance(value, bytes) or hasattr(value, "convert")
 
 
 def _dataset_rows(resolved: Resolved, problems: list[str], model: StoredModel | None) -> int:
     """Length of the data set. Building it is the check that it can be read; the workflow sees its first rows."""
     settings = getattr(resolved.config.workflow, "settings", None)
     rows, check = 0, getattr(settings, "check_row", lambda _: "")
-    is_blind = model and _sees(model) and isinstance(settings, Settings) and not settings.shows_pictures
+    is_blind = model and _sees(model) and getattr(resolved.config.workflow, "target", "") == TEXT_WORKFLOW
     chosen = [("dataset", resolved.config.dataset)]
     if resolved.config.evaluation is not None:
         chosen.append(("evaluation.dataset", resolved.config.evaluation.dataset))

@@ -66,3 +66,4 @@ def test_two_rewards_of_one_name_are_refused(kit):
     two = "rewards=[kit/exact, {type: kit/exact, weight: 2}]"
     assert "rewards.1: two rewards are called 'exact'" in kit.resolve(two)
     assert kit.resolve("rewards=[kit/exact, {type: kit/exact, weight: 2, name: other}]") == "valid\n"
+    assert "rewards.0: a reward is called 'mean', as" in kit.resolve("rewards=[{type: kit/exact, name: mean}]")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from areal_core.interfaces import WorkflowContext
+    from areal_core.data import Generation
+    from areal_core.interfaces import GenerationRequest, WorkflowContext
     from areal_core.ledger.store import Ledger
     from areal_core.rollout.controller import RolloutController
 
@@ -231,6 +232,45 @@ def test_an_episode_that_cancels_itself_is_tried_again(kind: str) -> None:
     words = "the workflow has cancelled itself"
     assert run_failing(lambda attempt: cancels(attempt, 2)) == ([(0, words), (1, words)], "")
     assert run_failing(lambda attempt: cancels(attempt, 9)) == ([(0, words), (1, words), (2, words)], words)
+
+
+def test_a_request_that_a_failed_attempt_left_behind_stops_the_next_ones_clock() -> None:
+    """As it stops that of its own attempt: none of the two works against the limit meanwhile."""
+    places = asyncio.Event()
+
+    class Full(FakeEngine):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            request.on_place(False)
+            await places.wait()
+            request.on_place(True)
+            return await super().generate(request)
+
+    class Leaves:
+        attempts = 0
+
+        async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
+            self.attempts += 1
+            if self.attempts == 1:
+                waiting = asyncio.ensure_future(context.generate([1]))
+                await asyncio.sleep(0)
+                self.waiting = waiting
+                raise ValueError("a tool failed")
+            await asyncio.sleep(0.6)  # twice the limit, and nobody has a place yet
+            places.set()
+            await self.waiting
+            generation = await context.generate([5, 6])
+            return Episode([Trajectory.from_generation([5, 6], generation)], 0.0)
+
+    async def run() -> list[str]:
+        problems: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: problems.append(str(told)))
+        runner = EpisodeRunner(Leaves(), Full(), scorer=None, tokenizer=None, max_retries=1)
+        sampling = SamplingParameters(max_new_tokens=4)
+        await runner.run({}, (0, 0), group=0, sample_index=0, sampling=sampling, timeout_s=0.3)
+        await asyncio.sleep(0.4)
+        return problems
+
+    assert asyncio.run(run()) == []
 
 
 def test_a_run_that_ends_in_an_episode_that_cancels_itself_is_not_swallowed() -> None:

@@ -145,7 +145,7 @@ def _resumed(folder: Path, request: Request, tell: Callable[[str], None]) -> Res
         )
     for line in lines:
         tell(f"changed on resume: {line}")
-    if "steps" in paths and after.get("train_engine.schedule") != "constant":
+    if "steps" in paths and {value for path, value in after.items() if path.endswith(".schedule")} != {"constant"}:
         tell("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
     return changed
 

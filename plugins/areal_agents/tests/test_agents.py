@@ -16,6 +16,7 @@ import openai
 import pytest
 from aiohttp import web
 from policies import Policy
+from pydantic import ValidationError
 
 from areal_agents import agents
 from areal_agents.agents import AgentFailedError, CommandAgent, FunctionAgent, ServiceAgent
@@ -127,6 +128,12 @@ def test_a_command_that_fails_says_how(play, program, told):
         play(policy(), agent)
 
 
+@pytest.mark.parametrize("said", ["{1, 2, 3}", "{7+8=15;4+3+1=8}85", "{", "{x}"])
+def test_a_text_in_braces_is_a_text(said):
+    agent = CommandAgent(CommandSettings(command=[sys.executable, "-c", f"print({said!r})"]))
+    assert asyncio.run(agent(row={}, endpoint=NOWHERE)) == said
+
+
 @pytest.mark.parametrize("sign", ["\u2028", "\u0085", "\x0b", "\x1c"])
 def test_only_ends_of_lines_end_the_lines_of_a_command(sign):
     result = {"reward": 1.0, "answer": f"one{sign}two"}
@@ -153,7 +160,7 @@ def test_a_command_that_cannot_be_started_is_told_before_a_run_and_in_it(tmp_pat
     agent.chmod(0o700)
     folder = settings.get("folder", "FOLDER").replace("FOLDER", str(tmp_path))
     made = CommandSettings.model_validate({**settings, "folder": folder})
-    found = list(made.check(None))
+    found = list(made.check(SimpleNamespace(launcher=SimpleNamespace(target="core/local"))))
     assert len(found) == len(told)
     assert all(words in line for words, line in zip(told, found, strict=True))
     if not told:
@@ -161,12 +168,16 @@ def test_a_command_that_cannot_be_started_is_told_before_a_run_and_in_it(tmp_pat
         return
     with pytest.raises(AgentFailedError, match=r"the agent's command .* cannot be started: "):
         asyncio.run(CommandAgent(made)(row={}, endpoint=NOWHERE))
+    elsewhere = list(made.check(SimpleNamespace(launcher=SimpleNamespace(target="slurm/slurm"))))
+    assert elsewhere == [line for line in found if "/" not in made.command[0]], "what lies on nodes is not known here"
 
 
-@pytest.mark.parametrize("url", ["http://", "http://h:99999/"])
-def test_an_address_that_there_cannot_be_is_told_before_a_run(url):
-    assert [line[:5] for line in ServiceSettings(url=url).check(None)] == ["url: "]
-    assert list(ServiceSettings(url="http://[::1]:8000/solve").check(None)) == []
+@pytest.mark.parametrize("url", ["http://", "http:///solve", "ftp://h", "http://:80"])
+def test_an_address_without_a_host_is_told_before_a_run(url):
+    with pytest.raises(ValidationError, match="url"):
+        ServiceSettings(url=url)
+    for good in "http://[::1]:8000/solve", "http://worker.0:8000", "https://gpu-node.01/":
+        assert ServiceSettings(url=good).url == good
 
 
 def test_a_command_ends_with_its_episode_and_what_it_started_too(tmp_path):

@@ -217,9 +217,12 @@ def test_a_head_beside_the_adapter_is_its_own_affair(tmp_path):
 
 def test_a_rank_above_what_a_matrix_has_is_refused():
     assert LoraSettings(rank=8).parameters(SHAPES)
-    with pytest.raises(RunError, match=r"rank 1000000000 is more than '.*q_proj.weight' has") as told:
+    assert LoraSettings(rank=8).parameters({**SHAPES, "model.layers.0.gate.weight": (4, 8)}), (
+        "a narrow one among others"
+    )
+    with pytest.raises(RunError, match=r"rank 1000000000 is more than any matrix has: '.*q_proj.weight'") as told:
         LoraSettings(rank=1_000_000_000, alpha=1e9).parameters(SHAPES)
-    assert "set adapter.rank to 8 at most" in told.value.hints[0]
+    assert "of rank 8 at most" in told.value.hints[0]
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,9 @@ def test_a_picture_is_upright_on_white_and_has_8_bits_and_engines_are_sent_that(
     for orientation in range(2, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        turned = written(edge(), exif=exif)
-        changed.append((turned, ImageOps.exif_transpose(Image.open(io.BytesIO(turned.data)))))
+        for kind in ("PNG", "JPEG", "WEBP"):
+            turned = written(edge(), kind, exif=exif)
+            changed.append((turned, ImageOps.exif_transpose(Image.open(io.BytesIO(turned.data)))))
     for file, wanted in changed:
         picture, sent = shown_picture(file)
         told = wanted if isinstance(wanted, list) else list(wanted.get_flattened_data())
@@ -119,8 +120,20 @@ def test_a_picture_is_upright_on_white_and_has_8_bits_and_engines_are_sent_that(
 
 
 def test_a_plain_picture_is_sent_as_its_file_also_with_damaged_notes():
-    for file in written(edge(), "JPEG"), written(edge("L")), written(edge(), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0"):
+    opaque = written(edge().convert("RGBA"))
+    for file in (
+        *(written(edge(), "JPEG"), written(edge("L")), written(edge(), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0"), opaque),
+        written(edge(), "MPO", save_all=True, append_images=[edge()]),  # as phones write them
+    ):
         assert shown_picture(file)[1] == file.data
+
+
+def test_a_tiff_which_its_reader_turns_is_not_turned_again():
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert open_picture(written(edge(), "TIFF", exif=exif)).size == (2, 4)
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

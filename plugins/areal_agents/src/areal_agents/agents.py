@@ -120,7 +120,8 @@ class CommandAgent:
             raise AgentFailedError(f"the agent's command {describe_exit(code)}: {told}")
         # Not `splitlines`: JSON may have other ends of lines in its texts.
         last = re.split("[\r\n]", out.strip())[-1].strip("\ufeff \t")
-        if not last.startswith("{"):  # a number or a text may be what the policy said, and no judgement of it
+        # A number or a text may be what the policy said, and no judgement of it; `{1, 2}` is a text.
+        if not re.match(r"""\{\s*["'}]""", last):
             return last or None
         try:
             return read_json(last)
@@ -184,11 +185,11 @@ class ServiceAgent:
                     said += piece
                     if len(said) > MOST_OUTPUT:
                         raise AgentFailedError(f"the agent's service {url} answered with more than {MOST_OUTPUT} bytes")
-                text = said.decode("utf-8-sig", "replace")
+                text = said.decode(response.charset or "utf-8").lstrip("\ufeff")
                 if response.status != 200:
                     raise AgentFailedError(f"the agent's service {url} answered {response.status}: {text[:SHOWN]}")
                 return read_json(text) if text.strip() else None
         except aiohttp.ClientError as error:
             raise AgentFailedError(f"the agent's service {url} cannot be asked: {error!r}") from error
-        except ValueError as error:
+        except (ValueError, LookupError) as error:
             raise AgentFailedError(f"the agent's service {url} answered with no JSON: {error}") from error

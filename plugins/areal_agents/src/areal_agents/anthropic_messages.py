@@ -57,7 +57,7 @@ def _messages(message: Mapping[str, Any], where: str) -> list[Message]:
         elif kind == "thinking":
             found["reasoning_content"] = found.get("reasoning_content", "") + str(block.get("thinking", ""))
         elif kind == "tool_use":
-            call = call_of(block.get("id"), block.get("name"), block.get("input"))
+            call = call_of(block.get("id"), block.get("name"), block.get("input") or {})
             found.setdefault("tool_calls", []).append(call)
         elif kind == "tool_result":
             told = text_of(block.get("content"), where)

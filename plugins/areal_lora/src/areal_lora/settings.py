@@ -83,7 +83,9 @@ class LoraSettings(Settings):
     @field_validator("modules", mode="before")
     @classmethod
     def _names_matrices(cls, value: Any) -> Any:
-        if value != ALL_LINEAR and not (isinstance(value, list) and value and all(isinstance(n, str) for n in value)):
+        if value != ALL_LINEAR and not (
+            isinstance(value, list | tuple) and value and all(isinstance(n, str) for n in value)
+        ):
             raise ValueError("must be all-linear, or a list of names such as [q_proj, v_proj]")
         return value
 
@@ -229,19 +231,19 @@ class LoraSettings(Settings):
         return sum(known.rank * sum(shape) for shape in chosen.values())
 
     def refuse_rank(self, matrices: Mapping[str, tuple[int, ...]]) -> None:
-        """B A of a higher rank than a matrix has is none of low rank.
+        """A product of a higher rank than any matrix has is none of low rank; a narrow matrix among them does no harm.
 
         Args:
             matrices: shapes of those with an adapter, by name.
 
         Raises:
-            RunError: one of them is smaller than the adapter's rank.
+            RunError: all of them are smaller than the adapter's rank.
         """
-        name, shape = min(matrices.items(), key=lambda named: min(named[1]))
+        name, shape = max(matrices.items(), key=lambda named: min(named[1]))
         if self.rank > min(shape):
             raise RunError(
-                f"adapter.rank {self.rank} is more than '{name}' has, whose shape is {tuple(shape)}",
-                hints=[f"set adapter.rank to {min(shape)} at most; 8 to 64 are usual"],
+                f"adapter.rank {self.rank} is more than any matrix has: '{name}' is of shape {tuple(shape)}",
+                hints=[f"take an adapter of rank {min(shape)} at most; 8 to 64 are usual"],
             )
 
 

@@ -18,7 +18,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PART = re.compile(r".*?\.(\d+\..+)\.lora_([AB])\.weight")
 """Of PEFT's names: the matrix from its layer on, for what stands before that differs between files, and which part."""
 _MATRIX = re.compile(r".*?\.(\d+\..+)\.weight")
-_FLOATING = re.compile(r"B?F\d+.*")
+_FLOATING = re.compile("BF16|F16|F32|F64")
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

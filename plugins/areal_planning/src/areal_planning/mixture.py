@@ -107,7 +107,7 @@ def model_problems(model: StoredModel) -> Iterable[str]:
 
 def choice_problems(model: StoredModel) -> Iterable[str]:
     """Why no router of this model can choose, for an engine's `check_model`; of a model without experts nothing."""
-    text = model.description.get("text_config", model.description)
+    text = model.description.get("text_config") or model.description
     experts = next((text[key] for key in EXPERTS if text.get(key)), None)
     choices = text.get("num_experts_per_tok")
     if experts is None or choices is None:

@@ -87,7 +87,7 @@ def shown_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> tuple[
     if not is_changed:
         return picture, file.data
     written = io.BytesIO()
-    picture.save(written, "PNG")
+    picture.save(written, "PNG", compress_level=1)
     return picture, written.getvalue()
 
 
@@ -124,12 +124,15 @@ def _upright(opened: Image) -> tuple[Image, bool]:
     """What `_open` gives, of a picture that may be unpacked."""
     from PIL import Image
 
-    picture, is_changed = opened, getattr(opened, "n_frames", 1) > 1
+    opened.load()  # which turns a TIFF, and takes its note away
+    is_animated = opened.format in ("GIF", "PNG", "WEBP") and getattr(opened, "n_frames", 1) > 1
+    picture, is_changed = opened, is_animated
     if opened.mode.startswith("I;16"):  # converted as it is, all but the darkest values would be white
         picture, is_changed = opened.convert("I").point(lambda value: value / 256).convert("L"), True
     elif opened.has_transparency_data:
-        white = Image.new("RGBA", opened.size, "white")
-        picture, is_changed = Image.alpha_composite(white, opened.convert("RGBA")), True
+        clear = opened.convert("RGBA")
+        if clear.getchannel("A").getextrema() != (255, 255):
+            picture, is_changed = Image.alpha_composite(Image.new("RGBA", opened.size, "white"), clear), True
     try:
         orientation = opened.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - damaged notes of a camera are no damage to its picture
