@@ -192,7 +192,7 @@ def test_a_json_that_contradicts_the_run_is_refused_in_setup_too(start, tmp_path
 
 def test_a_value_that_deepspeed_does_not_take_is_told(start):
     with pytest.raises(RunError, match="DeepSpeed does not take the config"):
-        start({"zero_optimization": {"stage": 2, "reduce_bucket_size": "many"}})
+        start({"zero_optimization": {"stage": 2, "reduce_bucket_size": 0}})
 
 
 def test_an_output_that_compares_roles_is_refused(start, program):
