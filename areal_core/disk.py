@@ -293,3 +293,8 @@ def sync_tree(folder: Path) -> None:
                 os.fsync(file.fileno())
         sync_folder(Path(path))
     sync_folder(folder.parent)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; a name that is too long for one is none (`Path.is_dir` raises)."""
+    return os.path.isdir(path)  # noqa: PTH112

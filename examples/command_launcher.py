@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
@@ -51,10 +52,18 @@ class Reached:
         words = self._output.read()[-LAST_WORDS:].decode(errors="replace").strip()
         return f"its command {describe_exit(code)}{words and f': {words}'}"
 
+    def tell(self, line: str) -> None:
+        """Write a line to it; one that has ended hears nothing, and `reason` says why."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
     def end(self, deadline: float) -> None:
         """Let the warden go, and wait for it."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # of what `tell` could not write
+            self.process.stdin.close()
         while self.process.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_S)
         self.process.kill()
@@ -91,9 +100,7 @@ class CommandLauncher:
                 reached = self._reached[name] = Reached([*words, script + shlex.join([*command, UNTIL_INPUT_ENDS])])
             except OSError as error:
                 raise RunError(f"{words[0]} cannot be started: {error.strerror}", hints=["launcher.command"]) from None
-            assert reached.process.stdin is not None
-            reached.process.stdin.write(f"{exports}\n".encode())
-            reached.process.stdin.flush()
+            reached.tell(exports)
         return len(self._hosts)
 
     def lost(self) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import areal_core
-from areal_core.cli.output import complain, open_closed_streams
+from areal_core.cli.output import complain, open_closed_streams, reader_is_gone
 from areal_core.errors import ArealError, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("interrupted")
         return 128 + int((*interrupt.args, signal.SIGINT)[0])
     except BrokenPipeError:
-        # The reader of our output has gone, as in `areal plugins | head`: end quietly, also at interpreter exit.
+        if not reader_is_gone():  # it was another pipe
+            raise
+        # As in `areal plugins | head`: end quietly, also at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except SystemExit as end:

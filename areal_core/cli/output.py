@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 
 from areal_core.errors import RunError, printable
@@ -24,6 +25,13 @@ def say(text: str = "") -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the end of the program would try it again
         hint = "send standard output to where there is room"
         raise RunError(f"the result cannot be written: {error.strerror}", hints=[hint]) from error
+
+
+def reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are told unasked
+    return bool(output.poll(0))
 
 
 def open_closed_streams() -> None:

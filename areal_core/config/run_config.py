@@ -94,8 +94,11 @@ class RunConfig(Section):
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
-        if placed.placement.apart and placed.has_servers and "transport" not in placed.publication.model_fields_set:
-            changes["publication"] = placed.publication.model_copy(update={"transport": "broadcast"})
+        if placed.has_servers and "transport" not in placed.publication.model_fields_set:
+            can_read = placed.placement.in_turns and getattr(placed.inference_engine, "settings", None)
+            by = "broadcast" if placed.placement.apart else "ipc" if getattr(can_read, "reads_tensors", False) else ""
+            if by:
+                changes["publication"] = placed.publication.model_copy(update={"transport": by})
         return placed.model_copy(update=changes) if changes else placed
 
     @property

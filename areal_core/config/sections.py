@@ -164,8 +164,8 @@ class TrainingSection(Section):
 class PublicationSection(Section):
     """How new weights reach the inference engines."""
 
-    transport: Literal["memory", "disk", "broadcast"] = "memory"
-    """a folder in memory or in the run folder, or a broadcast: the default where servers and trainer have named GPUs"""
+    transport: Literal["memory", "disk", "broadcast", "ipc"] = "memory"
+    """a folder in memory or in the run folder, a broadcast, or read in the trainer's GPU memory"""
     address: str | None = None
     """of rank 0's machine, as servers reach it, in broadcasts; null is that of its node"""
     timeout_s: Seconds = Field(default=300.0, gt=0)

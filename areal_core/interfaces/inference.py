@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
@@ -138,14 +138,49 @@ class TensorDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Where a tensor lies in the memory of a GPU, for one process that reads it there (CUDA IPC).
+
+    Texts and numbers are what `torch.multiprocessing.reductions.reduce_tensor` tells, bytes as hexadecimal digits.
+
+    Attributes:
+        gpu: number of the GPU, as in `placement`.
+        device: its UUID.
+        handle, size, offset: of the memory that holds the tensor's storage, and the storage's place in it, in bytes.
+        start: the tensor's first element in the storage.
+        counter, counter_offset: how the reader says that it is done.
+        event, waits: what it must wait for before it reads.
+    """
+
+    gpu: int
+    device: str
+    handle: str
+    size: int
+    offset: int
+    start: int
+    counter: str
+    counter_offset: int
+    event: str
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """A whole, contiguous tensor of a model in the memory of the trainer's GPUs, once on each of its ranks."""
+
+    tensor: TensorDescription
+    copies: tuple[SharedMemory, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightUpdate:
     """Weights for the engine to take over.
 
     Attributes:
         version: counts publications, never reused in a run.
         path: a folder with `model.safetensors`, complete when announced; it stays until the update returns. None
-            where the trainer broadcasts to the group that stands.
-        tensors: what is broadcast, in this order.
+            where the trainer broadcasts to the group that stands, or where all of them have been read already.
+        tensors: what is broadcast, in this order, or was read.
     """
 
     version: int
@@ -164,6 +199,7 @@ class InferenceCapabilities:
         seeded: whether a request's seed decides its tokens.
         broadcast: whether weights may reach it by collective broadcast (`BroadcastReceiver`).
         releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
+        reads_tensors: whether it can read weights in the memory of the trainer's GPUs (`TensorReader`).
         images: whether requests may have pictures.
         tells_places: whether it calls `on_place` of its requests. The clocks of episodes whose engine does not run
             from their beginning, also while they wait for a place.
@@ -175,6 +211,7 @@ class InferenceCapabilities:
     seeded: bool = True
     broadcast: bool = False
     releases_memory: bool = False
+    reads_tensors: bool = False
     images: bool = False
     tells_places: bool = False
 
@@ -272,6 +309,19 @@ class MemorySharer(Protocol):
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.
 
         The requests wait for a place meanwhile, and the engine tells so (`tells_places`).
+        """
+
+
+class TensorReader(Protocol):
+    """What a `MemorySharer` offers beyond where it reads weights in the memory of the trainer's GPUs."""
+
+    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> None:
+        """Take over a part of the weights of a version, between `release_memory` and `update_weights`.
+
+        On return nothing reads these tensors any more.
+
+        Raises:
+            RunError: nobody could read them.
         """
 
 

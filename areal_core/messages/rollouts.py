@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_core.interfaces.inference import BroadcastGroup, TensorDescription
+from areal_core.interfaces.inference import BroadcastGroup, SharedTensor, TensorDescription
 from areal_core.messages.codec import message
 
 
@@ -57,21 +57,31 @@ class Batch:
 
 @message
 class PublishWeights:
-    """New weights: those in a folder, or those that the trainer broadcasts to the group that stands.
+    """New weights: those in a folder, those that the trainer broadcasts to the group that stands, or those that were
+    read in the memory of its GPUs.
 
     Answered with `Published` when the engines generate with them.
 
     Attributes:
         version: of the weights.
         trained: batches that they were trained on.
-        folder: holds `model.safetensors`; None in a broadcast.
-        tensors: what is broadcast, in this order.
+        folder: holds `model.safetensors`; None where there is no file.
+        tensors: what is broadcast, in this order, or was read.
     """
 
     version: int
     trained: int
     folder: Path | None
     tensors: tuple[TensorDescription, ...] = ()
+
+
+@message
+class ReadTensors:
+    """A part of the weights of a version, in the memory of the trainer's GPUs: the last part is followed by
+    `PublishWeights`. Answered with `Done` when nobody reads them any more."""
+
+    version: int
+    tensors: tuple[SharedTensor, ...]
 
 
 @message

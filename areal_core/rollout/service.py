@@ -21,7 +21,7 @@ from areal_core.rollout.probe import probe_weights
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer
+    from areal_core.interfaces.inference import BroadcastReceiver, InferenceEngine, MemorySharer, TensorReader
     from areal_core.rollout.controller import RolloutController
     from areal_core.rollout.evaluation import Evaluator
 
@@ -53,6 +53,7 @@ class RolloutService:
             messages.Begin: self._begin,
             messages.NextBatch: self._next_batch,
             messages.PublishWeights: self._publish,
+            messages.ReadTensors: self._read_tensors,
             messages.KeepWeights: self._keep_weights,
             messages.FormGroup: self._form_group,
             messages.OfferFolder: self._offer_folder,
@@ -121,6 +122,11 @@ class RolloutService:
             await self._controller.publish(update, request.trained)
         receives = self._engine.capabilities.broadcast
         return messages.Published(receives and cast("BroadcastReceiver", self._engine).needs_folder())
+
+    async def _read_tensors(self, request: messages.ReadTensors) -> Done:
+        async with self._publishing:
+            await cast("TensorReader", self._engine).read_tensors(request.version, request.tensors)
+        return Done()
 
     async def _keep_weights(self, request: messages.KeepWeights) -> Done:
         async with self._publishing:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from areal_core import interfaces
 from areal_core.config import CONFIG_FILE, load_run, selections
+from areal_core.disk import is_folder
 from areal_core.errors import ArealError, ConfigError
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.launcher import describe_exit
@@ -150,7 +151,7 @@ def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
     path, encode = resolved.config.model.path, resolved.config.algorithm.build().encode
     played = resolved.config.workflow if encode is None else None
     looks = played is not None and hasattr(played.load(), "check_row")
-    if not looks and (encode is None or path is None or not (resolved.base_dir / path).is_dir()):  # yet to be made
+    if not looks and (encode is None or path is None or not is_folder(resolved.base_dir / path)):  # yet to be made
         return
     try:
         dataset, check = resolved.config.dataset.build(), played.build().check_row if looks and played else None

@@ -184,6 +184,11 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
     )
     if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
         raise RunError(f"publication.transport is broadcast; {name} receives none", hints=["set it to memory or disk"])
+    if config.publication.transport == "ipc" and not (config.placement.in_turns and engine.capabilities.reads_tensors):
+        raise RunError(
+            f"publication.transport is ipc, and {name} as it is set and placed reads no memory of the trainer's GPUs",
+            hints=["that is for SGLang in turns with the trainer (placement, memory_saver); else set it to memory"],
+        )
     if config.placement.in_turns and not engine.capabilities.releases_memory:
         raise RunError(
             f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from areal_core.disk import is_folder
 from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, SamplingParameters
 
@@ -24,7 +25,7 @@ def model_reference(resolved: Resolved, run: RunFolder) -> ModelReference:
 def model_path(resolved: Resolved, path: str) -> str:
     """The folder that a config means, which is relative to its own, or else a name on the hub."""
     local = resolved.base_dir / path
-    return str(local) if local.is_dir() else path
+    return str(local) if is_folder(local) else path
 
 
 def load_tokenizer(model: ModelReference) -> Any:

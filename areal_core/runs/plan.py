@@ -13,6 +13,7 @@ from areal_core.config import Settings
 from areal_core.config.needs import roles_of
 from areal_core.config.problems import dotted
 from areal_core.config.selection import selections
+from areal_core.disk import is_folder
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.model import StoredModel
@@ -99,7 +100,7 @@ def check_model(resolved: Resolved, made: Path | None = None) -> None:
         ConfigError: something is wrong with the model, or the config cannot work with it.
     """
     problems: list[str] = []
-    if made or (resolved.config.model.path and (resolved.base_dir / resolved.config.model.path).is_dir()):
+    if made or (resolved.config.model.path and is_folder(resolved.base_dir / resolved.config.model.path)):
         seen = _shared(resolved, problems, made)
         _model_rows(resolved, seen, problems, {}, trains=False)
         if made and seen and _sees(seen):
@@ -235,7 +236,7 @@ def _publication_rows(
 
 def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredModel | None:
     """What a folder says of its model; None where `path` is a name on the hub, or something is wrong."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         if path and (path.startswith((".", "/", "~")) or path.count("/") != 1):
             problems.append(f"{key}: there is no folder {folder}; name a Hugging Face folder or a name on the hub")
         return None

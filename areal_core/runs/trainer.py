@@ -129,7 +129,8 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
     if needs_rollouts:
         folders = _weights_folders(config, epoch, model)
         address, dtype = config.publication.address or link.host, getattr(torch, model.dtype)
-        publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address)
+        gpu = (config.placement.training or [0] * dist.get_world_size())[dist.get_rank()]
+        publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address, gpu)
     # Of a step whose evaluation is still owed the metrics are written again.
     journal = _journal(resolved, run, link, beginning.step - (witness.unevaluated is not None)) if is_first else None
     trainer = Trainer(config, learner, publication, run.path, epoch.checkpoints, source, journal)

@@ -32,8 +32,8 @@ IN_FLIGHT_BYTES = 1 << 30
 POLL_S = 0.002
 
 
-class BroadcastFailedError(Exception):
-    """The broadcast did not reach everybody; the group is gone."""
+class TransferFailedError(Exception):
+    """Not everybody has the weights for sure: they must go through a folder."""
 
 
 class Broadcast:
@@ -71,15 +71,15 @@ class Broadcast:
         """Form a group where none stands, and send; whether some engine missed it and waits for a folder.
 
         Raises:
-            BroadcastFailedError: on every rank; some engine may have taken nothing over.
+            TransferFailedError: on every rank; some engine may have taken nothing over.
         """
         if not self._tensors:
             self._tensors = describe_weights(self._engine, self._dtype)
         if not agree(float(self._rollouts is not None and self._stands(self._rollouts))):
-            raise BroadcastFailedError
+            raise TransferFailedError
         missed = agree(self._send(version, trained))
         if missed < 0:
-            raise BroadcastFailedError
+            raise TransferFailedError
         return bool(missed)
 
     def _stands(self, rollouts: RolloutClient) -> bool:
@@ -120,7 +120,7 @@ class Broadcast:
         # Given up outside of these blocks: while an exception lives, its frames hold the group.
         try:
             self._broadcast(gathered, rollouts, number)
-        except (BroadcastFailedError, RunError, RuntimeError):
+        except (TransferFailedError, RunError, RuntimeError):
             pass
         else:
             with suppress(RunError):
@@ -147,7 +147,7 @@ class Broadcast:
                 # Polled, because no backend's own wait notices that the other side has given up: a reply before the
                 # end of the broadcast can but be an error.
                 if rollouts.has_failed(number) or time.monotonic() > deadline:
-                    raise BroadcastFailedError
+                    raise TransferFailedError
                 time.sleep(POLL_S)
             work.wait()
             return tensor.nbytes

@@ -70,6 +70,19 @@ def gather(value: float) -> list[float]:
     return [float(each) for each in values]
 
 
+def gather_texts(text: str) -> list[str]:
+    """All ranks' texts in the order of the ranks, on every rank."""
+    if dist.get_world_size() == 1:
+        return [text]
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    sizes = [int(size) for size in gather(len(own))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(own)] = own
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded, group=_patient(dist.group.WORLD))
+    return [one[:size].numpy().tobytes().decode() for one, size in zip(found, sizes, strict=True)]
+
+
 def host_number() -> float:
     """A number for this rank's host, equal to that of the other ranks there, and exact in 64 bits."""
     digest = hashlib.sha256(socket.gethostname().encode()).digest()

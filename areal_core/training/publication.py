@@ -1,4 +1,5 @@
-"""How new weights reach the inference engines: through a folder that they read, or by broadcast (`broadcast.py`)."""
+"""How new weights reach the inference engines: through a folder that they read, by broadcast (`broadcast.py`), or from
+the memory of the trainer's GPUs (`sharing.py`)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from areal_core.messages.rollouts import (
     PublishWeights,
     ReleaseMemory,
 )
-from areal_core.training.broadcast import Broadcast, BroadcastFailedError
+from areal_core.training.broadcast import Broadcast, TransferFailedError
 from areal_core.training.distribution import distribute, wait_for_all
+from areal_core.training.sharing import TensorSharing
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Publication:
     """Publishes an engine's parameters; every rank of the trainer takes part.
 
     In memory-backed storage (`/dev/shm`) a folder is the shared-memory transport of one host; in a folder that all
-    hosts see it is the transport by disk. A broadcast that fails is made up for through a folder.
+    hosts see it is the transport by disk. What fails on another way is made up for through a folder.
 
     Args:
         section: settings.
@@ -72,6 +74,7 @@ class Publication:
         folders: where versions are written, one folder each: in the first one that has room.
         dtype: of the published weights.
         address: of this machine, as engines reach it, in broadcasts.
+        gpu: number of this rank's GPU, as in `placement`.
     """
 
     def __init__(
@@ -82,14 +85,18 @@ class Publication:
         folders: Sequence[Path],
         dtype: torch.dtype,
         address: str = "127.0.0.1",
+        gpu: int = 0,
     ) -> None:
         self._section = section
         self._engine = engine
         self._rollouts = rollouts
         self._folders = folders
         self._dtype = dtype
-        is_broadcast = section.transport == "broadcast"
-        self._broadcast = Broadcast(section, engine, rollouts, dtype, address) if is_broadcast else None
+        self._direct: Broadcast | TensorSharing | None = None
+        if section.transport == "broadcast":
+            self._direct = Broadcast(section, engine, rollouts, dtype, address)
+        elif section.transport == "ipc":
+            self._direct = TensorSharing(engine, rollouts, dtype, gpu)
         self._tensors: tuple[TensorDescription, ...] = ()
         self._written: list[Path] = []
         self._pending: int | None = None
@@ -117,16 +124,16 @@ class Publication:
         self.finish()
         self.version += 1
         self._count += 1
-        if self._broadcast is not None:
+        if self._direct is not None:
             try:
-                needs_folder = self._broadcast.send(self.version, trained)
-            except BroadcastFailedError:
+                needs_folder = self._direct.send(self.version, trained)
+            except TransferFailedError:
                 self._publish_folder(self.version, trained)
             else:
                 if needs_folder:
                     folder = self._write(self.version)
                     if self._rollouts is not None:
-                        self._rollouts.call(OfferFolder(self.version, folder), "servers that missed a broadcast")
+                        self._rollouts.call(OfferFolder(self.version, folder), "servers that missed an update")
         else:
             self._publish_folder(self.version, trained)
         return self.version

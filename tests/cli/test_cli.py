@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -333,3 +336,30 @@ def test_what_is_terminated_leaves_nothing_temporary_and_says_so(box):
     outcome = box.python(code)
     assert (outcome.code, outcome.err) == (143, "areal: interrupted\n")
     assert list(box.work.iterdir()) == []
+
+
+OTHER_PIPE = """
+import sys
+from areal_core import cli
+
+def dispatch(words):
+    raise BrokenPipeError("of a program that has ended")
+
+cli._dispatch = dispatch
+sys.exit(cli.main(["run"]))
+"""
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_broken_pipe_is_silence_only_where_nobody_reads_our_own_output(is_read):
+    reading, writing = os.pipe()
+    if not is_read:
+        os.close(reading)
+    words = [sys.executable, "-c", OTHER_PIPE]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    if is_read:
+        os.close(reading)
+    assert done.returncode == 1
+    assert ("BrokenPipeError: of a program that has ended" in done.stderr) == is_read
+    assert bool(done.stderr) == is_read

@@ -31,3 +31,10 @@ def test_mutated_configs_and_overrides(kit):
 @pytest.mark.parametrize("seed", range(8))
 def test_many_mutated_configs_and_overrides(kit, seed):
     assert survived(kit, 800, seed)[0] == []
+
+
+@pytest.mark.parametrize("key", ["base_dir", "model.path"])
+def test_a_name_that_is_too_long_for_a_file(kit, key):
+    done = kit.areal("config", "check", "run.yaml", f"{key}={'x' * 5000}")
+    assert done.code in (0, 1, 2), "whatever is said of it is said without a traceback"
+    assert "Traceback" not in done.err

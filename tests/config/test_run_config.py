@@ -26,7 +26,7 @@ algorithm: grpo
         (["placement.generation=[0]", "placement.training=[1]"], "bfloat16", "broadcast"),
         (["placement.generation=[0]", "placement.training=[1]", "model.dtype=float32"], "float32", "broadcast"),
         (["placement.generation=[0]", "placement.training=[1]", "publication.transport=disk"], "bfloat16", "disk"),
-        (["placement.generation=[0]", "placement.training=[0]"], "bfloat16", "memory"),
+        (["placement.generation=[0]", "placement.training=[0]"], "bfloat16", "ipc"),
     ],
 )
 def test_where_gpus_are_named_what_is_right_on_them_holds(tmp_path, words, dtype, transport):

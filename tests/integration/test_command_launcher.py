@@ -57,6 +57,14 @@ class TestThroughAShell(LauncherSuite):
             launcher.bring(["true"], {})
 
 
+def test_a_command_that_ends_before_it_is_told_anything_is_lost_with_its_words() -> None:
+    reached = example().Reached([sys.executable, "-c", "raise SystemExit('Permission denied')"])
+    reached.process.wait()
+    reached.tell("export A=1")
+    assert reached.reason == "its command ended with exit code 1: Permission denied"
+    reached.end(time.monotonic() + 60)
+
+
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Words that reach this machine through a server of this user's own."""

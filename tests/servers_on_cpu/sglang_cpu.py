@@ -38,6 +38,19 @@ for name in (
     torch.library.define(f"sgl_kernel::{name}", "() -> ()")
 
 
+def open_file(
+    cls: Any, size: Any, stride: Any, start: int, storage: Any, dtype: Any, device: Any, name: bytes, length: int,
+    offset: int, *_: Any,
+) -> torch.Tensor:  # fmt: skip
+    """In place of PyTorch's `rebuild_cuda_tensor`: a file is the memory of a GPU, and its name the handle."""
+    memory = torch.UntypedStorage.from_file(name.decode(), shared=False, nbytes=length)
+    return torch.empty(0, dtype=dtype).set_(memory, offset // dtype.itemsize + start, size, stride)
+
+
+import_module("torch.multiprocessing.reductions").rebuild_cuda_tensor = open_file
+import_module("sglang.srt.utils.patch_torch")._device_from_maybe_uuid = lambda uuid: 0
+
+
 # Memory that SGLang keeps beside its caches is page-locked by CUDA, which is not there.
 host_memory: Any = import_module("sglang.srt.mem_cache.pool_host.common")
 host_memory.ALLOC_MEMORY_FUNCS["cpu"] = lambda dims, *, dtype, **_: torch.empty(dims, dtype=dtype)

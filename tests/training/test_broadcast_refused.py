@@ -12,7 +12,7 @@ from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.messages.rollouts import FormGroup
-from areal_core.training.broadcast import Broadcast, BroadcastFailedError
+from areal_core.training.broadcast import Broadcast, TransferFailedError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -65,7 +65,7 @@ def test_weights_that_are_taken_over():
 def test_a_failure_behind_the_last_tensor_is_the_only_answer():
     """Every tensor has arrived, and then the servers say that they did not take them over."""
     rollouts = Rollouts(fails=True, at_once=False)
-    with pytest.raises(BroadcastFailedError):
+    with pytest.raises(TransferFailedError):
         broadcast(rollouts)
     assert rollouts.waiting_for == ["the broadcast of version 1 to be taken over"]
 
@@ -74,10 +74,10 @@ def test_the_answer_to_a_broadcast_that_broke_off_is_taken(monkeypatch: pytest.M
     """Nobody else may find it when it asks for its own."""
 
     def breaks_off(self: Broadcast, *_: Any) -> None:
-        raise BroadcastFailedError
+        raise TransferFailedError
 
     monkeypatch.setattr(Broadcast, "_broadcast", breaks_off)
     rollouts = Rollouts(fails=True, at_once=True)
-    with pytest.raises(BroadcastFailedError):
+    with pytest.raises(TransferFailedError):
         broadcast(rollouts)
     assert rollouts.waiting_for == ["the end of a broadcast that has failed"]

@@ -143,7 +143,7 @@ class Member:
         else:  # no piece may be under way when weights change, for its tokens could not be told apart
             await self._end_requests()
         stopped = time.monotonic()
-        await self._restore_memory()
+        await self.restore_memory()
         await self._take_over(update)
         transferred = time.monotonic()
         if self.reports_spans:
@@ -155,7 +155,7 @@ class Member:
     async def catch_up(self, update: WeightUpdate) -> None:
         """Take over weights while nothing is asked of it; whatever it was doing before is ended. Raises as `update`."""
         assert update.path is not None
-        await self._restore_memory()
+        await self.restore_memory()
         await self.adapter.resume(self.connection)  # an update that broke off may have left it stopped
         await self.adapter.abort(self.connection)
         await self.adapter.stop(self.connection, "recompute")
@@ -175,7 +175,8 @@ class Member:
             await self.adapter.abort(self.connection)
             await self.wait_idle(ABORT_INTERVAL_S)
 
-    async def _restore_memory(self) -> None:
+    async def restore_memory(self) -> None:
+        """Let it take its memory again where it gave it away."""
         if not self.has_memory:
             await self.adapter.restore_memory(self.connection)
             self.has_memory = True

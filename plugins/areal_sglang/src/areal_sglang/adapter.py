@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -114,6 +114,7 @@ class SGLangAdapter:
             broadcast=self._settings.adapter_rank is None,
             images=True,
             releases_memory=self._settings.memory_saver,
+            reads_tensors=self._settings.reads_tensors,
         )
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
@@ -298,6 +299,11 @@ class SGLangAdapter:
         mode: UpdateMode,
     ) -> None:
         """`/update_weights_from_distributed`, between `begin` and `end` where the version knows them."""
+        if group.backend == "ipc":  # all of them have been read
+            await self.set_label(connection, label)
+            with suppress(RequestRefusedError):
+                await connection.post("/end_weight_update", {})
+            return
         with suppress(RequestRefusedError):
             await connection.post("/begin_weight_update", {})
         body = {
@@ -311,6 +317,21 @@ class SGLangAdapter:
         await self._update(connection, "/update_weights_from_distributed", body)
         with suppress(RequestRefusedError):
             await connection.post("/end_weight_update", {})
+
+    async def read(self, connection: ServerConnection, copies: Sequence[bytes]) -> None:
+        """`/update_weights_from_tensor`; `receive` ends what this begins, with the last part.
+
+        Args:
+            connection: to the server, which is stopped and has its memory.
+            copies: for each of its ranks, where tensors lie, as `reading.pickled` writes it.
+
+        Raises:
+            UpdateRefusedError: the server says that it did not take them over.
+        """
+        with suppress(RequestRefusedError):  # older versions know no begin; of others it has begun with the first part
+            await connection.post("/begin_weight_update", {})
+        body = {"serialized_named_tensors": [b64encode(copy).decode() for copy in copies], "flush_cache": False}
+        await self._update(connection, "/update_weights_from_tensor", body)
 
     async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
         """`/destroy_weights_update_group`."""

@@ -24,6 +24,13 @@ class SGLangConfig(FleetSettings):
     memory_saver: bool = False
     """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
 
+    @property
+    def reads_tensors(self) -> bool:
+        """Whether servers may read weights in the memory of the trainer's GPUs: the run must know which are theirs, and
+        SGLang takes that of one copy of the weights."""
+        is_own = bool(self.servers) and not self.addresses and not self.is_elastic
+        return self.memory_saver and is_own and self.data_parallel == 1 and self.adapter_rank is None
+
     def check(self, config: RunConfig) -> Iterable[str]:
         """What SGLang cannot do beside the rest of the config."""
         yield from super().check(config)
@@ -39,6 +46,11 @@ class SGLangConfig(FleetSettings):
                 yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
         if config.placement.in_turns and not self.memory_saver:
             yield "placement gives the same GPUs to generation and training: set memory_saver to true"
+        if config.publication.transport == "ipc" and not (config.placement.in_turns and self.reads_tensors):
+            yield (
+                "publication.transport is ipc, which is for servers of the run that take turns with the trainer on the "
+                "same GPUs, with memory_saver, data_parallel 1 and whole weights: set it to memory"
+            )
         if config.sampling.min_new_tokens and not self.detokenize:
             yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"
         if self.api_key and "config" in self.options:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from areal_core.errors import ConfigError
 from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
+from areal_sglang.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SGLangEngine(ServerFleet):
-    """A fleet of SGLang servers; see `ServerFleet` and `SGLangAdapter` for the arguments."""
+    """A fleet of SGLang servers, also a `TensorReader`; see `ServerFleet` and `SGLangAdapter` for the arguments."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class SGLangEngine(ServerFleet):
         seen_by_all = log_dir if processes is not None and log_dir.is_dir() else scratch
         self._speaker = SGLangAdapter(settings, seen_by_all)
         super().__init__(settings, self._speaker, log_dir, processes, gpus)
+        self.read_tensors = Reading(settings, self._speaker, self.roster, gpus or ()).read
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`."""

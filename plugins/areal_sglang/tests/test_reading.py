@@ -1,0 +1,198 @@
+"""Weights that SGLang reads in the trainer's memory: what it is sent, as its own unpickler reads it, and to whom."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+from base64 import b64decode
+from inspect import signature
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from areal_core.config import resolve
+from areal_core.errors import ConfigError, RunError
+from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
+from areal_servers.connection import ServerConnection
+from areal_servers.errors import UpdateRefusedError
+from areal_servers.roster import Member, Roster, State
+from areal_servers.updating import BroadcastGroups, Updater
+from areal_sglang.adapter import SGLangAdapter
+from areal_sglang.config import SGLangConfig
+from areal_sglang.reading import Reading, pickled
+
+WEIGHT = TensorDescription("weight", "bfloat16", (3, 4))
+DONE = {"success": True, "message": ""}
+
+
+def memory(gpu, handle="0aff"):
+    return SharedMemory(gpu, f"uuid-{gpu}", handle, 4096, 512, 16, "0102", 3, "0b0c", waits=True)
+
+
+def tensors(*gpus):
+    return [SharedTensor(WEIGHT, tuple(memory(gpu) for gpu in gpus))]
+
+
+class Recorder(pickle.Unpickler):
+    """Keeps with which arguments PyTorch would have opened memory."""
+
+    def find_class(self, module, name):
+        found = super().find_class(module, name)
+        return (lambda *values: values) if found is rebuild_cuda_tensor else found
+
+
+def test_a_tensor_is_opened_where_it_lies():
+    ((name, values),) = Recorder(io.BytesIO(pickled(tensors(4, 7), 7))).load()
+    assert name == "weight"
+    assert signature(rebuild_cuda_tensor).bind(*values).arguments == {
+        "tensor_cls": torch.Tensor,
+        "tensor_size": torch.Size([3, 4]),
+        "tensor_stride": (4, 1),
+        "tensor_offset": 16,
+        "storage_cls": torch.UntypedStorage,
+        "dtype": torch.bfloat16,
+        "storage_device": "uuid-7",
+        "storage_handle": b"\x0a\xff",
+        "storage_size_bytes": 4096,
+        "storage_offset_bytes": 512,
+        "requires_grad": False,
+        "ref_counter_handle": b"\x01\x02",
+        "ref_counter_offset": 3,
+        "event_handle": b"\x0b\x0c",
+        "event_sync_required": True,
+    }
+
+
+def test_a_gpu_without_the_trainer_is_refused():
+    with pytest.raises(UpdateRefusedError, match="has GPU 3, on which no rank of the trainer is"):
+        pickled(tensors(4, 7), 3)
+
+
+class Fleet:
+    """Two servers on two GPUs each that gave their memory away; each answers as it is told to."""
+
+    def __init__(self, replay, tmp_path, *answers):
+        self._served = [replay(answer) for answer in answers]
+        self.settings = SGLangConfig(memory_saver=True, servers=2, tensor_parallel=2)
+        self.adapter = SGLangAdapter(self.settings)
+        self.roster = Roster(tmp_path / "servers.jsonl")
+        groups = BroadcastGroups(self.adapter, self.roster, 60.0, tmp_path / "group")
+        self.updater = Updater(self.roster, groups, 60.0)
+        self.updater._shapes = {"weight": (3, 4), "bias": (4,)}
+        self.reading = Reading(self.settings, self.adapter, self.roster, gpus=[4, 5, 6, 7])
+        self.bodies = []
+
+    async def __aenter__(self):
+        for number, served in enumerate(self._served):
+            address, bodies = await served.__aenter__()
+            member = Member(f"server-{number}", self.adapter, ServerConnection(address), "recompute", "mark-")
+            member.process, member.state, member.has_memory = object(), State.UPDATING, False
+            self.roster.members[member.name] = member
+            self.bodies.append(bodies)
+        return self
+
+    async def __aexit__(self, *_):
+        for member in self.roster.members.values():
+            await member.connection.close()
+        for served in self._served:
+            await served.__aexit__(None, None, None)
+
+
+def fine(**changed):
+    asked = ("resume_memory_occupation", "begin_weight_update", "update_weights_from_tensor", "end_weight_update")
+    answers = {f"/{name}": DONE for name in (*asked, "update_weight_version", "continue_generation", "abort_request")}
+    return {**answers, **{f"/{name}": answer for name, answer in changed.items()}}
+
+
+BIAS = SharedTensor(TensorDescription("bias", "bfloat16", (4,)), tuple(memory(gpu) for gpu in (4, 5, 6, 7)))
+
+
+def test_each_server_reads_on_its_own_gpus_and_is_then_labelled(replay, tmp_path):
+    async def run():
+        async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
+            await fleet.reading.read(3, tensors(4, 5, 6, 7))
+            await fleet.reading.read(3, [BIAS])
+            await fleet.updater.update_weights(WeightUpdate(3, None, (WEIGHT, BIAS.tensor)))
+            members = list(fleet.roster.members.values())
+            return fleet.bodies, [(member.state, member.version, member.has_memory) for member in members]
+
+    bodies, members = asyncio.run(run())
+    assert members == [(State.READY, 3, True)] * 2
+    for number, posted in enumerate(bodies):
+        sent = [body["serialized_named_tensors"] for body in posted if "serialized_named_tensors" in body]
+        opened = [
+            [Recorder(io.BytesIO(b64decode(each))).load() for each in part] for part in sent
+        ]  # by part and rank of the server
+        devices = [[values[6] for ((_, values),) in part] for part in opened]
+        assert devices == [[f"uuid-{4 + 2 * number}", f"uuid-{5 + 2 * number}"]] * 2
+        assert [name for ((name, _),) in (part[0] for part in opened)] == ["weight", "bias"]
+        assert {"new_version": "mark-3", "abort_all_requests": False} in posted
+
+
+def test_who_does_not_read_every_part_waits_for_a_folder(replay, tmp_path):
+    refusing = fine(update_weights_from_tensor=(400, {"success": False, "message": "CUDA error: invalid argument"}))
+
+    async def run():
+        async with Fleet(replay, tmp_path, fine(), refusing) as fleet:
+            await fleet.reading.read(3, tensors(4, 5, 6, 7))
+            await fleet.reading.read(3, [BIAS])
+            await fleet.updater.update_weights(WeightUpdate(3, None, (WEIGHT, BIAS.tensor)))
+            parts = [sum("serialized_named_tensors" in body for body in posted) for posted in fleet.bodies]
+            return parts, [member.state for member in fleet.roster.members.values()], fleet.roster.explain()
+
+    parts, states, reason = asyncio.run(run())
+    assert parts == [2, 1], "who has failed is asked for nothing further"
+    assert states == [State.READY, State.LOST]
+    assert "server-1 lost: did not read version 3 in GPU memory" in reason
+    assert "invalid argument" in reason
+
+
+def test_where_nobody_reads_the_trainer_is_told(replay, tmp_path):
+    refusing = fine(resume_memory_occupation=(500, {"message": "out of memory"}))
+
+    async def run():
+        async with Fleet(replay, tmp_path, refusing, refusing) as fleet:
+            await fleet.reading.read(3, tensors(4, 5, 6, 7))
+
+    with pytest.raises(RunError, match=r"no server has read the weights of version 3(.|\n)*server-0 lost"):
+        asyncio.run(run())
+
+
+def test_a_server_that_somebody_else_started_is_not_asked(replay, tmp_path):
+    async def run():
+        async with Fleet(replay, tmp_path, fine()) as fleet:
+            fleet.roster.members["server-0"].process = None
+            with pytest.raises(RunError, match="was not started by the run, which does not know its GPUs"):
+                await fleet.reading.read(3, tensors(4, 5, 6, 7))
+            return fleet.bodies
+
+    assert asyncio.run(run()) == [[]]
+
+
+TURNS = ["placement.generation=[0,1]", "placement.training=[0,1]", "inference_engine.memory_saver=true"]
+
+
+def resolved(*words):
+    return resolve(None, ["grpo"], ["inference_engine=sglang", "inference_engine.servers=2", *TURNS, *words])
+
+
+def test_in_turns_it_is_the_default_where_servers_can_read():
+    assert resolved().config.publication.transport == "ipc"
+    assert resolved("publication.transport=memory").config.publication.transport == "memory"
+    assert (
+        resolved("inference_engine.servers=1", "inference_engine.data_parallel=2").config.publication.transport
+        == "memory"
+    )
+    others = ["placement.training=[2,3]"]
+    assert resolved(*others).config.publication.transport == "broadcast"
+
+
+@pytest.mark.parametrize(
+    "words", [["placement.training=[2,3]"], ["inference_engine.data_parallel=2", "inference_engine.servers=1"]]
+)
+def test_where_they_cannot_the_config_is_refused(words):
+    with pytest.raises(ConfigError) as caught:
+        resolved("publication.transport=ipc", *words)
+    assert "publication.transport is ipc, which is for servers of the run that take turns" in str(caught.value)
