@@ -159,7 +159,7 @@ def make_config(arguments: argparse.Namespace) -> dict:
             "update_mode": arguments.mode,
             "options": options | json.loads(arguments.options),
         },
-        "publication": {"transport": "broadcast" if arguments.what == "disaggregated" else "memory", "verify_every": 2},
+        "publication": {"verify_every": 2},  # in turns from GPU memory, else by broadcast; `shared` takes a folder
         "placement": PLACEMENTS[arguments.what],
         "train_engine": {
             "type": "fsdp",

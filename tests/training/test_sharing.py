@@ -150,7 +150,7 @@ def test_where_memory_cannot_be_shared_a_folder_is_used_at_once_and_for_good(tmp
 READER = """
 import pickle, sys, torch
 tensor = pickle.load(sys.stdin.buffer)
-print(tensor.sum().item(), tuple(tensor.shape), tensor.dtype)
+print(tensor.float().sum().item(), tuple(tensor.shape), tensor.dtype)
 """
 
 
