@@ -25,6 +25,7 @@ PROTOCOLS: Final = {
     "inference_engines": (
         interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
         interfaces.SamplingParameters, interfaces.WeightUpdate, interfaces.BroadcastReceiver, interfaces.MemorySharer,
+        interfaces.TensorReader, interfaces.SharedTensor, interfaces.SharedMemory,
         interfaces.Questioned,
     ),
     "workflows": (interfaces.RolloutWorkflow, interfaces.WorkflowContext, interfaces.RewardScore),
