@@ -96,12 +96,17 @@ class PolicyGradient:
         """Σ w_t c_t (L_t + R_t), with w from the aggregation, c the product of the corrections, R the regularisers."""
         terms = self._terms(batch, outputs)
         losses, logged = self._policy_loss(terms)
+        if losses.shape != terms.mask.shape:
+            told = f"the policy loss '{self._settings.policy_loss.target}' gave a tensor of shape {tuple(losses.shape)}"
+            raise RunError(f"{told}, and one value for each of {tuple(terms.mask.shape)} tokens is needed")
         for regulariser in self._regularisers:
             added, also = regulariser(terms)
             losses, logged = losses + added, logged | also
         for correction in self._corrections:
             weights, also = correction(terms)
             losses, logged = losses * weights, logged | also
+        if terms.logprobs.requires_grad and not losses.requires_grad:
+            raise RunError("nothing in the loss depends on the model: from it nothing is learnt", hints=["a detach()?"])
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
         counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
         losses = torch.where(counts, losses, 0.0)

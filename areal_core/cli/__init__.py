@@ -8,6 +8,7 @@ plugin has, `areal COMMAND ...`.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -49,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # As in `areal plugins | head`: end quietly, also at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG or "--debug" in words:
+            raise
+        complain(f"error: a name is too long for a file: {str(error.filename)[:60]}...")
+        return UsageError.exit_code
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
 

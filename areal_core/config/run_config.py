@@ -95,7 +95,7 @@ class RunConfig(Section):
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
         if placed.has_servers and "transport" not in placed.publication.model_fields_set:
-            can_read = placed.placement.in_turns and getattr(placed.inference_engine, "settings", None)
+            can_read = placed.has_rank_on_every_gpu and getattr(placed.inference_engine, "settings", None)
             by = "broadcast" if placed.placement.apart else "ipc" if getattr(can_read, "reads_tensors", False) else ""
             if by:
                 changes["publication"] = placed.publication.model_copy(update={"transport": by})
@@ -106,6 +106,11 @@ class RunConfig(Section):
         """Ranks of the trainer."""
         written: int | None = self.launcher.keywords().get("trainer_processes")
         return written or len(self.placement.training or ()) or 1
+
+    @property
+    def has_rank_on_every_gpu(self) -> bool:
+        """Whether the GPUs generate and train in turns, and each has a rank of the trainer."""
+        return self.placement.in_turns and self.trainer_processes == len(self.placement.training or ())
 
     @property
     def has_servers(self) -> bool:
@@ -169,6 +174,9 @@ class RunConfig(Section):
 
     def _generation(self) -> Iterator[Problem]:
         """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
+        if self.placement.in_turns and self.publication.transport == "broadcast":
+            message = "a broadcast has no group in which a GPU is twice, and placement uses the same GPUs in turns"
+            yield Problem(("publication", "transport"), message, ("leave it out, or set it to memory",))
         if self.workflow is not None and self.inference_engine is None:
             yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")
         if self.inference_engine is not None and self.workflow is None:

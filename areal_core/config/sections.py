@@ -165,7 +165,7 @@ class PublicationSection(Section):
     """How new weights reach the inference engines."""
 
     transport: Literal["memory", "disk", "broadcast", "ipc"] = "memory"
-    """a folder in memory or in the run folder, a broadcast, or read in the trainer's GPU memory"""
+    """a folder in memory or the run folder, a broadcast, or the trainer's GPU memory; placement decides what is best"""
     address: str | None = None
     """of rank 0's machine, as servers reach it, in broadcasts; null is that of its node"""
     timeout_s: Seconds = Field(default=300.0, gt=0)
@@ -176,14 +176,18 @@ class PublicationSection(Section):
     """mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in bfloat16"""
 
 
+GPU = Annotated[int, Field(ge=0, le=1_000_000)]
+"""A number, counted through all nodes."""
+
+
 class PlacementSection(Section):
     """Which GPUs generate and which train, counted through all nodes; the same for both means in turns."""
 
     layout: str | None = None
     """in words, such as train=8x2 generate=tp2x8: 8 GPUs on each of 2 nodes train, beside 8 servers on 2 GPUs each"""
-    generation: list[int] | None = None
+    generation: list[GPU] | None = None
     """GPUs for the inference servers; null is all"""
-    training: list[int] | None = None
+    training: list[GPU] | None = None
     """GPUs for the trainer's ranks; null is all"""
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
     """memory of each GPU where the run will be, for its plan; null is that of this machine's, if there are any"""

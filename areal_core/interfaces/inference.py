@@ -149,7 +149,6 @@ class SharedMemory:
         handle, size, offset: of the memory that holds the tensor's storage, and the storage's place in it, in bytes.
         start: the tensor's first element in the storage.
         counter, counter_offset: how the reader says that it is done.
-        event, waits: what it must wait for before it reads.
     """
 
     gpu: int
@@ -160,13 +159,11 @@ class SharedMemory:
     start: int
     counter: str
     counter_offset: int
-    event: str
-    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A whole, contiguous tensor of a model in the memory of the trainer's GPUs, once on each of its ranks."""
+    """A whole, contiguous tensor of a model in the memory of the trainer's GPUs, once on each GPU where it is read."""
 
     tensor: TensorDescription
     copies: tuple[SharedMemory, ...]
@@ -315,13 +312,17 @@ class MemorySharer(Protocol):
 class TensorReader(Protocol):
     """What a `MemorySharer` offers beyond where it reads weights in the memory of the trainer's GPUs."""
 
-    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> None:
+    async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> Sequence[int]:
         """Take over a part of the weights of a version, between `release_memory` and `update_weights`.
 
-        On return nothing reads these tensors any more.
+        A first call without tensors takes the engine's memory back and says who will read.
+
+        Returns:
+            The GPUs, as in `placement`, on which the next part will be read. Every copy of this part has been opened
+            where its GPU is among them, and is let go as soon as the reader's last copy of it is done.
 
         Raises:
-            RunError: nobody could read them.
+            RunError: nobody reads; says why.
         """
 
 

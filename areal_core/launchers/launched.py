@@ -62,6 +62,11 @@ class LaunchedProcess:
         specification = ProcessSpecification(*words, end=EndMeans.REPLACED, port=self._place.port)
         self._hold(await self._processes.start(specification))
 
+    @property
+    def gpus(self) -> Sequence[int]:
+        """That it was given."""
+        return self._place.gpus or ()
+
     def _hold(self, process: RunningProcess) -> None:
         self._process, self._ended = process, start_task(process.wait(), f"end of {self.name}")
 

@@ -77,11 +77,18 @@ class PublishWeights:
 
 @message
 class ReadTensors:
-    """A part of the weights of a version, in the memory of the trainer's GPUs: the last part is followed by
-    `PublishWeights`. Answered with `Done` when nobody reads them any more."""
+    """A part of the weights of a version, in the memory of the trainer's GPUs: none at first, and the last part is
+    followed by `PublishWeights`. Answered with `Readers`."""
 
     version: int
     tensors: tuple[SharedTensor, ...]
+
+
+@message
+class Readers:
+    """The GPUs on which the next part will be read."""
+
+    gpus: tuple[int, ...]
 
 
 @message

@@ -123,10 +123,10 @@ class RolloutService:
         receives = self._engine.capabilities.broadcast
         return messages.Published(receives and cast("BroadcastReceiver", self._engine).needs_folder())
 
-    async def _read_tensors(self, request: messages.ReadTensors) -> Done:
+    async def _read_tensors(self, request: messages.ReadTensors) -> messages.Readers:
         async with self._publishing:
-            await cast("TensorReader", self._engine).read_tensors(request.version, request.tensors)
-        return Done()
+            gpus = await cast("TensorReader", self._engine).read_tensors(request.version, request.tensors)
+        return messages.Readers(tuple(gpus))
 
     async def _keep_weights(self, request: messages.KeepWeights) -> Done:
         async with self._publishing:

@@ -184,7 +184,9 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
     )
     if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
         raise RunError(f"publication.transport is broadcast; {name} receives none", hints=["set it to memory or disk"])
-    if config.publication.transport == "ipc" and not (config.placement.in_turns and engine.capabilities.reads_tensors):
+    if config.publication.transport == "ipc" and not (
+        config.has_rank_on_every_gpu and engine.capabilities.reads_tensors
+    ):
         raise RunError(
             f"publication.transport is ipc, and {name} as it is set and placed reads no memory of the trainer's GPUs",
             hints=["that is for SGLang in turns with the trainer (placement, memory_saver); else set it to memory"],

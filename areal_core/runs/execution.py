@@ -77,7 +77,8 @@ def execute(
     assert folder is not None
     run = RunFolder(folder.resolve())
     epoch = next_epoch(run, say)
-    if (done := run.last_step or 0) > resolved.config.steps:
+    done = run.last_step or 0
+    if done > resolved.config.steps:
         more = f"for more: areal run --resume {run.word} steps={2 * done}"
         raise UsageError(f"the run has done {done} steps already, and steps is {resolved.config.steps}", hints=[more])
     steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
@@ -96,7 +97,7 @@ def execute(
     with closing(Terminal()) as terminal:
         code = _run_through_losses(resolved, run, epoch, terminal)
     if not code:
-        say(summarise_run(run, resolved.config.steps, time.monotonic() - began, Split.of(resolved.config)))
+        say(summarise_run(run, steps, time.monotonic() - began, Split.of(resolved.config), done))
     return code
 
 

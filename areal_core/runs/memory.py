@@ -179,9 +179,10 @@ class MemoryPlan:
 
     def _more_ranks(self, room: int) -> Iterator[str]:
         ranks, named = 1 << self.ranks.bit_length(), self._config.placement.training
-        while ranks <= (MOST_RANKS if named is None else len(named)):
+        while ranks <= MOST_RANKS:
             if self._may_be(ranks) and _peak(self._of_ranks(ranks)) <= room:
-                yield f"launcher.trainer_processes={ranks}"
+                has_place = named is None or ranks <= len(named)
+                yield f"launcher.trainer_processes={ranks}" if has_place else f"{ranks} GPUs for training in placement"
                 return
             ranks *= 2
 

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.selection import Selection
 
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-"""Keys of a config.json that are numbers where they are there."""
-LARGEST_SIZE = 1 << 40
+LARGEST_SIZE, MOST_LAYERS = 1 << 40, 1 << 16
+SIZES = dict.fromkeys(("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"), LARGEST_SIZE)
+SIZES |= {"num_hidden_layers": MOST_LAYERS}
+"""Keys of a config.json that are numbers where they are there, and up to which."""
+OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
+"""Those that may be null."""
 TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
 """Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
 PICTURE_KEYS = ("image", "images")
@@ -251,9 +254,12 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
         problems.append(f"{key}: {folder / 'config.json'} cannot be read ({wrong}); a Hugging Face folder has one")
         return None
     text = description.get("text_config", description)
-    odd = [name for name in SIZES if not _is_size(text.get(name, 1) if isinstance(text, dict) else None)]
+    sizes = text if isinstance(text, dict) else dict.fromkeys(SIZES)
+    odd = [name for name, largest in SIZES.items() if not _is_size(sizes.get(name, 1), largest)]
+    odd += [name for name in OPTIONAL_SIZES if sizes.get(name) is not None and not _is_size(sizes[name])]
     if odd:
-        problems.append(f"{key}: in {folder / 'config.json'} no positive whole number: {', '.join(odd)}")
+        told = f"no positive whole number: {', '.join(odd)} (or too large a one)"
+        problems.append(f"{key}: in {folder / 'config.json'} {told}")
         return None
     try:
         shapes = read_shapes(folder)
@@ -266,8 +272,8 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
     return StoredModel(folder, description, shapes)
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < LARGEST_SIZE
+def _is_size(value: object, largest: int = LARGEST_SIZE) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < largest
 
 
 def _check_context(resolved: Resolved, description: Mapping[str, Any], problems: list[str]) -> None:

@@ -32,11 +32,12 @@ def headlines(metrics: set[str]) -> list[tuple[str, str, str]]:
     return [*goals[:1], *(one for one in OTHERS if one[0] in metrics)]
 
 
-def summarise_run(run: RunFolder, steps: int, seconds: float, split: Split | None = None) -> str:
+def summarise_run(run: RunFolder, steps: int, seconds: float, split: Split | None = None, before: int = 0) -> str:
     """What came of a run that has done all its steps: scores at its two ends, which half waited for the other (with
     `split`, that of its GPUs, what would balance them), and where its results lie."""
     metrics = run.read_metrics()
-    lines = [f"done: {steps} steps in {seconds:.0f} s"]
+    here = f", the last {steps - before} of them" if before else ""
+    lines = [f"done: {steps} steps{here} in {seconds:.0f} s"]
     for key, label, form in headlines({key for line in metrics for key in line}):
         values = [line[key] for line in metrics if key in line]
         lines.append(f"  {label:15s} {values[0]:{form}} -> {values[-1]:{form}}")

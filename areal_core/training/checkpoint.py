@@ -107,7 +107,9 @@ def damage_of(folder: Path) -> str:
         own = state.pop("digest", None)
         if own not in (None, _digest(state)):
             return f"{path} holds other bytes than were written"
-        if changed := changed_files(folder, state.get("files", {}), state.get("digests")):
+        is_other = folder.name.startswith("step-") and folder.name != f"step-{state['step']:06d}"
+        other = [f"{folder} holds the checkpoint of step {state['step']}"] if is_other else []
+        if changed := other or changed_files(folder, state.get("files", {}), state.get("digests")):
             return "; ".join(changed)
         _read_witness(folder, state)
     except OSError as error:

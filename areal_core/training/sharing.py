@@ -17,27 +17,26 @@ from areal_core.errors import RunError
 from areal_core.interfaces.inference import SharedMemory, SharedTensor
 from areal_core.messages.rollouts import PublishWeights, ReadTensors
 from areal_core.training.broadcast import TransferFailedError
-from areal_core.training.distribution import agree, gather_texts
+from areal_core.training.distribution import agree, gather, gather_texts, share_text
 from areal_core.training.weights_file import describe_weights, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.rollouts import RolloutClient
 
 PART_BYTES = 1 << 28
 """Of tensors that lie ready for the servers at a time; one that is larger by itself is a part."""
-MOST_FAILURES = 3
-"""In a row; then a folder is used for the rest of this trainer's life."""
+
+Part = list[tuple["TensorDescription", "torch.Tensor | None"]]
+"""Tensors, None where this rank has no copy."""
 
 
 class TensorSharing:
     """Lets the servers on the trainer's GPUs read the parameters of an engine; the same on every rank.
 
-    Every rank has each part on its own GPU, for the server there. A part is let go when all servers have read it, so
-    that there is never more than one besides what they still hold of the one before.
+    The ranks on whose GPUs somebody reads have each part there. PyTorch keeps its memory until the reader has let it
+    go, and for ever where the reader dies before that: after a first failure nothing is shared any more.
 
     Args:
         engine: whose parameters.
@@ -52,7 +51,7 @@ class TensorSharing:
         self._dtype = dtype
         self._gpu = gpu
         self._tensors: tuple[TensorDescription, ...] = ()
-        self._failures = 0
+        self._readers: set[int] = set()
         self._fault = ""
 
     def send(self, version: int, trained: int) -> bool:
@@ -61,55 +60,75 @@ class TensorSharing:
         Raises:
             TransferFailedError: on every rank; no server holds the new weights.
         """
-        if self._failures == MOST_FAILURES:
+        if self._fault:
             raise TransferFailedError
         self._tensors = self._tensors or describe_weights(self._engine, self._dtype)
-        is_read = True
-        for part in self._parts():
-            is_read = is_read and self._is_read(version, part)
-            del part
-        missed = agree(self._complete(version, trained)) if is_read else -1.0
+        gpus = {int(gpu) for gpu in gather(self._gpu)}
+        self._offer(version, [])
+        if self._readers - gpus:
+            self._fail(f"no rank of the trainer has GPU {min(self._readers - gpus)}")
+        if self._readers:
+            self._offer_all(version)
+        missed = agree(self._complete(version, trained)) if self._readers else -1.0
         if torch.cuda.is_available():
             torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what the servers have let go
         if missed < 0:
-            self._fail()
+            self._fault = share_text(self._fault) or "it failed"
+            if self._rollouts is not None:
+                sys.stderr.write(f"weights go through a folder from now on: {self._fault}\n")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             raise TransferFailedError
-        self._failures = 0
         return bool(missed)
 
-    def _parts(self) -> Iterator[list[tuple[TensorDescription, torch.Tensor]]]:
-        """The parameters, copied part by part; collective. The memory of a part is its own: a reader's last copy may
-        be under way when it has answered, and PyTorch keeps that memory until the reader has let it go."""
-        part: list[tuple[TensorDescription, torch.Tensor]] = []
-        total = 0
-        gathered = self._engine.named_full_parameters()
-        for told, (_, value) in zip(self._tensors, gathered, strict=True):
-            if part and total + size_of(told) > PART_BYTES:
-                yield part
-                part, total = [], 0
-            part.append((told, value.detach().to(self._dtype, copy=True, memory_format=torch.contiguous_format)))
-            total += size_of(told)
-        yield part
+    def _offer_all(self, version: int) -> None:
+        part: Part = []
+        for told, (_, value) in zip(self._tensors, self._engine.named_full_parameters(), strict=True):
+            if part and sum(size_of(one) for one, _ in part) + size_of(told) > PART_BYTES:
+                self._offer(version, part)
+                part = []
+            part.append((told, self._copy(value)))
+        self._offer(version, part)
 
-    def _is_read(self, version: int, part: Sequence[tuple[TensorDescription, torch.Tensor]]) -> bool:
-        """Have a part read; whether it was."""
+    def _copy(self, value: torch.Tensor) -> torch.Tensor | None:
+        """A copy to be read, where somebody reads on this GPU and there is room."""
+        if self._gpu not in self._readers:
+            return None
         try:
-            own = json.dumps([asdict(share_memory(tensor, self._gpu)) for _, tensor in part])
-        except RuntimeError as error:
-            own = json.dumps(f"GPU {self._gpu}: {error}")
-        ranks = [json.loads(found) for found in gather_texts(own)]
-        if faults := [found for found in ranks if isinstance(found, str)]:
-            self._fault, self._failures = faults[0], MOST_FAILURES  # the next time would be no other
-            return False
-        is_read = True
-        if self._rollouts is not None:
-            copies = (tuple(SharedMemory(**one) for one in each) for each in zip(*ranks, strict=True))
-            told = tuple(SharedTensor(one, each) for (one, _), each in zip(part, copies, strict=True))
+            return value.detach().to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _offer(self, version: int, part: Part) -> None:
+        """Have a part read by those who have read all before it; none is what begins. Collective."""
+        if part and not self._readers:
+            return
+        shared, fault = [], ""
+        if self._gpu in self._readers:
             try:
-                self._rollouts.call(ReadTensors(version, told), f"servers to read weights of version {version}")
+                shared = [asdict(share_memory(tensor, self._gpu)) for _, tensor in part]
+            except RuntimeError as error:
+                fault = f"GPU {self._gpu}: {error}"
+        ranks = [json.loads(found) for found in gather_texts(json.dumps([shared, fault]))]
+        if faults := [fault for _, fault in ranks if fault]:
+            self._fail(faults[0])
+            return
+        if self._rollouts is not None:
+            copies = zip(*(shared for shared, _ in ranks if shared), strict=True)
+            told = [
+                SharedTensor(one, tuple(SharedMemory(**each) for each in memory))
+                for (one, _), memory in zip(part, copies, strict=True)
+            ]
+            try:
+                request = ReadTensors(version, tuple(told))
+                readers = self._rollouts.call(request, f"servers to read weights of version {version}")
+                self._readers = set(readers.gpus)
             except RunError as error:
-                self._fault, is_read = error.message, False
-        return bool(agree(float(is_read)))
+                self._fail(error.message)
+        self._readers = set(json.loads(share_text(json.dumps(sorted(self._readers)))))
+
+    def _fail(self, fault: str) -> None:
+        self._fault, self._readers = fault, set()
 
     def _complete(self, version: int, trained: int) -> float:
         """1 where some server waits for a folder, 0 where none does, -1 where none has taken the weights over."""
@@ -119,28 +138,20 @@ class TensorSharing:
             request = PublishWeights(version, trained, None, self._tensors)
             return float(self._rollouts.call(request, f"version {version} to be taken over").needs_folder)
         except RunError as error:
-            self._fault = error.message
+            self._fail(error.message)
             return -1.0
 
-    def _fail(self) -> None:
-        self._failures = min(self._failures + 1, MOST_FAILURES)
-        if self._rollouts is not None:
-            ever = " from now on" if self._failures == MOST_FAILURES else ""
-            sys.stderr.write(f"weights were not read in GPU memory, and go through a folder{ever}: {self._fault}\n")
 
-
-def share_memory(tensor: torch.Tensor, gpu: int) -> SharedMemory:
+def share_memory(tensor: torch.Tensor | None, gpu: int) -> SharedMemory:
     """Where a tensor of a GPU lies, for one other process; its memory is kept until that one has let it go.
 
     Raises:
-        RuntimeError: memory of this kind, or on this system, cannot be shared.
+        RuntimeError: there is no such tensor, or its memory cannot be shared.
     """
-    if not tensor.is_cuda:
-        raise RuntimeError("the trainer's tensors are in no GPU's memory")
-    torch.cuda.synchronize(tensor.device)
+    if tensor is None or not tensor.is_cuda:
+        raise RuntimeError("has no room for a part of the weights" if tensor is None else "the trainer is on no GPU")
+    torch.cuda.synchronize(tensor.device)  # then the reader has nothing to wait for
     _, told = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
-    handle, size, offset, _, counter, counter_offset, event, waits = told[7:]
+    handle, size, offset, _, counter, counter_offset = told[7:13]
     device = str(torch.cuda.get_device_properties(tensor.device).uuid)
-    return SharedMemory(
-        gpu, device, handle.hex(), size, offset, told[3], counter.hex(), counter_offset, event.hex(), waits
-    )
+    return SharedMemory(gpu, device, handle.hex(), size, offset, told[3], counter.hex(), counter_offset)

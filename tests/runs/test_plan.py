@@ -196,7 +196,8 @@ def test_without_a_gpu_nothing_is_refused_and_the_need_is_told(model: Path) -> N
 
 
 def test_in_turns_the_plan_says_what_is_left_to_servers(model: Path) -> None:
-    words = ["placement.gpu_memory_gib=80", "placement.generation=[0]", "placement.training=[0]"]
+    turns = ["publication.transport=memory", "placement.generation=[0]", "placement.training=[0]"]
+    words = ["placement.gpu_memory_gib=80", *turns]
     assert f"the trainer keeps {14 * COUNT / 2**30:.1f} GiB while servers generate" in str(plan(model, *words))
 
 
@@ -259,3 +260,15 @@ def test_heads_that_ranks_cannot_divide_are_refused(model: Path) -> None:
         plan(model, "launcher.trainer_processes=2", "train_engine.parallel.tensor=2")
     (problem,) = raised.value.problems
     assert "3 heads of attention with 3 key heads cannot be divided among tensor 2" in str(problem)
+
+
+def test_a_broadcast_in_turns_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="no group in which a GPU is twice"):
+        plan(model, "placement.generation=[0]", "placement.training=[0]")
+
+
+def test_more_gpus_are_proposed_where_placement_names_too_few(model: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(model, "placement.gpu_memory_gib=1.7", "placement.generation=[4]", "placement.training=[0]",
+             "train_engine.max_tokens_per_microbatch=1024")  # fmt: skip
+    assert "GPUs for training in placement" in str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from areal_core.errors import RunError
 from areal_core.interfaces import (
     GenerationRequest,
     ModelReference,
@@ -44,7 +45,7 @@ def shared(folder, name, value):
     """A tensor behind others in its memory, which is a file."""
     place = folder / name
     place.write_bytes(bytes(64) + bytes(12) + value.contiguous().numpy().tobytes())
-    memory = SharedMemory(0, "GPU-1", str(place).encode().hex(), 76 + value.nbytes, 64, 3, "", 0, "", waits=False)
+    memory = SharedMemory(0, "GPU-1", str(place).encode().hex(), 76 + value.nbytes, 64, 3, "", 0)
     return SharedTensor(TensorDescription(name, "float32", tuple(value.shape)), (memory,))
 
 
@@ -79,10 +80,18 @@ def test_weights_are_read_in_parts(sglang_program, sglang_options, server_enviro
             first = await engine.generate(asked[0])
             for version in (1, 2):  # a server that is left in the middle of an update would refuse the next
                 await engine.release_memory()
-                for part in (tensors[:7], tensors[7:]):
+                for part in ((), tensors[:7], tensors[7:]):
                     await engine.read_tensors(version, part)
                 await engine.update_weights(WeightUpdate(version, None, tuple(one.tensor for one in tensors)))
-            return first, await engine.generate(asked[1])
+            last = await engine.generate(asked[1])
+            await engine.release_memory()
+            await engine.read_tensors(3, ())
+            (tmp_path / "memory" / tensors[0].tensor.name).unlink()
+            with pytest.raises(
+                RunError, match="no server reads weights in GPU memory: server-0 did not read version 3"
+            ):
+                await engine.read_tensors(3, tensors[:7])  # SGLang does not survive memory that it cannot open
+            return first, last
         finally:
             await engine.close()
 

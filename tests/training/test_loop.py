@@ -115,6 +115,17 @@ def test_a_flipped_bit_is_refused_with_the_way_to_an_older_checkpoint(tmp_path: 
     assert "no older one is kept" in raised.value.hints[0]
 
 
+def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
+    """Whole, and not what its name says: the steps between would be lost."""
+    train(tmp_path, Parts(), config(2, checkpoint=CheckpointSection(every=1)))
+    first, last = (tmp_path / f"epochs/1/checkpoints/step-00000{step}" for step in (1, 2))
+    shutil.rmtree(last)
+    shutil.copytree(first, last)
+    engines: Any = {"actor": Parts()}
+    with pytest.raises(RunError, match=f"damaged: {last} holds the checkpoint of step 1"):
+        restore_checkpoint(last, engines)
+
+
 def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path) -> None:
     train(tmp_path, Parts(), config(1))
     checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"

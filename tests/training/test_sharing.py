@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import SharedMemory, TensorDescription
-from areal_core.messages.rollouts import Published, PublishWeights, ReadTensors
+from areal_core.messages.rollouts import Published, PublishWeights, Readers, ReadTensors
 from areal_core.training import sharing
 from areal_core.training.broadcast import TransferFailedError
 from areal_core.training.publication import Publication
@@ -24,7 +24,6 @@ from areal_core.training.sharing import TensorSharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -33,26 +32,28 @@ WEIGHTS["large"] = torch.arange(1000).float().reshape(20, 50).T
 
 
 class Rollouts:
-    """Answers as the controller does; refuses the part of this number, or the publication at the end."""
+    """Answers as the controller does: GPU 5 reads; refuses the beginning, a part, or the publication at the end."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused = refused
+        self.begun: list[int] = []
         self.parts: list[ReadTensors] = []
         self.published: list[PublishWeights] = []
 
     def call(self, message: Any, waiting_for: str) -> Any:
-        if isinstance(message, ReadTensors):
-            self.parts.append(message)
-            if self.refused == "part":
-                raise RunError("no server has read them")
-        else:
-            assert isinstance(message, PublishWeights)
+        what = "end" if isinstance(message, PublishWeights) else "part" if message.tensors else "begin"
+        if isinstance(message, PublishWeights):
             self.published.append(message)
-            if self.refused == "end":
-                raise RunError("no server took over the weights")
-        return Published(needs_folder=False)
+        elif message.tensors:
+            self.parts.append(message)
+        else:
+            self.begun.append(message.version)
+        if self.refused == what:
+            raise RunError(f"no server at the {what}")
+        return Readers((5,)) if isinstance(message, ReadTensors) else Published(needs_folder=False)
 
     def request(self, message: Any) -> int:
+        self.refused = ""
         self.call(message, "")
         return 1
 
@@ -79,7 +80,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     def share(tensor: torch.Tensor, gpu: int) -> SharedMemory:
         found.append(tensor)
-        return SharedMemory(gpu, "GPU-1", f"{len(found):04x}", tensor.nbytes, 0, 0, "", 0, "", waits=False)
+        return SharedMemory(gpu, "GPU-1", f"{len(found):04x}", tensor.nbytes, 0, 0, "", 0)
 
     monkeypatch.setattr(sharing, "share_memory", share)
     monkeypatch.setattr(sharing, "PART_BYTES", 256)  # two of 64 values in bfloat16
@@ -89,6 +90,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 def test_all_tensors_are_read_in_parts_and_then_published(shared):
     rollouts: Any = Rollouts()
     assert not TensorSharing(ENGINE, rollouts, torch.bfloat16, gpu=5).send(3, 2)
+    assert rollouts.begun == [3]
     parts = [[one.tensor.name for one in part.tensors] for part in rollouts.parts]
     assert parts == [["a", "b"], ["c"], ["large"]], "two to a part, and one that is larger by itself"
     assert {part.version for part in rollouts.parts} == {3}
@@ -104,47 +106,49 @@ def test_all_tensors_are_read_in_parts_and_then_published(shared):
     assert [one.name for one in rollouts.published[0].tensors] == list(WEIGHTS)
 
 
-@pytest.mark.parametrize("refused", ["part", "end"])
-def test_what_servers_refuse_goes_through_a_folder_and_after_three_times_always(refused, shared, capsys):
+@pytest.mark.parametrize(("refused", "parts"), [("begin", 0), ("part", 1), ("end", 4)])
+def test_what_servers_refuse_goes_through_a_folder_from_then_on(refused, parts, shared, tmp_path, capsys):
+    """What was shared and not read would be kept for ever."""
     rollouts: Any = Rollouts(refused)
-    sender = TensorSharing(ENGINE, rollouts, torch.float32, gpu=0)
-    for version in (1, 2, 3):
-        with pytest.raises(TransferFailedError):
-            sender.send(version, version)
-    tried = len(rollouts.parts)
-    assert tried == (3 if refused == "part" else 12), "no part is offered behind one that was refused"
-    with pytest.raises(TransferFailedError):
-        sender.send(4, 4)
-    assert len(rollouts.parts) == tried
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert ["from now on" in line for line in lines] == [False, False, True]
-    assert "no server" in lines[0]
-
-
-def test_a_success_forgets_failures(shared):
-    rollouts: Any = Rollouts()
-    sender = TensorSharing(ENGINE, rollouts, torch.float32, gpu=0)
-    for version, refused in enumerate(["part", "end", "", "part", "end", ""]):
-        rollouts.refused = refused
-        if refused:
-            with pytest.raises(TransferFailedError):
-                sender.send(version, version)
-        else:
-            sender.send(version, version)
-
-
-def test_where_memory_cannot_be_shared_a_folder_is_used_at_once_and_for_good(tmp_path: Path, capsys):
-    """As on this CPU."""
-    rollouts: Any = Rollouts()
-    section = PublicationSection(transport="ipc")
-    publication = Publication(section, ENGINE, rollouts, [tmp_path], torch.float32, gpu=2)
+    publication = Publication(PublicationSection(transport="ipc"), ENGINE, rollouts, [tmp_path], torch.float32, gpu=5)
     for _ in range(2):
         publication.publish(0)
-    assert not rollouts.parts
-    assert [one.folder for one in rollouts.published] == [tmp_path / "version-1", tmp_path / "version-2"]
+    assert len(rollouts.begun) == 1
+    assert len(rollouts.parts) == parts, "no part is offered behind one that was refused"
+    assert [one.folder for one in rollouts.published if one.folder] == [tmp_path / "version-1", tmp_path / "version-2"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert "go through a folder from now on: GPU 2: the trainer's tensors are in no GPU's memory" in line
+    assert line == f"weights go through a folder from now on: no server at the {refused}"
+
+
+def test_a_reader_on_a_gpu_without_a_rank_ends_it(shared, capsys):
+    """Nobody could share its weights with it."""
+    rollouts: Any = Rollouts()
+    with pytest.raises(TransferFailedError):
+        TensorSharing(ENGINE, rollouts, torch.float32, gpu=4).send(1, 1)
+    assert "no rank of the trainer has GPU 5" in capsys.readouterr().err
+    assert not shared
+
+
+def test_where_there_is_no_room_for_a_part_a_folder_is_used(monkeypatch, capsys):
+    """Behind the beginning the servers have their memory again."""
+
+    def full(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    rollouts: Any = Rollouts()
+    with pytest.raises(TransferFailedError):
+        TensorSharing(ENGINE, rollouts, torch.float32, gpu=5).send(1, 1)
+    assert "GPU 5: has no room for a part of the weights" in capsys.readouterr().err
+    assert not rollouts.parts
+
+
+def test_memory_that_is_no_gpus_cannot_be_shared(capsys):
+    """As on this CPU."""
+    rollouts: Any = Rollouts()
+    with pytest.raises(TransferFailedError):
+        TensorSharing(ENGINE, rollouts, torch.float32, gpu=5).send(1, 1)
+    assert "GPU 5: the trainer is on no GPU" in capsys.readouterr().err
 
 
 READER = """
@@ -160,7 +164,7 @@ def test_another_process_reads_the_memory_of_a_true_gpu():
     tensor = whole[20:].view(8, 5)  # not at the beginning of its storage
     memory = sharing.share_memory(tensor, 0)
     place = [bytes.fromhex(memory.handle), memory.size, memory.offset, False]
-    ends = [bytes.fromhex(memory.counter), memory.counter_offset, bytes.fromhex(memory.event), memory.waits]
+    ends = [bytes.fromhex(memory.counter), memory.counter_offset, b"", False]
     kind = [torch.UntypedStorage, torch.bfloat16, 0]
     words = (torch.Tensor, tensor.shape, tensor.stride(), memory.start, *kind, *place, *ends)
 

@@ -5,12 +5,13 @@ import functools
 
 import pytest
 import torch
-from composed import GROUP, LONGEST, REWARDS, Engine, build, prepared, turns_of
+from composed import GROUP, LONGEST, REWARDS, Engine, build, make_rollouts, prepared, turns_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.config.sections import TrainingSection
 from areal_core.data import combine
+from areal_core.errors import RunError
 from areal_core.interfaces import PolicyTerms
 from areal_core.testing.conformance import numbers_of
 from areal_core.training.context import BatchContext
@@ -297,3 +298,28 @@ def test_row_means_leave_out_whatever_stands_where_the_mask_is_off():
     terms = PolicyTerms(values, values, values, values, mask, row_index=torch.tensor([0, 0, 1, 1]), rows=3)
     assert terms.row_mean(values).tolist() == [1.0, 3.0, 0.0]
     assert terms.row_sum(values).tolist() == [1.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (lambda losses: losses.mean(), r"gave a tensor of shape \(\), and one value for each of \(\d+,\) tokens"),
+        (lambda losses: losses[:-1], r"gave a tensor of shape \(\d+,\), and one value"),
+        (lambda losses: losses.detach(), "nothing in the loss depends on the model"),
+    ],
+    ids=["a mean", "one too few", "no gradient"],
+)
+def test_a_policy_loss_that_is_no_loss_of_tokens_is_refused(make_batch, broken, words):
+    """A mean would be spread over all tokens, prompts among them; without a gradient a run would learn nothing."""
+    batch, passes = make_rollouts(make_batch)
+    algorithm = build(GRPOSettings)
+    batch = prepared(algorithm, batch, passes)
+    whole = algorithm._policy_loss
+
+    def policy_loss(terms):
+        losses, logged = whole(terms)
+        return broken(losses), logged
+
+    algorithm._policy_loss = policy_loss
+    with pytest.raises(RunError, match=words):
+        algorithm.loss(batch, {"logprobs": passes["actor"].clone().requires_grad_()})

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from areal_view import report
+from areal_view.chart import Series, line_chart
 from areal_view.page import render_page
 
 STEP = {"step": 1, "time": 1.0, "reward/mean": 0.5, "batch/sequences": 4, "time/step_s": 2.0}
@@ -96,3 +97,11 @@ def test_the_reward_is_that_of_every_episode():
     page = render_page("run", 1, [{"step": 1, "reward/mean": 0.47, "reward/all_episodes": 0.97}], [], "")
     assert "<b>0.97 → 0.97</b><span>reward</span>" in page
     assert "0.47 →" not in page
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30, -1e300])
+def test_a_curve_of_one_value_is_drawn(value):
+    drawn = line_chart([Series("rate", [(1.0, value), (2.0, value)])])
+    assert "polyline" in drawn
+    assert "nan" not in drawn
+    assert "inf" not in drawn

@@ -100,7 +100,7 @@ class WeightGroup:
         name: new for each group.
         address, port: of the store through which its members meet; the trainer serves it.
         world_size: members.
-        backend: `nccl` or `gloo`; `ipc` where nothing is broadcast, and its members have read all tensors before.
+        backend: `nccl` or `gloo`.
     """
 
     name: str

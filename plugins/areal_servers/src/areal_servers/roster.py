@@ -67,6 +67,7 @@ class Member:
         requests: under way there.
         failures: of requests in a row.
         group: the broadcast group that it is in.
+        has_read: the version whose weights it has read by itself, every tensor of them.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
         has_memory: False after it gave its GPU's memory away, until the next update.
         starts: of its process, when, within the last `restart_window_s`.
@@ -86,6 +87,7 @@ class Member:
     requests: int = 0
     failures: int = 0
     group: WeightGroup | None = None
+    has_read: int = -1
     has_served: bool = False
     has_memory: bool = True
     starts: list[float] = field(default_factory=list)
@@ -186,10 +188,10 @@ class Member:
         with known_form():
             if update.path is not None:
                 await self.adapter.load(self.connection, update.path, label, self.mode)
-            elif self.group is None:
-                raise UpdateRefusedError("is not in the group in which the weights are broadcast")
-            else:
+            elif self.group is not None:
                 await self.adapter.receive(self.connection, self.group, update.tensors, label, self.mode)
+            elif self.has_read != update.version:
+                raise UpdateRefusedError("is not in the group in which the weights are broadcast")
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Whether its requests have ended within so many seconds."""

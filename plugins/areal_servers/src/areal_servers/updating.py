@@ -93,8 +93,7 @@ class BroadcastGroups:
 
     async def _leave(self, member: Member, group: WeightGroup) -> None:
         with suppress(*FAULTS):
-            leaving = self._adapter.leave_group(member.connection, group)
-            await in_time(leaving, self._timeout_s, "group_timeout_s")
+            await in_time(self._adapter.leave_group(member.connection, group), self._timeout_s, "group_timeout_s")
 
     def _joined(self) -> list[Member]:
         return [member for member in self._roster.members.values() if member.group is not None]
@@ -160,19 +159,21 @@ class Updater:
 
         The update comes for sure: where the trainer cannot join the group, through a folder.
         """
+        await self.agree()
+        return await self._groups.form(address, port, backend, standing)
+
+    async def agree(self) -> None:
+        """An update will come, and until then no server is admitted."""
         if not self._is_agreed:
             await self._changing.acquire()
             self._is_agreed = True
-        return await self._groups.form(address, port, backend, standing)
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
-        if not self._is_agreed:
-            await self._changing.acquire()
+        await self.agree()
         self._is_agreed = False
         try:
-            told = {tensor.name: tensor.shape for tensor in update.tensors}
-            shapes = told if update.path is None else describe_folder(update.path)
+            shapes = describe_folder(update.path) if update.path else {one.name: one.shape for one in update.tensors}
             if not all(".lora_" in name for name in shapes):  # an adapter is judged by the servers that take it
                 check_fit(shapes, self._shapes, is_tied=self._is_tied)
             await self._groups.joined()
@@ -183,7 +184,7 @@ class Updater:
     async def _change(self, update: WeightUpdate) -> None:
         # Those without memory have been waiting for this since they gave it away.
         live = self._roster.those(State.READY, State.UPDATING)
-        members = [member for member in live if update.path is not None or member.group is not None]
+        members = [m for m in live if update.path or m.group or m.has_read == update.version]
         self._roster.hold(*live)
         faults = await asyncio.gather(*(self._update(member, update) for member in members))
         # Servers that only went away catch up from the folder when they are back.
@@ -196,7 +197,7 @@ class Updater:
         self._roster.put_back(*(member for member in held if member.version == update.version))
         for member in held:
             if member.version != update.version:
-                self._roster.lose(member, f"was not in the broadcast; {self._roster.reasons.get(member.name, '')}")
+                self._roster.lose(member, f"took no part; {self._roster.reasons.get(member.name, 'it came meanwhile')}")
 
     async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
         """What went wrong, None for nothing."""

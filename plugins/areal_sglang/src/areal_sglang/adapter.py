@@ -299,11 +299,6 @@ class SGLangAdapter:
         mode: UpdateMode,
     ) -> None:
         """`/update_weights_from_distributed`, between `begin` and `end` where the version knows them."""
-        if group.backend == "ipc":  # all of them have been read
-            await self.set_label(connection, label)
-            with suppress(RequestRefusedError):
-                await connection.post("/end_weight_update", {})
-            return
         with suppress(RequestRefusedError):
             await connection.post("/begin_weight_update", {})
         body = {
@@ -318,20 +313,35 @@ class SGLangAdapter:
         with suppress(RequestRefusedError):
             await connection.post("/end_weight_update", {})
 
+    async def begin_reading(self, connection: ServerConnection) -> None:
+        """`/begin_weight_update`, where the version knows it: what is read comes behind it."""
+        await self._mark(connection, "/begin_weight_update")
+
     async def read(self, connection: ServerConnection, copies: Sequence[bytes]) -> None:
-        """`/update_weights_from_tensor`; `receive` ends what this begins, with the last part.
+        """`/update_weights_from_tensor`; what cannot be opened ends the server.
 
         Args:
-            connection: to the server, which is stopped and has its memory.
+            connection: to the server, which has its memory and no requests.
             copies: for each of its ranks, where tensors lie, as `reading.pickled` writes it.
 
         Raises:
             UpdateRefusedError: the server says that it did not take them over.
         """
-        with suppress(RequestRefusedError):  # older versions know no begin; of others it has begun with the first part
-            await connection.post("/begin_weight_update", {})
         body = {"serialized_named_tensors": [b64encode(copy).decode() for copy in copies], "flush_cache": False}
         await self._update(connection, "/update_weights_from_tensor", body)
+
+    async def end_reading(self, connection: ServerConnection, label: str) -> None:
+        """`/end_weight_update`: all tensors have been read, and further tokens carry `label`."""
+        await self._mark(connection, "/end_weight_update")
+        await self.set_label(connection, label)
+
+    @staticmethod
+    async def _mark(connection: ServerConnection, path: str) -> None:
+        try:
+            await connection.post(path, {})
+        except RequestRefusedError as error:
+            if "(404)" not in str(error):  # which is what older versions say, for they need neither mark
+                raise UpdateRefusedError(str(error)) from None
 
     async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
         """`/destroy_weights_update_group`."""

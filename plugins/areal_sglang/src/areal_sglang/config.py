@@ -46,10 +46,10 @@ class SGLangConfig(FleetSettings):
                 yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
         if config.placement.in_turns and not self.memory_saver:
             yield "placement gives the same GPUs to generation and training: set memory_saver to true"
-        if config.publication.transport == "ipc" and not (config.placement.in_turns and self.reads_tensors):
+        if config.publication.transport == "ipc" and not (config.has_rank_on_every_gpu and self.reads_tensors):
             yield (
                 "publication.transport is ipc, which is for servers of the run that take turns with the trainer on the "
-                "same GPUs, with memory_saver, data_parallel 1 and whole weights: set it to memory"
+                "same GPUs, a rank on each, with memory_saver, data_parallel 1 and whole weights: set it to memory"
             )
         if config.sampling.min_new_tokens and not self.detokenize:
             yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"

@@ -39,7 +39,8 @@ class SGLangEngine(ServerFleet):
         seen_by_all = log_dir if processes is not None and log_dir.is_dir() else scratch
         self._speaker = SGLangAdapter(settings, seen_by_all)
         super().__init__(settings, self._speaker, log_dir, processes, gpus)
-        self.read_tensors = Reading(settings, self._speaker, self.roster, gpus or ()).read
+        self._reading = Reading(self._speaker, self.roster, self._updater, settings.update_timeout_s)
+        self.read_tensors, self.update_weights = self._reading.read, self._reading.update_weights
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`."""

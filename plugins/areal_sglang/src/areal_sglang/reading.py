@@ -10,67 +10,98 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.errors import RunError
-from areal_servers.errors import FAULTS, UpdateRefusedError, in_time, known_form
-from areal_servers.interface import WeightGroup
+from areal_servers.errors import FAULTS, in_time, known_form
 from areal_servers.roster import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription
+    from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
     from areal_servers.roster import Member, Roster
+    from areal_servers.updating import Updater
     from areal_sglang.adapter import SGLangAdapter
-    from areal_sglang.config import SGLangConfig
 
 
 class Reading:
     """Has the servers that gave their memory to the trainer read its weights, part by part.
 
-    Who has read every part is in a group of backend `ipc` when the weights are published, and who is in none waits for
-    a folder, as after a broadcast.
+    All of them read, or none does: who did not would wait for a folder of the same weights every time. A server that
+    fails once ends it for good, for memory that it cannot open ends SGLang itself.
 
     Args:
-        settings: of the fleet.
         adapter: speaks to the servers.
         roster: the servers.
-        gpus: of all servers that the run starts, divided among them in order.
+        updater: changes their weights otherwise.
+        timeout_s: for each part.
     """
 
-    def __init__(self, settings: SGLangConfig, adapter: SGLangAdapter, roster: Roster, gpus: Sequence[int]) -> None:
-        self._settings = settings
+    def __init__(self, adapter: SGLangAdapter, roster: Roster, updater: Updater, timeout_s: float) -> None:
         self._adapter = adapter
         self._roster = roster
-        self._gpus = gpus
-        self._version = -1
+        self._updater = updater
+        self._timeout_s = timeout_s
         self._readers: list[Member] = []
+        self._names: set[str] = set()
+        self._version = -1
+        self._fault = ""
 
-    async def read(self, version: int, tensors: Sequence[SharedTensor]) -> None:
+    async def read(self, version: int, tensors: Sequence[SharedTensor]) -> list[int]:
         """See `TensorReader.read_tensors`: a server that fails is taken out and catches up later."""
-        if version != self._version:
-            self._version = version
-            self._readers = [one for one in self._roster.those(State.UPDATING) if not one.has_memory]
-        are_read = await asyncio.gather(*(self._read(member, version, tensors) for member in self._readers))
-        self._readers = [member for member, is_read in zip(self._readers, are_read, strict=True) if is_read]
+        if not tensors:
+            await self._begin(version)
+        else:
+            copies = {one.name: [pickled(tensors, gpu) for gpu in _gpus(one)] for one in self._readers}
+            await self._try(lambda one: self._adapter.read(one.connection, copies[one.name]))
+            self._names |= {shared.tensor.name for shared in tensors}
         if not self._readers:
-            raise RunError(f"no server has read the weights of version {version}; {self._roster.explain()}")
+            raise RunError(f"no server reads weights in GPU memory: {self._fault}")
+        return [gpu for member in self._readers for gpu in _gpus(member)]
 
-    async def _read(self, member: Member, version: int, tensors: Sequence[SharedTensor]) -> bool:
-        try:
-            with known_form():
-                await in_time(self._take(member, version, tensors), self._settings.update_timeout_s, "update_timeout_s")
-        except FAULTS as error:
-            self._roster.lose(member, f"did not read version {version} in GPU memory: {error}")
-            return False
-        return True
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """See `InferenceEngine.update_weights`: who has read every tensor needs nothing but the version's name."""
+        readers, self._readers = self._readers, []
+        if update.path is None and self._version == update.version:
+            missing = {tensor.name for tensor in update.tensors} ^ self._names
+            self._readers = [] if missing else readers
+            await self._try(lambda one: self._adapter.end_reading(one.connection, one.label(update.version)))
+            for member in self._readers:
+                member.has_read = update.version
+        await self._updater.update_weights(update)
 
-    async def _take(self, member: Member, version: int, tensors: Sequence[SharedTensor]) -> None:
-        if member.process is None:
-            raise UpdateRefusedError("was not started by the run, which does not know its GPUs")
+    async def _begin(self, version: int) -> None:
+        await self._updater.agree()
+        held = [member for member in self._roster.those(State.UPDATING) if not member.has_memory]
+        self._version, self._names, self._readers = version, set(), []
+        if others := [member.name for member in held if not _gpus(member)]:
+            self._fault = self._fault or f"of {', '.join(others)} the run does not know the GPUs"
+        if not self._fault:
+            self._readers = held
+            await self._try(self._prepare)
+
+    async def _prepare(self, member: Member) -> None:
         await member.restore_memory()
-        member.group = WeightGroup(f"version-{version}", "", 0, 0, "ipc")
-        first = int(member.name.rpartition("-")[2]) * self._settings.tensor_parallel
-        own = self._gpus[first : first + self._settings.tensor_parallel]
-        await self._adapter.read(member.connection, [pickled(tensors, gpu) for gpu in own])
+        await self._adapter.begin_reading(member.connection)
+
+    async def _try(self, ask: Callable[[Member], Coroutine[None, None, None]]) -> None:
+        """Ask all readers something; those that fail are lost, and read no more."""
+
+        async def succeeds(member: Member) -> bool:
+            try:
+                with known_form():
+                    await in_time(ask(member), self._timeout_s, "update_timeout_s")
+            except FAULTS as error:
+                self._fault = f"{member.name} did not read version {self._version}: {error}"
+                self._roster.lose(member, f"did not read version {self._version} in GPU memory: {error}")
+                return False
+            return True
+
+        have = await asyncio.gather(*map(succeeds, self._readers))
+        self._readers = [member for member, has in zip(self._readers, have, strict=True) if has]
+
+
+def _gpus(member: Member) -> Sequence[int]:
+    """Of a server that the run has started, in the order of its ranks."""
+    return member.process.gpus if member.process is not None else ()
 
 
 class _Tensor:
@@ -84,34 +115,17 @@ class _Tensor:
         told, memory = self._tensor, self._memory
         shape = torch.Size(told.shape)
         layout = (torch.Tensor, shape, torch.empty(shape, device="meta").stride(), memory.start)
-        kind = (
-            torch.UntypedStorage,
-            getattr(torch, told.dtype),
-            memory.device,
-        )  # a UUID: SGLang knows it under its own number
+        # By its UUID: SGLang knows the GPU under a number of its own.
+        kind = (torch.UntypedStorage, getattr(torch, told.dtype), memory.device)
         place = (bytes.fromhex(memory.handle), memory.size, memory.offset, False)
-        return rebuild_cuda_tensor, (
-            *layout,
-            *kind,
-            *place,
-            bytes.fromhex(memory.counter),
-            memory.counter_offset,
-            bytes.fromhex(memory.event),
-            memory.waits,
-        )
+        counter = (bytes.fromhex(memory.counter), memory.counter_offset)
+        return rebuild_cuda_tensor, (*layout, *kind, *place, *counter, b"", False)  # no event to wait for
 
 
 def pickled(tensors: Sequence[SharedTensor], gpu: int) -> bytes:
-    """Names of tensors and where they lie on one GPU, as SGLang reads them: it takes pickles alone, of the functions
-    on its list (`SafeUnpickler`). areal reads none.
-
-    Raises:
-        UpdateRefusedError: no rank of the trainer has this GPU.
-    """
-    named: list[tuple[str, _Tensor]] = []
-    for shared in tensors:
-        memory = next((copy for copy in shared.copies if copy.gpu == gpu), None)
-        if memory is None:
-            raise UpdateRefusedError(f"has GPU {gpu}, on which no rank of the trainer is")
-        named.append((shared.tensor.name, _Tensor(shared.tensor, memory)))
+    """Names of tensors and where they lie on one GPU, as SGLang takes them. areal itself reads no pickle."""
+    named = [
+        (shared.tensor.name, _Tensor(shared.tensor, next(copy for copy in shared.copies if copy.gpu == gpu)))
+        for shared in tensors
+    ]
     return pickle.dumps(named, protocol=4)

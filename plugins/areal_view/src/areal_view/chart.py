@@ -27,8 +27,9 @@ def line_chart(series: Sequence[Series], *, floor_zero: bool = False) -> str:
     xs = [x for one in shown for x, _ in one.points]
     ys = [y for one in shown for _, y in one.points] + ([0.0] if floor_zero else [])
     low, high = min(ys), max(ys)
-    if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        half = max(0.5, abs(high) / 2)
+        low, high = low - half, high + half
     left, right = min(xs), max(*xs, min(xs) + 1)
 
     def place(x: float, y: float) -> tuple[float, float]:
