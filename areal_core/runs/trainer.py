@@ -144,6 +144,8 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
             journal.close()
         if source is not None:
             source.close()
+        if publication is not None:
+            publication.close()
         for engine in engines.values():
             engine.close()
 

@@ -138,6 +138,11 @@ class Publication:
             self._publish_folder(self.version, trained)
         return self.version
 
+    def close(self) -> None:
+        """Remove what was written: nobody reads it any more."""
+        while self._written:
+            shutil.rmtree(self._written.pop(), ignore_errors=True)
+
     def keep(self, trained: int) -> None:
         """The parameters, after so many batches, are still those that were published last."""
         self.finish()

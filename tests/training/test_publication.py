@@ -58,6 +58,7 @@ def published(tmp_path, monkeypatch):
         made.publish(0)
         return rollouts.folders[-1].name
 
+    publish.publication = made
     return publish
 
 
@@ -81,6 +82,13 @@ def test_old_versions_are_removed_wherever_they_are(published, tmp_path):
     for memory in (100, 1, 100, 100, 1):
         published(memory=memory)
     assert sorted(path.name for path in tmp_path.glob("*/version-*")) == ["version-4", "version-5"]
+
+
+def test_nothing_is_left_of_them_in_the_end(published, tmp_path):
+    for memory in (100, 1):
+        published(memory=memory)
+    published.publication.close()
+    assert list(tmp_path.glob("*/version-*")) == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(published, tmp_path):

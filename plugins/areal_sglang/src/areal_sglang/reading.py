@@ -54,7 +54,7 @@ class Reading:
             await self._try(lambda one: self._adapter.read(one.connection, copies[one.name]))
             self._names |= {shared.tensor.name for shared in tensors}
         if not self._readers:
-            raise RunError(f"no server reads weights in GPU memory: {self._fault}")
+            raise RunError(f"no server reads weights in GPU memory: {self._fault or self._roster.explain()}")
         return [gpu for member in self._readers for gpu in _gpus(member)]
 
     async def update_weights(self, update: WeightUpdate) -> None:
