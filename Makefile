@@ -14,12 +14,16 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-long test-fast test-pythons lint servers clean
+.PHONY: demo test test-programs test-long test-fast test-pythons lint servers clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
 test: $(VENV)/test lint servers
 	$(PYTEST) -m "not long"
+
+# What `make test` skips where SLURM, ssh or bubblewrap is not installed.
+test-programs: $(VENV)/test
+	$(PYTEST) -m "not long" plugins/areal_slurm plugins/areal_sandboxes tests/integration/test_command_launcher.py
 
 test-long: $(VENV)/test servers
 	$(PYTEST) -m long
@@ -32,7 +36,7 @@ test-fast: $(VENV)/test
 find_python = $(shell for found in python$(1) $$HOME/.pyenv/versions/$(1)*/bin/python; do \
 	$$found -c pass 2>/dev/null && echo $$found && break; done)
 PYTHONS := $(foreach version,3.12 3.13,$(if $(call find_python,$(version)),$(version)))
-TORCH_FREE := tests/config tests/cli tests/plugins tests/messages tests/launchers tests/runs/test_ownership.py
+TORCH_FREE := tests/config tests/cli tests/plugins tests/messages tests/launchers tests/driver/test_attempts.py
 
 test-pythons: $(PYTHONS:%=test-python-%)
 	@echo "ran on: $(if $(PYTHONS),$(PYTHONS),no further Python: neither 3.12 nor 3.13 is on this machine)"
@@ -40,7 +44,7 @@ test-pythons: $(PYTHONS:%=test-python-%)
 test-python-%: constraints.txt
 	$(call find_python,$*) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		numpy packaging pluggy pydantic pyyaml rich safetensors hypothesis "pytest>=8" "pytest-timeout>=2.3"
+		msgspec numpy packaging pluggy pydantic pyyaml rich safetensors hypothesis "pytest>=8" "pytest-timeout>=2.3"
 	PYTHONPATH=. .venv-$*/bin/python -m pytest -p no:cacheprovider -m "not long" $(TORCH_FREE)
 
 lint: $(VENV)/test

@@ -32,7 +32,6 @@ SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"
 SWITCH = "AREAL_WITHOUT_SERVERS"
 START_S = 900
 """For a server that is alive and not yet healthy, however slow the machine is."""
-END_S = 150
 
 # No test asserts a time, and a busy machine takes seconds for what takes milliseconds on a quiet one.
 hypothesis.settings.register_profile(
@@ -120,14 +119,17 @@ def server_environment() -> dict[str, str]:
 @contextmanager
 def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterator[Callable[[], str]]:
     """A server as a run would start it; what is yielded waits until it is healthy and returns its address."""
-    from areal_core.launchers import keeper
-    from areal_core.launchers.node import free_port
+    from areal_core.launchers.guard import kill_tree
+    from areal_core.launchers.machine import free_port
 
     port = free_port()
     command = adapter.command(model, "127.0.0.1", port)
-    words = [sys.executable, "-I", "-S", keeper.__file__, str(log), str(1 << 30), "--", *command.arguments]
     environment = {**os.environ, **command.environment}
-    process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command.arguments, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
 
     def address() -> str:
         deadline = time.monotonic() + START_S
@@ -143,9 +145,8 @@ def _started(adapter: ServerAdapter, model: ModelReference, log: Path) -> Iterat
     try:
         yield address
     finally:
-        assert process.stdin is not None
-        process.stdin.close()  # the keeper ends the server and all that it started
-        process.wait(END_S)
+        kill_tree(process.pid)
+        process.wait()
 
 
 @pytest.fixture(scope="module")

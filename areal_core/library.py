@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.config import resolve
 from areal_core.config.yaml_text import dump
+from areal_core.driver.execution import execute
 from areal_core.errors import ArealError, ConfigError
-from areal_core.runs.execution import execute
 from areal_core.runs.folder import cache_folder
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ class Commits:
     """A source of no batches: its ledger, and what training waited since the last look."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._ledger = Ledger(run_dir / "epochs/000001/ledger", run_dir)
+        self._ledger = Ledger(run_dir / "attempts/1/ledger", run_dir)
         self.waited_s = 0.0
 
     def commit(self, step: int, folder: Path) -> None:
@@ -89,7 +89,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         run_dir = Path(folder) / "run"
         engine, source = make_engine(f"{folder}/model", arguments.hidden), Commits(run_dir)
-        checkpoints = run_dir / "epochs/000001/checkpoints"
+        checkpoints = run_dir / "attempts/1/checkpoints"
         rest: Any = ({"actor": engine}, source, None, source.phase, print)
         savers = {k: Saver(CheckpointSection(asynchronous=k), run_dir, checkpoints, *rest) for k in (False, True)}
         alone = median(train(engine) for _ in range(5))

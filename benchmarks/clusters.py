@@ -102,7 +102,7 @@ class Run:
     def processes(self) -> list[tuple[int, dict[str, str], str]]:
         """What lives of it on any node: number, environment, command line."""
         found = []
-        for token in {path.read_text() for path in self.path.glob("epochs/*/token")}:
+        for token in {path.read_text() for path in self.path.glob("attempts/*/token")}:
             for pid in processes_with("AREAL_TOKEN", token):
                 with suppress(OSError):
                     lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")

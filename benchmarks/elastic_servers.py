@@ -49,7 +49,7 @@ class Run:
 
     def join(self, name: str) -> subprocess.Popen[bytes]:
         """A further node: a warden with the run's token."""
-        epoch = sorted((self.run_dir / "epochs").iterdir())[-1]
+        epoch = sorted((self.run_dir / "attempts").iterdir())[-1]
         address = json.loads((epoch / "owner.json").read_text())["address"]
         told = Credentials((epoch / "token").read_text(), int(epoch.name)).as_environment()
         command = [sys.executable, "-m", "areal_core.launchers.warden", address, "60"]

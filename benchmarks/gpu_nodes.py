@@ -28,9 +28,9 @@ from cluster_faults import HEADER, Row, kill, later, line_of, try_fault
 from cluster_faults import _later as things_due
 from clusters import STEPS, Local, Run
 
+from areal_core.driver.attempts import ask_owner
 from areal_core.messages.processes import WhoOwns
 from areal_core.runs import RunFolder
-from areal_core.runs.ownership import ask_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def kill_while_publishing(cluster: Any, run: Run) -> None:
     del cluster
     deadline, pid = time.monotonic() + PUBLISHING_S, run.pid("server")
     while time.monotonic() < deadline:
-        owner = ask_owner(RunFolder(run.path).epochs()[-1], WhoOwns(), 2.0)
+        owner = ask_owner(RunFolder(run.path).attempts()[-1], WhoOwns(), 2.0)
         if "publish" in owner.phases.get("trainer-0", ""):
             os.kill(pid, signal.SIGKILL)
             return

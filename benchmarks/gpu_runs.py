@@ -27,9 +27,9 @@ from pathlib import Path
 
 import yaml
 
+from areal_core.driver.attempts import ask_owner
 from areal_core.messages.processes import WhoOwns
 from areal_core.runs import RunFolder
-from areal_core.runs.ownership import ask_owner
 
 PORT = 30123
 """Of the server of `shared`."""
@@ -176,7 +176,7 @@ def watch_memory(run_dir: Path, stop: threading.Event, found: dict) -> None:
     """Memory of each GPU in MiB, by the trainer's phase."""
     while not stop.wait(0.1):
         try:
-            owner = ask_owner(RunFolder(run_dir).epochs()[-1], WhoOwns(), ASK_TIMEOUT_S)
+            owner = ask_owner(RunFolder(run_dir).attempts()[-1], WhoOwns(), ASK_TIMEOUT_S)
             phase = owner.phases["trainer-0"]
             text = subprocess.run(
                 ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],

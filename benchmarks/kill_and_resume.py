@@ -30,7 +30,7 @@ REPLACED = {"reward", "server"}
 
 def phase(run_dir: Path) -> str:
     """What the trainer is doing, as the run says itself."""
-    epoch = RunFolder(run_dir).last_epoch
+    epoch = RunFolder(run_dir).last_attempt
     owner = ask_owner(epoch, WhoOwns(), 2.0) if epoch is not None else None
     return str(owner.phases.get("trainer-0", "starting")) if isinstance(owner, Owner) else "starting"
 

@@ -59,7 +59,7 @@ class OneGeneration:
 async def measure(folder: Path, size: int, batches: int, tokens: int, group_size: int) -> tuple[float, float]:
     """Episodes per second after the first batch, and growth of memory in MiB from the tenth batch on."""
     engine = ZeroLatencyEngine(tokens)
-    ledger = Ledger(folder / "epochs/000001/ledger", folder)
+    ledger = Ledger(folder / "attempts/1/ledger", folder)
     runner = EpisodeRunner(OneGeneration(), engine, RewardSum([]), FakeTokenizer(), on_failure=ledger.failed)
     dataset = CountingDataset(100_000)
     section = RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size)

@@ -46,7 +46,9 @@ PROTOCOLS: Final = {
     "objectives": (interfaces.Objective,),
     "encoders": (interfaces.Encoder,),
     "models": (interfaces.ModelSource, interfaces.FindsModel, interfaces.ModelReference),
-    "launchers": (interfaces.Launcher, interfaces.ProcessSpecification, interfaces.Needs),
+    "launchers": (
+        interfaces.Launcher, interfaces.ProcessGroup, interfaces.Node, interfaces.Place, interfaces.RunningGroup,
+    ),
     "trackers": (interfaces.Tracker,),
 }  # fmt: skip
 """By kind, the Protocol that a target satisfies, and the records that it meets."""

@@ -1,114 +1,98 @@
-"""A launcher in one file: a command that reaches a host, such as ssh, brings a warden to each one.
+"""A launcher in one file: a command that reaches a host, such as ssh, starts each process of a run there.
 
     launcher:
       type: command_launcher.py:CommandLauncher
-      hosts: [a100-1, a100-2]
+      hosts: {a100-1: 8, a100-2: 8}                 # hosts, and how many GPUs each has for the run
       host: 10.0.0.5                                # this machine, as the hosts reach it
       command: [ssh, -o, BatchMode=yes, "{host}"]   # what is left out is this
 
 The words behind the command are quoted for one shell, as ssh has it. All hosts see the run folder, and have the same
-Python at the same place. The command ends when the warden does; its standard input is the warden's, which ends with it.
+Python at the same place. Nothing here watches the processes: they tell the driver's hub, and end when it hangs up.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
-import subprocess
-import tempfile
-import time
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import NODE_VARIABLE, UNTIL_INPUT_ENDS, describe_exit
+from areal_core.interfaces.launcher import Node, describe_exit
+from areal_core.launchers import member_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from areal_core.interfaces import Place, ProcessGroup
+
 SSH = ("ssh", "-o", "BatchMode=yes", "{host}")
-LEASE_S = 75.0
-"""After which a warden that cannot be reached has ended everything by itself, counted from when it was let go of."""
-POLL_S = 0.05
-LAST_WORDS = 1000
-
-
-class Reached:
-    """A command that holds a warden on a host, and what it has written."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=self._output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-    @property
-    def reason(self) -> str:
-        """How it has ended; empty while it runs."""
-        code = self.process.poll()
-        if code is None:
-            return ""
-        self._output.seek(0)
-        words = self._output.read()[-LAST_WORDS:].decode(errors="replace").strip()
-        return f"its command {describe_exit(code)}{words and f': {words}'}"
-
-    def tell(self, line: str) -> None:
-        """Write a line to it; one that has ended hears nothing, and `reason` says why."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-
-    def end(self, deadline: float) -> None:
-        """Let the warden go, and wait for it."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # of what `tell` could not write
-            self.process.stdin.close()
-        while self.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        self.process.kill()
-        self.process.wait()
-        self._output.close()
 
 
 class CommandLauncher:
     """A `Launcher` for hosts that a command reaches.
 
     Args:
-        hosts: that are nodes of the run; the same one may be named several times.
+        hosts: that are nodes of the run, each with its number of GPUs.
         host: address of this machine, as the hosts reach it.
         command: words that run a shell command on a host; {host} stands for its name.
         settings: that the core reads, such as `trainer_processes`.
     """
 
-    def __init__(self, *, hosts: list[str], host: str, command: Sequence[str] = SSH, **settings: Any) -> None:
+    def __init__(self, *, hosts: dict[str, int], host: str, command: Sequence[str] = SSH, **settings: Any) -> None:
         self.host = host
-        self._hosts = hosts
-        self._command = command
-        self._reached: dict[str, Reached] = {}
+        self._hosts, self._command = hosts, command
+        self._groups: list[Reached] = []
 
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """See `Launcher.bring`. Variables travel through standard input: a command line is seen by everybody."""
-        for number, host in enumerate(self._hosts):
-            name = host if self._hosts.count(host) == 1 else f"{host}-{number}"
-            words = [word.replace("{host}", host) for word in self._command]
-            variables = {**environment, NODE_VARIABLE: name}
-            exports = " ".join(f"{variable}={shlex.quote(value)}" for variable, value in variables.items())
-            # `read` takes one line and leaves the rest of the input to the warden.
+    async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
+        """See `Launcher.nodes`."""
+        return [Node(name, name, gpus) for name, gpus in self._hosts.items()]
+
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Reached:
+        """See `Launcher.start`. Variables travel through standard input: a command line is seen by everybody."""
+        reached = Reached([])
+        self._groups.append(reached)
+        for index, place in places.items():
+            variables = {**environment, **group.environment, **member_environment(group, {index: place})}
+            exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            words = [word.replace("{host}", place.node.partition("#")[0]) for word in self._command]
             script = f'cd {shlex.quote(os.getcwd())}; IFS= read -r line; eval "export $line"; exec '  # noqa: PTH109
+            pipes = dict.fromkeys(("stdin", "stdout"), asyncio.subprocess.PIPE)
             try:
-                reached = self._reached[name] = Reached([*words, script + shlex.join([*command, UNTIL_INPUT_ENDS])])
+                process = await asyncio.create_subprocess_exec(
+                    *words, script + shlex.join(group.command), stderr=asyncio.subprocess.STDOUT, **pipes
+                )
             except OSError as error:
                 raise RunError(f"{words[0]} cannot be started: {error.strerror}", hints=["launcher.command"]) from None
-            reached.tell(exports)
-        return len(self._hosts)
+            assert process.stdin is not None
+            process.stdin.write(f"{exports}\n".encode())
+            reached.processes.append(process)
+        return reached
 
-    def lost(self) -> Mapping[str, str]:
-        """See `Launcher.lost`."""
-        return {name: reached.reason for name, reached in self._reached.items() if reached.reason}
+    async def close(self) -> None:
+        """See `Launcher.close`."""
+        await asyncio.gather(*(group.end() for group in self._groups))
 
-    def close(self) -> None:
-        """See `Launcher.close`: a warden ends with its input, and one that is not heard of with its lease."""
-        deadline = time.monotonic() + LEASE_S
-        while self._reached:
-            self._reached.popitem()[1].end(deadline)
+
+class Reached:
+    """A `RunningGroup`: the commands that hold its members."""
+
+    def __init__(self, processes: list[asyncio.subprocess.Process]) -> None:
+        self.processes = processes
+
+    async def wait(self) -> str:
+        """See `RunningGroup.wait`: in the words of the command, such as `Permission denied`."""
+        said = [(await process.communicate())[0] for process in self.processes]
+        ends = zip(self.processes, said, strict=True)
+        return "; ".join(
+            f"its command {describe_exit(p.returncode)}: {words[-1000:].decode(errors='replace').strip()}"
+            for p, words in ends
+        )
+
+    async def end(self, grace_s: float = 0.0) -> None:
+        """See `RunningGroup.end`."""
+        for process in self.processes:
+            try:
+                await asyncio.wait_for(process.wait(), grace_s or 1.0)
+            except TimeoutError:
+                process.kill()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 LIBRARIES = ("pluggy", "packaging", "pydantic", "pydantic_core", "annotated_types", "typing_extensions")
-LIBRARIES += ("typing_inspection", "yaml", "_yaml")
+LIBRARIES += ("typing_inspection", "yaml", "_yaml", "msgspec")
 
 
 RESOLVE = """

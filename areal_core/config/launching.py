@@ -26,10 +26,9 @@ class LauncherSettings(Settings):
     """ranks of the trainer, over which the model is sharded; null: one for each GPU in placement.training, or one"""
     threads_per_process: int = Field(1, ge=1)
     """CPU threads of each trainer rank"""
-    gpus_per_node: int | None = Field(None, ge=0)
-    """GPUs of each node, for placements in words and for plans; null: not known before the start"""
-    recoveries_per_hour: int = Field(3, ge=0)
-    """times that a run goes back to its last checkpoint by itself when a process or a node is lost"""
+    max_attempts_without_checkpoint: int = Field(2, ge=0)
+    """times in a row that a run goes back to its last checkpoint by itself, when a process or a node is lost, without
+    coming to a new one"""
     network_interface: str | None = None
     """over which trainer ranks on several nodes speak; null: that by which their node reaches this program"""
 

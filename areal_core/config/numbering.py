@@ -1,4 +1,4 @@
-"""From a placement in words to what the rest of a config says about the same: GPUs, servers, tensor parallelism."""
+"""From a placement that counts to what the rest of a config says about the same: GPUs, servers, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUMBERED = {("inference_engine", "servers"), ("inference_engine", "tensor_parall
 
 
 def numbered(config: RunConfig) -> RunConfig:
-    """A config whose placement is in words, with numbers in their place.
+    """A config whose placement is counted, with GPUs that are counted through; the driver finds their nodes.
 
     Raises:
         RejectedError: the words are wrong, contradict what is written elsewhere, or ask for what the launcher has not.
@@ -28,19 +28,17 @@ def numbered(config: RunConfig) -> RunConfig:
         layout = Layout.parse(placement.layout or "")
         engine = _served(config.inference_engine, layout)
         _refuse(
-            f"train={layout.trainer_gpus}x{layout.trainer_nodes}",
+            f"train={layout.trainer_gpus}",
             "launcher.trainer_processes",
             launcher.get("trainer_processes"),
-            layout.trainer_gpus * layout.trainer_nodes,
+            layout.trainer_gpus,
         )
         copies = engine.keywords().get("data_parallel", 1) if engine is not None else 1
-        training, generation = layout.number(
-            layout.tensor_parallel * copies, launcher.get("nodes"), launcher.get("gpus_per_node")
-        )
+        training, generation = layout.number(layout.tensor_parallel * copies)
     except LayoutError as error:
         hints = (error.hint,) if error.hint else ()
         raise RejectedError([Problem(("placement",), str(error), hints)]) from None
-    lists = {"layout": None, "training": training, "generation": generation}
+    lists = {"training": training, "generation": generation}
     return config.model_copy(update={"placement": placement.model_copy(update=lists), "inference_engine": engine})
 
 

@@ -90,7 +90,7 @@ class RunConfig(Section):
     def _as_placed(self) -> RunConfig:
         """GPUs that are named in words get their numbers; where GPUs are named, what is right on GPUs holds for what
         is not written."""
-        placed = self if self.placement.layout is None else numbered(self)
+        placed = numbered(self) if self.placement.is_counted else self
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})

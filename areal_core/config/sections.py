@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_serializer, model_validator
 
 from areal_core.config.place import component
 from areal_core.config.selection import Selection  # noqa: TC001  pydantic evaluates annotations
@@ -177,18 +177,18 @@ class PublicationSection(Section):
 
 
 GPU = Annotated[int, Field(ge=0, le=1_000_000)]
-"""A number, counted through all nodes."""
+"""A number, as the machine counts them."""
 
 
 class PlacementSection(Section):
-    """Which GPUs generate and which train, counted through all nodes; the same for both means in turns."""
+    """How many GPUs train and generate, or, on one machine, which; the same for both means colocated."""
 
     layout: str | None = None
-    """in words, such as train=8x2 generate=tp2x8: 8 GPUs on each of 2 nodes train, beside 8 servers on 2 GPUs each"""
+    """counts: train=8 generate=tp2x4 is 8 GPUs that train and 4 servers on 2 each; colocated: the same GPUs do both"""
     generation: list[GPU] | None = None
-    """GPUs for the inference servers; null is all"""
+    """GPUs of one machine for the inference servers; null is all"""
     training: list[GPU] | None = None
-    """GPUs for the trainer's ranks; null is all"""
+    """GPUs of one machine for the trainer's ranks; null is all"""
     gpu_memory_gib: float | None = Field(default=None, ge=0.001, le=100_000)
     """memory of each GPU where the run will be, for its plan; null is that of this machine's, if there are any"""
 
@@ -212,6 +212,17 @@ class PlacementSection(Section):
             if shared and set(self.generation) != set(self.training):
                 raise ValueError(f"GPUs {sorted(shared)} do both, others one: all of them must be shared, or none")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_derived(self, write: Any) -> dict[str, Any]:
+        """Lists that follow from counts are not written down."""
+        written: dict[str, Any] = write(self)
+        return written | ({"generation": None, "training": None} if self.is_counted else {})
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it says how many GPUs, and not which."""
+        return self.layout is not None
 
     @property
     def in_turns(self) -> bool:
@@ -242,7 +253,7 @@ class EvaluationSection(Section):
     keep_best: bool = True
     """keep the checkpoint with the best score"""
     beside_training: bool = True
-    """train on the next batch meanwhile, but where the run is synchronous or GPUs are used in turns"""
+    """train on the next batch meanwhile, but where the run is synchronous or GPUs are colocated"""
 
 
 class CheckpointSection(Section):

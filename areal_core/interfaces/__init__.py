@@ -43,12 +43,11 @@ from areal_core.interfaces.inference import (
 from areal_core.interfaces.launcher import (
     EndMeans,
     Launcher,
-    Needs,
+    Node,
     Place,
     ProcessEnd,
-    Processes,
-    ProcessSpecification,
-    RunningProcess,
+    ProcessGroup,
+    RunningGroup,
 )
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource, StoredModel
@@ -102,7 +101,7 @@ __all__ = [
     "MemorySharer",
     "ModelReference",
     "ModelSource",
-    "Needs",
+    "Node",
     "Objective",
     "OptimizerSettings",
     "Pass",
@@ -111,8 +110,7 @@ __all__ = [
     "PolicyLoss",
     "PolicyTerms",
     "ProcessEnd",
-    "ProcessSpecification",
-    "Processes",
+    "ProcessGroup",
     "Questioned",
     "RankLoad",
     "Regulariser",
@@ -121,7 +119,7 @@ __all__ = [
     "Role",
     "RolloutWorkflow",
     "RowError",
-    "RunningProcess",
+    "RunningGroup",
     "SamplingParameters",
     "Sandbox",
     "SandboxResult",

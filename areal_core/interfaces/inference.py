@@ -217,7 +217,7 @@ class InferenceEngine(Protocol):
     """Generates, and changes weights while it generates. Lives in the rollout controller's event loop.
 
     Made, starting nothing, with its settings and those of these that its constructor names: `scratch`, a private folder
-    for sockets; `processes`, which starts processes of the run (`Processes`; None where somebody only asks what it can
+    for sockets; `member`, this process in the run (`areal_core.runs.Member`; None where somebody only asks what it can
     do); `log_dir`; `gpus`, the numbers of those that it may use, or None; `deterministic`, as in the config.
     """
 
@@ -330,7 +330,7 @@ class Questioned(Protocol):
     """What an inference engine offers beyond `InferenceEngine` where others may ask it things while a run goes on."""
 
     async def answer(self, message: object) -> object:
-        """The reply to a message of the plugin's own, which came through the run's supervisor.
+        """The reply to a message of the plugin's own, which came through the run's driver.
 
         Raises:
             RunError: the message is not known, or cannot be answered.

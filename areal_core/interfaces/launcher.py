@@ -1,4 +1,4 @@
-"""The processes of a run: what each is, who starts them, and how a launcher brings a warden to a node."""
+"""The processes of a run: groups of them, where each stands, and what a launcher does to start them."""
 
 from __future__ import annotations
 
@@ -11,78 +11,89 @@ if TYPE_CHECKING:
 
 
 class EndMeans(StrEnum):
-    """What the end of a process means for its run."""
+    """What the end of a member means for its run."""
 
-    ENDS_RUN = "ends the run"
+    ENDS_ATTEMPT = "ends the attempt"
     REPLACED = "replaced"
-    """Whoever asked for it is told, and starts another one or does without."""
+    """It is started again, by itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """What a process needs of its node.
+class ProcessGroup:
+    """Processes of a run that are started together and run the same command.
 
     Attributes:
-        cores: CPU cores that it computes with; 0 where it only waits.
-        gpus: by number, counted through all nodes of the run; None for those that the node shows.
-        memory_bytes: of main memory; 0 where nobody has counted.
-        spare: so many GPUs of one node that no process holds, any of `gpus`, or of all where that is None. Where no
-            node has a GPU, a node on which no process of the run listens. None for exactly `gpus`.
-    """
-
-    cores: int = 0
-    gpus: tuple[int, ...] | None = None
-    memory_bytes: int = 0
-    spare: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpecification:
-    """One process of a run, whatever launches it.
-
-    Attributes:
-        name: unique in the run, such as `trainer-0`; its output goes to `logs/<name>.log`.
-        role: what it is for, such as `trainer`.
-        command: of the operating system, the program first.
+        name: unique in the run, such as `trainer` or `server-2`. Members of a group of several are named
+            `trainer-0`, `trainer-1`, ...; the output of each goes to `logs/<member>.log`.
+        role: what it is for, such as `trainer` or `server`.
+        command: of each member, the program first.
+        count: members.
+        gpus_each: GPUs of each member; all of one member stand on one node.
+        gpus: the numbers of these GPUs, member by member, where a run of one machine names them; None for any.
+        cores_each: CPU cores that each computes with.
+        beside: name of the group on whose first member's node it must stand; empty for any node.
+        end: what a member's end means.
+        restarts: times within five minutes that a member that had come up is started again; None for any number.
+        shares_gpus: whether it uses GPUs that another group has as well, in turns with it.
         environment: added to the node's own.
-        needs: of its node.
-        node: name of the node where it must stand; empty for another choice.
-        beside: name of the process on whose node it must stand; empty for the node of whoever starts it.
-        end: what its end means.
-        speaks: whether it is a program of areal's own, which beats and is told things over a link to the supervisor.
-        port: on which it listens; 0 for none.
     """
 
     name: str
     role: str
     command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    needs: Needs = Needs()
-    node: str = ""
+    count: int = 1
+    gpus_each: int = 0
+    gpus: tuple[int, ...] | None = None
+    cores_each: int = 1
     beside: str = ""
-    end: EndMeans = EndMeans.ENDS_RUN
-    speaks: bool = False
-    port: int = 0
+    end: EndMeans = EndMeans.ENDS_ATTEMPT
+    restarts: int | None = None
+    shares_gpus: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def member(self, index: int) -> str:
+        """The name of one member."""
+        return self.name if self.count == 1 and self.role != "trainer" else f"{self.name}-{index}"
 
 
-NODE_VARIABLE = "AREAL_NODE"
-"""Names a node among its like, where the host's name does not."""
-UNTIL_INPUT_ENDS = "--until-input-ends"
-"""Word behind a warden's command: it also ends when its standard input does."""
-LOST = -100
-"""In place of an exit code: the node of the process, or the way to it, is gone."""
+class Node(NamedTuple):
+    """A machine on which members can be started.
+
+    Attributes:
+        name: unlike any other node's.
+        address: under which other nodes reach it.
+        gpus: how many of them the run may use there, numbered from 0.
+        cores: that it has; 0 where nobody has counted.
+    """
+
+    name: str
+    address: str
+    gpus: int = 0
+    cores: int = 0
+
+
+class Place(NamedTuple):
+    """Where a member runs.
+
+    Attributes:
+        node: its name.
+        gpus: that it uses, by their numbers on the node.
+    """
+
+    node: str
+    gpus: tuple[int, ...] = ()
 
 
 class ProcessEnd(NamedTuple):
     """How a process has ended.
 
     Attributes:
-        code: exit code; negative for the signal that killed it; `LOST`.
+        code: exit code; negative for the signal that killed it; None where nobody can tell: its node is gone.
         last_words: the end of what it wrote.
     """
 
-    code: int
-    last_words: str
+    code: int | None
+    last_words: str = ""
 
     def describe(self) -> str:
         """In words, with what it wrote last."""
@@ -90,98 +101,68 @@ class ProcessEnd(NamedTuple):
         return f"{how}; the end of its log:\n{self.last_words}" if self.last_words else how
 
 
-def describe_exit(code: int) -> str:
+def describe_exit(code: int | None) -> str:
     """An exit code in words: `ended with exit code 1`, `was killed by SIGKILL`."""
     import signal
 
-    if code == LOST:
-        return "was lost with its node"
+    if code is None:
+        return "was lost: it, its guard and its node say nothing more"
     names = {number.value: number.name for number in signal.Signals}  # of real-time signals only two have names
     return f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 
 
-class Place(NamedTuple):
-    """Where a process can listen.
+class RunningGroup(Protocol):
+    """Members that were started by one call of a launcher."""
 
-    Attributes:
-        node: its name, for `ProcessSpecification.node`.
-        address: of the node, as other processes of the run reach it.
-        port: on which nobody listened there a moment ago.
-        gpus: for `Needs.gpus` of the process that is started there.
-    """
+    async def wait(self) -> str:
+        """Until the launcher believes that all are over; in its own words how, for members that never came."""
 
-    node: str
-    address: str
-    port: int
-    gpus: tuple[int, ...] | None = None
+    async def end(self, grace_s: float = 0.0) -> None:
+        """End what is left after `grace_s` seconds and give its resources back; safe to call twice.
 
-
-class RunningProcess(Protocol):
-    """A process that was started, as its starter sees it."""
-
-    name: str
-
-    async def wait(self) -> ProcessEnd:
-        """Until it has ended, and with it everything that it ever started."""
-
-    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
-        """End it: SIGTERM, and SIGKILL after `grace_s` seconds; safe to call twice."""
-
-
-class Processes(Protocol):
-    """Starts processes of a run: what an engine, a pool or any other part is given that needs some.
-
-    Attributes:
-        host: address by which other nodes of the run reach this one; loopback where there are none.
-    """
-
-    host: str
-
-    async def find_place(self, needs: Needs) -> Place:
-        """A node that has what a process needs, the one with the fewest processes where several do, and a port there.
-
-        Raises:
-            RunError: there is no such node, or no room now.
-        """
-
-    async def adopt(self, name: str) -> tuple[RunningProcess, Place] | None:
-        """A process that still runs, started under this name for whoever had this one's part before, and its place."""
-
-    async def start(self, specification: ProcessSpecification) -> RunningProcess:
-        """Start a process and return at once.
-
-        Its end is the starter's affair (`EndMeans.REPLACED`), whatever the specification says.
-
-        Raises:
-            RunError: there is no room for it.
+        The second means: members end by themselves when the driver closes its connection to them.
         """
 
 
 class Launcher(Protocol):
-    """Brings one warden to each node of a run, and ends nodes. Everything else is the wardens'.
+    """Starts the members of process groups where they were placed. It watches nothing: members tell the driver's hub.
 
     Its settings are derived from `areal_core.config.LauncherSettings`, where the core reads how many ranks there are.
 
     Attributes:
-        host: address on which the supervisor listens for the wardens.
-        joining_s: not needed; seconds that nodes have which join by themselves (`areal join`), as the user is told.
+        host: address of this machine at which members reach the driver; may ask a cluster.
     """
 
     host: str
 
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Begin to run the command, a warden, once on every node, with these variables; how many will come.
+    async def nodes(self, groups: Sequence[ProcessGroup]) -> Sequence[Node]:
+        """The nodes that may be used now, in the order in which they are filled.
 
-        A node that has a name among its like is told it in the variable `AREAL_NODE`; otherwise its host's counts.
-        With `UNTIL_INPUT_ENDS` behind it, the command also ends when its standard input does.
-        GPUs that are not the run's are hidden from it by `CUDA_VISIBLE_DEVICES`.
+        Args:
+            groups: that are to be started there; a launcher that has to ask for room asks for theirs.
 
         Raises:
-            RunError: a node cannot be had; says which, and what there is.
+            RunError: there is no room; says what there is.
         """
 
-    def lost(self) -> Mapping[str, str]:
-        """Nodes whose warden could not be started or has ended for sure, by name, with the reason."""
+    async def start(
+        self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]
+    ) -> RunningGroup:
+        """Start members of a group and return without waiting for them.
 
-    def close(self) -> None:
-        """End all nodes; confirmed on return; safe to call twice."""
+        Every member runs `group.command` with `environment` and `group.environment` added to its node's own. One that
+        is started by itself is told its place by `areal_core.launchers.member_environment(group, {index: place})`; one
+        of several like tasks of a step by that of all of them, in the order of the tasks. Whose number is not in
+        `SLURM_PROCID` has it in `AREAL_TASK`.
+
+        Args:
+            group: of them.
+            places: by index of the member in its group.
+            environment: where the driver is, and what shows that they belong to the run.
+
+        Raises:
+            RunError: they cannot be started.
+        """
+
+    async def close(self) -> None:
+        """End everything that is left, and give all resources back; safe to call twice."""

@@ -1,5 +1,9 @@
-"""Processes of a run: wardens and keepers, which start and end them, and the launcher of this machine.
+"""Processes of a run where they run: members and their guards, and the launchers of this machine and of any other.
 
-A launcher brings one warden (`warden`) to each node. The warden starts each process under a keeper (`keeper`,
-`keepers`), and speaks with the supervisor's end (`wardens`).
+Whoever starts a process, the process joins the driver's hub by itself (`member`), below a guard that ends what it
+leaves behind (`guard`). `local` starts processes here, `external` on machines that somebody else brings (`node`).
 """
+
+from areal_core.launchers.places import member_environment
+
+__all__ = ["member_environment"]

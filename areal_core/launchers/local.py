@@ -1,58 +1,118 @@
-"""All processes of a run on this machine, which is one node, or plays several."""
+"""Members on this machine: forks of one process that has imported what takes long, or a process each."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
-import time
-from contextlib import suppress
+import sys
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces.launcher import NODE_VARIABLE, describe_exit
-from areal_core.launchers.node import count_gpus, visible_gpus
+from areal_core.errors import RunError
+from areal_core.interfaces.launcher import Node, describe_exit
+from areal_core.launchers.forking import Forked, ForkServer
+from areal_core.launchers.guard import kill_tree
+from areal_core.launchers.machine import count_gpus
+from areal_core.launchers.places import member_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from areal_core.interfaces.launcher import Place, ProcessGroup
     from areal_core.launchers.settings import LocalSettings
 
-GRACE_S = 10.0
+HERE = "this machine"
 
 
 class LocalLauncher:
-    """Brings wardens as children in sessions of their own: a terminal's Ctrl-C reaches only the supervisor."""
+    """See `Launcher`. Members have sessions of their own: a terminal's Ctrl-C reaches the driver alone."""
 
     host = "127.0.0.1"
 
     def __init__(self, settings: LocalSettings) -> None:
-        self._count = settings.nodes
-        self._wardens: dict[str, subprocess.Popen[bytes]] = {}
+        self._forks = settings.fork_server
+        self._server: ForkServer | None = None
+        self._groups: list[Spawned] = []
 
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """See `Launcher.bring`."""
-        for number in range(self._count):
-            name = f"node-{number}" if self._count > 1 else "this machine"
-            own = {**os.environ, **environment, **(self._own(number, name) if self._count > 1 else {})}
-            self._wardens[name] = subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, start_new_session=True)
-        return self._count
+    def warm_up(self) -> None:
+        """Begin to import what members need, while the run is being checked."""
+        if self._forks and (self._server is None or not self._server.is_alive):
+            self._server = ForkServer()
 
-    def _own(self, number: int, name: str) -> dict[str, str]:
-        """What makes a part of this machine a node: a name, and its share of the GPUs."""
-        gpus = visible_gpus() or list(map(str, range(count_gpus())))
-        share = len(gpus) // self._count
-        return {NODE_VARIABLE: name, "CUDA_VISIBLE_DEVICES": ",".join(gpus[number * share : (number + 1) * share])}
+    async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
+        """See `Launcher.nodes`: this machine, with the GPUs that it shows."""
+        return [Node(HERE, self.host, count_gpus(), os.cpu_count() or 1)]
 
-    def lost(self) -> Mapping[str, str]:
-        """See `Launcher.lost`."""
-        codes = {name: warden.poll() for name, warden in self._wardens.items()}
-        return {name: f"its warden {describe_exit(code)}" for name, code in codes.items() if code is not None}
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Spawned:
+        """See `Launcher.start`."""
+        told = [
+            {**environment, **group.environment, **member_environment(group, {index: place})}
+            for index, place in places.items()
+        ]
+        if self._server is not None and list(group.command[:2]) == [sys.executable, "-m"]:
+            self.warm_up()  # it may have been killed
+            if (threads := await self._server.threads()) == 1:
+                forks = [self._server.fork(group.command[2:], {**os.environ, **own}) for own in told]
+                spawned = Spawned(await asyncio.gather(*forks))
+                self._groups.append(spawned)
+                return spawned
+            sys.stderr.write(f"what is imported has started {threads} threads: processes are started one by one\n")
+            self._server.close()
+            self._server, self._forks = None, False
+        spawned = await spawn(group.command, told)
+        self._groups.append(spawned)
+        return spawned
 
-    def close(self) -> None:
-        """See `Launcher.close`: a warden ends by itself when the supervisor lets go of it."""
-        deadline = time.monotonic() + GRACE_S
-        for warden in self._wardens.values():
-            while warden.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            with suppress(ProcessLookupError):
-                warden.kill()
-            warden.wait()
+    async def close(self) -> None:
+        """See `Launcher.close`."""
+        await asyncio.gather(*(group.end() for group in self._groups))
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+
+
+class Spawned:
+    """Processes of this machine; a `RunningGroup`."""
+
+    def __init__(self, processes: Sequence[asyncio.subprocess.Process | Forked]) -> None:
+        self._processes = processes
+
+    async def wait(self) -> str:
+        """See `RunningGroup.wait`."""
+        codes = await asyncio.gather(*(process.wait() for process in self._processes))
+        return ", ".join(map(describe_exit, codes))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to each: it reaches the member, which tells the driver."""
+        for process in self._processes:
+            if process.returncode is None:
+                os.kill(process.pid, number)
+
+    async def end(self, grace_s: float = 0.0) -> None:
+        """See `RunningGroup.end`."""
+        if grace_s:
+            await asyncio.wait({asyncio.ensure_future(self.wait())}, timeout=grace_s)
+        for process in self._processes:
+            if process.returncode is None:  # not process.kill(), which reaps: asyncio then sees exit code 255
+                kill_tree(process.pid)
+        await self.wait()
+
+
+async def spawn(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Spawned:
+    """Start a command once with each of some variables.
+
+    Raises:
+        RunError: it cannot be started.
+    """
+    processes: list[asyncio.subprocess.Process] = []
+    for environment in environments:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                env={**os.environ, **environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            await Spawned(processes).end()
+            raise RunError(f"{command[0]} cannot be started on this machine: {error}") from None
+        processes.append(process)
+    return Spawned(processes)

@@ -1,51 +1,89 @@
-"""What a node has: GPUs, ports, a network. Standard library only."""
+"""The agent of a machine that somebody else brings: starts what the driver places here, and ends with its hub."""
 
 from __future__ import annotations
 
-import fcntl
+import asyncio
 import os
+import signal
 import socket
-import struct
-from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_SIOCGIFADDR = 0x8915
+from areal_core.background import start_task
+from areal_core.errors import RunError
+from areal_core.launchers.local import Spawned, spawn
+from areal_core.launchers.machine import count_gpus
+from areal_core.messages import Credentials, PeerClosed, connect
+from areal_core.messages.hub import EndMembers, MembersEnded, NodeReady, StartMembers
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-def visible_gpus() -> list[str]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves of the machine's, as it names them; empty where it leaves all."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    return [name.strip() for name in shown.split(",")] if shown else []
+    from areal_core.messages import Peer
 
-
-def count_gpus() -> int:
-    """How many GPUs processes here would see; 0 also where the machine does not say."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return 0
-    return len(visible_gpus()) or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+CONNECT_TIMEOUT_S = 60.0
+GRACE_S = 5.0
+"""For guards to end what is theirs when the hub is gone."""
+NODE_VARIABLE = "AREAL_NODE"
+"""Names a machine among its like, where the host's name does not."""
 
 
-def own_address() -> str:
-    """The address by which this machine reaches other networks; loopback where it reaches none."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the way
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
+async def serve_node(address: str, credentials: Credentials, nonce: str) -> bool:
+    """Be a machine of a run until its driver is gone; on return nothing of the run is left here.
+
+    Args:
+        address: of the driver's hub.
+        credentials: of the run.
+        nonce: read in the run's folder.
+
+    Returns:
+        Whether the driver took this machine.
+
+    Raises:
+        OSError: there is no way to the driver.
+        RunError: it does not take this machine; says why.
+    """
+    groups: dict[str, Spawned] = {}
+    peer = await connect(address, CONNECT_TIMEOUT_S, "node", credentials)
+    name = os.environ.get(NODE_VARIABLE) or socket.gethostname()
+    loop = asyncio.get_running_loop()
+    try:
+        ready = NodeReady(name, peer.own_host, count_gpus(), len(os.sched_getaffinity(0)), nonce)
+        await peer.request(ready, CONNECT_TIMEOUT_S, "a place among the machines of the run")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
+                loop.add_signal_handler(number, _pass_on, number, groups, peer)
+        while True:
+            message = await peer.receive()
+            match message:
+                case StartMembers(group, command, environments):
+                    try:
+                        groups[group] = await spawn(command, environments)
+                    except RunError as error:
+                        peer.notify(MembersEnded(group, error.message))
+                    else:
+                        start_task(_report(peer, group, groups[group]), f"end of {group}")
+                case EndMembers(group) if group in groups:
+                    start_task(groups[group].end(), f"end of {group}")
+    except PeerClosed:
+        return True
+    finally:
+        await peer.close()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        await asyncio.gather(*(group.end(GRACE_S) for group in groups.values()))
 
 
-def interface_of(address: str) -> str:
-    """The name of the network interface that has an IPv4 address; empty where none is found."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return "lo" if address.startswith("127.") else ""
+def _pass_on(number: int, groups: Mapping[str, Spawned], peer: Peer) -> None:
+    """This machine is about to be taken away: its members tell the driver, which decides; without any it just goes."""
+    if not groups:
+        peer.abort()
+    for group in groups.values():
+        group.signal(number)
+
+
+async def _report(peer: Peer, group: str, spawned: Spawned) -> None:
+    how = await spawned.wait()
+    try:
+        peer.notify(MembersEnded(group, how))
+    except PeerClosed:
+        return

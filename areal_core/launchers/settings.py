@@ -1,4 +1,4 @@
-"""Settings of the local launcher."""
+"""Settings of the core's launchers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LocalSettings(LauncherSettings):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    nodes: int = Field(1, ge=1, le=64)
-    """nodes that this machine plays, with an equal share of its GPUs each: to try what a cluster would do"""
+    fork_server: bool = True
+    """fork processes from one that has imported torch and transformers, instead of importing them in each"""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Every rank has a core of this machine to itself, and where GPUs are named, one of them."""
@@ -31,16 +31,14 @@ class LocalSettings(LauncherSettings):
             yield f"{ranks} ranks do not fit on {room} cores; lower launcher.trainer_processes"
 
 
-class JoinedSettings(LauncherSettings):
-    """Nodes that join by themselves, however they were started."""
+class ExternalSettings(LauncherSettings):
+    """Machines that somebody else brings: on each, `areal node RUN_DIR`."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     nodes: int = Field(1, ge=1)
-    """that are waited for, each with `areal join RUN_DIR`"""
-    here: bool = False
-    """whether this machine is one of them, without a command of its own"""
+    """machines that are waited for"""
     host: str | None = None
     """address of this machine as the others reach it; null: that by which it reaches other networks"""
-    joining_timeout_s: Seconds = Field(600.0, gt=0)
-    """seconds that nodes have to join; the run does without those that have not"""
+    start_timeout_s: Seconds = Field(600.0, gt=0)
+    """seconds that they have to come"""

@@ -1,6 +1,6 @@
 """The ledger: what became of every prompt group, so that none is lost and none is trained on twice.
 
-SQLite in the folder of the run's epoch holds the state of each group; the trajectories of finished groups lie beside
+SQLite in the folder of the run's attempt holds the state of each group; the trajectories of finished groups lie beside
 it in safetensors segments. The rollout controller alone opens it. Writes are collected and made durable together,
 `flush` by `flush`: first the segment, then one transaction that names it. A process that is killed in between loses at
 most groups that are then issued again. What a full disk refused stays to be written.
@@ -76,11 +76,11 @@ class _Pending:
 
 
 class Ledger:
-    """State of every prompt group of a run, as one epoch of it writes it down.
+    """State of every prompt group of a run, as one attempt at it writes it down.
 
     Args:
-        folder: of this epoch's ledger.
-        run_dir: of the run, below which all epochs' segments and checkpoints lie.
+        folder: of this attempt's ledger.
+        run_dir: of the run, below which all attempts' segments and checkpoints lie.
 
     Raises:
         DiskError: as every write: the disk is full or the folder cannot be written. What was to be written is written
@@ -107,11 +107,11 @@ class Ledger:
 
     @classmethod
     def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path) -> Ledger:
-        """The ledger of a new epoch, begun with a copy of the latest one; no other epoch's file is touched.
+        """The ledger of a new attempt, begun with a copy of the latest one; no other attempt's file is touched.
 
         Args:
-            folder: of the new epoch's ledger.
-            former: folders of the ledgers of earlier epochs, the latest last.
+            folder: of the new attempt's ledger.
+            former: folders of the ledgers of earlier attempts, the latest last.
             run_dir: of the run.
         """
         source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
@@ -201,13 +201,13 @@ class Ledger:
     def commit(self, step: int, checkpoint: Path, position: int) -> None:
         """`step` steps are in the checkpoint, and no group from `position` on is older than it: the commit point.
 
-        Only then are files removed that nothing rests on any more, former epochs' among them.
+        Only then are files removed that nothing rests on any more, former attempts' among them.
 
         Raises:
             RunError: somebody else owns the run by now.
             DiskError: the disk refuses; all of it can be done again, also where the transaction is through.
         """
-        if any(path > self.folder.parent for path in self._run_dir.glob("epochs/[0-9]*")):
+        if any(_attempt(path) > _attempt(self.folder.parent) for path in self._run_dir.glob("attempts/[0-9]*")):
             raise RunError(f"somebody else has taken over the run in {self._run_dir}; this process has no say in it")
         name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
@@ -228,9 +228,10 @@ class Ledger:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         used += [(name,) for name, _ in self._pending.places.values()]  # they will be named
         keep = {self._run_dir / name for (name,) in used}
-        for path in self._run_dir.glob("epochs/*/ledger/*"):
-            is_database = path.name.startswith(DATABASE) and path.parent < self.folder
-            is_segment = path.suffix == ".safetensors" and path.parent <= self.folder and path not in keep
+        for path in self._run_dir.glob("attempts/*/ledger/*"):
+            is_older = _attempt(path.parents[1]) < _attempt(self.folder.parent)
+            is_database = path.name.startswith(DATABASE) and is_older
+            is_segment = path.suffix == ".safetensors" and (is_older or path.parent == self.folder) and path not in keep
             if is_database or is_segment:
                 path.unlink()
 
@@ -391,6 +392,11 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
         if code in _DISK_REFUSES:
             raise refused("the ledger", folder, str(error)) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            hint = "put a whole copy in its place, or move its epoch's folder away to go on from the one before it"
+            hint = "put a whole copy in its place, or move its attempt's folder away to go on from the one before it"
             raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[hint]) from error
         raise
+
+
+def _attempt(folder: Path) -> int:
+    """The number of an attempt's folder; 0 for one that is none."""
+    return int(folder.name) if folder.name.isdecimal() else 0

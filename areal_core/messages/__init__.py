@@ -1,27 +1,38 @@
-"""What the processes of a run say to each other: one dataclass a message, in frames, without pickle.
+"""What the processes of a run say to each other: one struct a message, in frames, without pickle.
 
-`codec` turns a message into a frame and back, `channels` carries frames over unix sockets and TCP, for programs with
-an event loop and without one. The messages themselves: `processes` (supervisor, wardens and the processes that they
-keep), `rollouts` (trainer and rollout controller), `scores` (reward pool and its workers). Standard library only,
-because a warden has nothing else.
+`frames` turns a message into a frame and back, `peer` is either end of a connection. The messages themselves: `hub`
+(the driver and the processes of a run), `rollouts` (trainer and rollout controller), `workflows` (rollout controller
+and its workers), `scores` (reward pool and its workers).
 """
 
-from areal_core.messages.blocking import BlockingChannel
-from areal_core.messages.channels import Channel, Server, connect, private_folder, serve
-from areal_core.messages.codec import ChannelClosed, ChannelCorrupt, FrameDecoder, encode_frame, message
 from areal_core.messages.credentials import Credentials
+from areal_core.messages.frames import Done, Failed, FrameDecoder, Message, PeerClosed, PeerCorrupt, encode_frame
+from areal_core.messages.peer import (
+    LoopThread,
+    Peer,
+    Server,
+    adopt,
+    connect,
+    connect_blocking,
+    private_folder,
+    serve,
+)
 
 __all__ = [
-    "BlockingChannel",
-    "Channel",
-    "ChannelClosed",
-    "ChannelCorrupt",
     "Credentials",
+    "Done",
+    "Failed",
     "FrameDecoder",
+    "LoopThread",
+    "Message",
+    "Peer",
+    "PeerClosed",
+    "PeerCorrupt",
     "Server",
+    "adopt",
     "connect",
+    "connect_blocking",
     "encode_frame",
-    "message",
     "private_folder",
     "serve",
 ]

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.interfaces.inference import BroadcastGroup, SharedTensor, TensorDescription
-from areal_core.messages.codec import message
+from areal_core.messages.frames import Message
 
 
-@message
-class WhereToBegin:
+class WhereToBegin(Message):
     """Where does the run begin? Answered with `Beginning`."""
 
 
-@message
-class Beginning:
+class Beginning(Message):
     """What every rank begins with.
 
     Attributes:
@@ -30,20 +28,17 @@ class Beginning:
     version: int
 
 
-@message
-class Begin:
+class Begin(Message):
     """The first weights are published; generation may begin. Answered with `Done`."""
 
 
-@message
-class NextBatch:
+class NextBatch(Message):
     """The batch of a step, please. Answered with `Batch`."""
 
     step: int
 
 
-@message
-class Batch:
+class Batch(Message):
     """A batch.
 
     Attributes:
@@ -55,8 +50,7 @@ class Batch:
     metrics: Mapping[str, float]
 
 
-@message
-class PublishWeights:
+class PublishWeights(Message):
     """New weights: those in a folder, those that the trainer broadcasts to the group that stands, or those that were
     read in the memory of its GPUs.
 
@@ -75,8 +69,7 @@ class PublishWeights:
     tensors: tuple[TensorDescription, ...] = ()
 
 
-@message
-class ReadTensors:
+class ReadTensors(Message):
     """A part of the weights of a version, in the memory of the trainer's GPUs: none at first, and the last part is
     followed by `PublishWeights`. Answered with `Readers`."""
 
@@ -84,15 +77,13 @@ class ReadTensors:
     tensors: tuple[SharedTensor, ...]
 
 
-@message
-class Readers:
+class Readers(Message):
     """The GPUs on which the next part will be read."""
 
     gpus: tuple[int, ...]
 
 
-@message
-class Published:
+class Published(Message):
     """The engines generate with the weights.
 
     Attributes:
@@ -102,8 +93,7 @@ class Published:
     needs_folder: bool
 
 
-@message
-class KeepWeights:
+class KeepWeights(Message):
     """The published weights stay those of the policy: a batch taught others alone. Answered with `Done`.
 
     Attributes:
@@ -113,8 +103,7 @@ class KeepWeights:
     trained: int
 
 
-@message
-class FormGroup:
+class FormGroup(Message):
     """Agree on a group for the next broadcast. Answered with `GroupFormed`.
 
     Attributes:
@@ -129,45 +118,38 @@ class FormGroup:
     standing: str
 
 
-@message
-class GroupFormed:
+class GroupFormed(Message):
     """The group; None where nobody could receive."""
 
     group: BroadcastGroup | None
 
 
-@message
-class OfferFolder:
+class OfferFolder(Message):
     """The weights of the last broadcast are complete in a folder. Answered with `Done`."""
 
     version: int
     folder: Path
 
 
-@message
-class ReleaseMemory:
+class ReleaseMemory(Message):
     """The engines give their memory to the trainer until the next publication. Answered with `Done`."""
 
 
-@message
-class ProbeWeights:
+class ProbeWeights(Message):
     """Answers to a few fixed requests from every copy of the published weights, please. Answered with `Batch`."""
 
 
-@message
-class Evaluate:
+class Evaluate(Message):
     """Evaluate the published weights. Answered with `Evaluated`."""
 
 
-@message
-class Evaluated:
+class Evaluated(Message):
     """Metrics of an evaluation."""
 
     metrics: Mapping[str, float]
 
 
-@message
-class Commit:
+class Commit(Message):
     """The checkpoint of `step` batches is complete in `folder`: from now on a resume starts there.
 
     Answered with `Done`.
@@ -177,33 +159,28 @@ class Commit:
     folder: Path
 
 
-@message
-class Describe:
+class Describe(Message):
     """How are the rollouts? Answered with `Described`; asked now and then by whoever waits."""
 
 
-@message
-class Described:
+class Described(Message):
     """One line on where the groups are."""
 
     text: str
 
 
-@message
-class Goodbye:
+class Goodbye(Message):
     """The trainer needs nothing more. Answered with `Done`."""
 
 
-# Asked by others than the trainer, through the supervisor.
+# Asked by others than the trainer, through the driver.
 
 
-@message
-class AuditLedger:
+class AuditLedger(Message):
     """Hold the ledger against the trainer's witness. Answered with `Audited`."""
 
 
-@message
-class Audited:
+class Audited(Message):
     """The audit of a run in progress; `report` is what `areal audit --json` writes."""
 
     report: Mapping[str, Any]

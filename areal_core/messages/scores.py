@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal_core.messages.codec import message
+from areal_core.messages.frames import Message
 
 
-@message
-class WorkerReady:
+class WorkerReady(Message):
     """The worker has loaded the run's rewards.
 
     Attributes:
@@ -19,16 +18,14 @@ class WorkerReady:
     at_once: int
 
 
-@message
-class Score:
+class Score(Message):
     """Score one completion; requests are begun in the order in which they are sent, each answered under its number."""
 
     number: int
     arguments: Mapping[str, Any]
 
 
-@message
-class Scored:
+class Scored(Message):
     """The answer to `Score`: the weighted sum and its components.
 
     Attributes:
@@ -41,8 +38,7 @@ class Scored:
     metrics: Mapping[str, float]
 
 
-@message
-class ScoreFailed:
+class ScoreFailed(Message):
     """The answer to `Score` where a reward raised or returned no finite number."""
 
     number: int

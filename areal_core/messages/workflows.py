@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_core.interfaces.inference import SamplingParameters
-from areal_core.messages.codec import message
+from areal_core.messages.frames import Message
 
 
-@message
-class Welcome:
+class Welcome(Message):
     """The controller has let a worker in.
 
     Attributes:
@@ -25,8 +24,7 @@ class Welcome:
     images: bool
 
 
-@message
-class WorkflowsReady:
+class WorkflowsReady(Message):
     """The worker has loaded the workflow and the data.
 
     Attributes:
@@ -38,8 +36,7 @@ class WorkflowsReady:
     held_out_rows: int
 
 
-@message
-class RunGroup:
+class RunGroup(Message):
     """Run episodes of one prompt. Answered with `GroupEnded`, or `Failed` where the run cannot go on.
 
     Attributes:
@@ -60,8 +57,7 @@ class RunGroup:
     timeout_s: float
 
 
-@message
-class EpisodeShown:
+class EpisodeShown(Message):
     """An episode for the log of samples."""
 
     text: str
@@ -69,8 +65,7 @@ class EpisodeShown:
     rewards: Mapping[str, float]
 
 
-@message
-class GroupFacts:
+class GroupFacts(Message):
     """What became of a group, beside its trajectories.
 
     Attributes:
@@ -90,8 +85,7 @@ class GroupFacts:
     is_kept: bool
 
 
-@message
-class GroupEnded:
+class GroupEnded(Message):
     """The episodes of a group have ended.
 
     Attributes:
@@ -103,16 +97,14 @@ class GroupEnded:
     facts: GroupFacts
 
 
-@message
-class CancelGroup:
+class CancelGroup(Message):
     """Nobody waits for the group any more."""
 
     number: int
     samples: tuple[int, ...]
 
 
-@message
-class AttemptFailed:
+class AttemptFailed(Message):
     """An attempt at an episode has failed."""
 
     group: int
@@ -121,8 +113,7 @@ class AttemptFailed:
     error: str
 
 
-@message
-class Generate:
+class Generate(Message):
     """Continue one sequence. Answered with `Generated`, `Unserved`, or `Failed` where the engine has died.
 
     Attributes:
@@ -139,8 +130,7 @@ class Generate:
     images: tuple[str, ...]
 
 
-@message
-class Generated:
+class Generated(Message):
     """What was generated; see `Generation`. Its columns are a safetensors buffer, empty where there are none."""
 
     output_ids: tuple[int, ...]
@@ -150,45 +140,39 @@ class Generated:
     columns: bytes = b""
 
 
-@message
-class Unserved:
+class Unserved(Message):
     """The engine cannot serve the request; why."""
 
     text: str
 
 
-@message
-class CancelGeneration:
+class CancelGeneration(Message):
     """Nobody waits for the request any more."""
 
     place: int
 
 
-@message
-class Placed:
+class Placed(Message):
     """Whether a request has its place in the engine."""
 
     place: int
     has_place: bool
 
 
-@message
-class ScoreCompletion:
+class ScoreCompletion(Message):
     """Score a completion with the run's rewards. Answered with `CompletionScored` or `Unscored`."""
 
     arguments: Mapping[str, Any]
 
 
-@message
-class CompletionScored:
+class CompletionScored(Message):
     """The weighted sum of the rewards and its components."""
 
     value: float
     components: Mapping[str, float]
 
 
-@message
-class Unscored:
+class Unscored(Message):
     """A reward failed; why."""
 
     text: str

@@ -41,10 +41,10 @@ def areal_launchers() -> Iterable[Component]:
             config="areal_core.launchers.settings:LocalSettings",
         ),
         Component(
-            "joined",
-            "nodes that join by themselves: areal join, under torchrun, MPI, Kubernetes or by hand",
-            target="areal_core.launchers.joined:JoinedLauncher",
-            config="areal_core.launchers.settings:JoinedSettings",
+            "external",
+            "machines that somebody else brings: areal node on each, under torchrun, MPI, Kubernetes or by hand",
+            target="areal_core.launchers.external:ExternalLauncher",
+            config="areal_core.launchers.settings:ExternalSettings",
         ),
     ]
 
@@ -90,5 +90,5 @@ def areal_health_checks() -> Iterable[HealthCheck]:
         "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",
         "run_folder": "a run can be owned by one program: folders are renamed whole and synced",
     }
-    module = "areal_core.runs.health"
+    module = "areal_core.driver.health"
     return [HealthCheck(name, meaning, target=f"{module}:check_{name}") for name, meaning in questions.items()]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import sys
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,14 @@ from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import describe_exit
 from areal_core.interfaces.workflow import RewardScore
-from areal_core.messages import Channel, ChannelClosed
-from areal_core.messages.scores import Score, Scored, WorkerReady
-from areal_core.messages.workers import WorkerServer
+from areal_core.messages import Peer, PeerClosed
+from areal_core.messages.scores import Score, Scored
+from areal_core.rewards.child import RewardProcess
 from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from areal_core.interfaces.launcher import Processes, RunningProcess
 
 REQUESTS_AHEAD = 32
 BLOCKED_S = 5.0
@@ -48,8 +45,8 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    process: RunningProcess
-    channel: Channel
+    process: RewardProcess
+    peer: Peer
     at_once: int
     sent: dict[int, _Request] = field(default_factory=dict)
     killed_because: str = ""
@@ -71,8 +68,6 @@ class RewardPool:
 
     Args:
         run_dir: the run whose rewards the workers load, the same way as every process of the run.
-        folder: short path for the pool's socket.
-        processes: starts the workers.
         count: how many workers.
         timeout_s: for one completion with all rewards of the run.
         start_timeout_s: for a worker to load the rewards.
@@ -82,8 +77,6 @@ class RewardPool:
     def __init__(
         self,
         run_dir: Path,
-        folder: Path,
-        processes: Processes,
         *,
         count: int,
         timeout_s: float,
@@ -91,8 +84,7 @@ class RewardPool:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._run_dir = run_dir
-        address = f"unix:{folder / 'rewards.sock'}"
-        self._server = WorkerServer(address, processes, role="reward", ready=WorkerReady, timeout_s=start_timeout_s)
+        self._start_timeout_s = start_timeout_s
         self._count = count
         self._timeout_s = timeout_s
         self._tell = tell
@@ -109,7 +101,6 @@ class RewardPool:
         Raises:
             RunError: a worker ended before it was ready; with its own words.
         """
-        await self._server.listen()
         await asyncio.gather(*(self._start_worker(f"reward-{number}") for number in range(self._count)))
         self._tasks.append(start_task(self._watch_deadlines(), "deadlines of rewards"))
 
@@ -132,12 +123,10 @@ class RewardPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(worker.process.end() for worker in self._workers))
-        self._server.close()
 
     async def _start_worker(self, name: str) -> None:
-        command = [sys.executable, "-m", "areal_core.rewards.worker", str(self._run_dir), self._server.address, name]
-        process, channel, ready = await self._server.start(name, command)
-        worker = _Worker(process, channel, ready.at_once)
+        process = await RewardProcess.start(name, self._run_dir, self._start_timeout_s)
+        worker = _Worker(process, process.peer, process.at_once)
         self._workers.append(worker)
         self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))
         self._dispatch()
@@ -152,8 +141,8 @@ class RewardPool:
             if request.result.done():
                 continue
             try:
-                worker.channel.post(Score(request.number, request.arguments))
-            except ChannelClosed:
+                worker.peer.notify(Score(request.number, request.arguments))
+            except PeerClosed:
                 self._waiting.appendleft(request)
                 return  # the worker is about to be replaced
             except (TypeError, ValueError) as error:
@@ -165,7 +154,7 @@ class RewardPool:
     async def _receive(self, worker: _Worker) -> None:
         try:
             while True:
-                answer = await worker.channel.receive()
+                answer = await worker.peer.receive()
                 if answer.number not in {request.number for request in worker.worked_on}:
                     worker.killed_because = "the reward process answered what it was not asked"
                     break
@@ -178,7 +167,7 @@ class RewardPool:
                     else:
                         request.result.set_exception(RewardError(answer.error))
                 self._dispatch()
-        except ChannelClosed:
+        except PeerClosed:
             pass
         await self._replace(worker)
 

@@ -1,12 +1,13 @@
 """The process of a reward worker: load the run's rewards, then answer requests.
 
-python -m areal_core.rewards.worker RUN_DIR ADDRESS NAME
+python -m areal_core.rewards.worker RUN_DIR SOCKET
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from areal_core.config import RewardTerm as RewardSettings
 from areal_core.config import load_run
 from areal_core.config.imports import KeptSources
 from areal_core.config.sections import reward_name
-from areal_core.messages import BlockingChannel, ChannelClosed
+from areal_core.messages import PeerClosed, frames
 from areal_core.messages.scores import Score, Scored, ScoreFailed, WorkerReady
 from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
     from areal_core.config import Selection
     from areal_core.interfaces.workflow import RewardScore
-
-CONNECT_TIMEOUT_S = 60.0
 
 
 def build_rewards(selections: Sequence[Selection]) -> RewardSum:
@@ -40,34 +39,33 @@ def build_rewards(selections: Sequence[Selection]) -> RewardSum:
     return RewardSum(terms)
 
 
-def main(run_dir: Path, address: str, name: str) -> None:
-    """Serve until the pool closes the channel."""
+def main(run_dir: Path, connection: socket.socket) -> None:
+    """Serve until the pool closes the connection."""
     KeptSources.folder = run_dir / "sources"
     config = load_run(run_dir).config
     rewards = build_rewards(config.rewards)
-    channel = BlockingChannel.connect(address, CONNECT_TIMEOUT_S, name)
-    channel.send(WorkerReady(rewards.at_once))
-    with suppress(ChannelClosed):
+    with suppress(PeerClosed):
+        frames.send(connection, WorkerReady(rewards.at_once))
         if rewards.at_once > 1:
-            asyncio.run(_serve_several(channel, rewards, config.rollout.reward_timeout_s))
+            asyncio.run(_serve_several(connection, rewards, config.rollout.reward_timeout_s))
         else:
-            _serve_in_order(channel, rewards)
+            _serve_in_order(connection, rewards)
 
 
-def _serve_in_order(channel: BlockingChannel, rewards: RewardSum) -> None:
+def _serve_in_order(connection: socket.socket, rewards: RewardSum) -> None:
     own = os.getpid()
     while True:
-        request = channel.receive().message
+        request = frames.receive(connection).message
         try:
             answer = _scored(request, rewards(request.arguments), rewards)
         except RewardError as error:
             answer = ScoreFailed(request.number, str(error))
-        if os.getpid() != own:  # a child that the reward has forked and that came back; this channel is not its own
+        if os.getpid() != own:  # a child that the reward has forked and that came back; this connection is not its own
             os._exit(0)
-        channel.send(answer)
+        frames.send(connection, answer)
 
 
-async def _serve_several(channel: BlockingChannel, rewards: RewardSum, timeout_s: float) -> None:
+async def _serve_several(connection: socket.socket, rewards: RewardSum, timeout_s: float) -> None:
     """For rewards that are coroutines: as many completions at a time as they allow, begun in order."""
     places, tasks = asyncio.Semaphore(rewards.at_once), set()
 
@@ -82,10 +80,10 @@ async def _serve_several(channel: BlockingChannel, rewards: RewardSum, timeout_s
                 reply = ScoreFailed(request.number, words)
             except RewardError as error:
                 reply = ScoreFailed(request.number, str(error))
-        channel.send(reply)
+        frames.send(connection, reply)
 
     while True:
-        frame = await asyncio.to_thread(channel.receive)
+        frame = await asyncio.to_thread(frames.receive, connection)
         task = start_task(answer(frame.message), "a reward")
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -96,4 +94,4 @@ def _scored(request: Score, score: RewardScore, rewards: RewardSum) -> Scored | 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from areal_core.background import start_task
 from areal_core.data.prompt_group import PromptGroup, join_groups
@@ -261,7 +262,8 @@ class RolloutController:
             self._fail(error)
             return  # its fate is open: a resume issues it again
         if group.batch is not None and (fault := self._checks.fault(group.batch, self._published)):
-            group.batch, facts = None, replace(facts, rewards=(), metrics={}, failed=len(samples), failure=fault)
+            failed = {"rewards": (), "metrics": {}, "failed": len(samples), "failure": fault}
+            group.batch, facts = None, msgspec.structs.replace(facts, **failed)
             self._ledger.failed(group.number, 0, 0, fault)
         group.rows = range(0 if group.batch is None else len(group.batch))
         self._group_ended(group, facts)

@@ -1,4 +1,4 @@
-"""What a workflow worker has in place of the inference engine and the rewards: they are the controller's."""
+"""What a rollout worker has in place of the inference engine and the rewards: they are the controller's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from areal_core.data.trajectory import FinishReason, Generation
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import InferenceCapabilities
 from areal_core.interfaces.workflow import RewardScore
-from areal_core.messages import ChannelClosed
-from areal_core.messages.credentials import Failed
+from areal_core.messages import Failed, Message, PeerClosed
 from areal_core.messages.workflows import (
     AttemptFailed,
     CancelGeneration,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from areal_core.interfaces.inference import GenerationRequest
-    from areal_core.messages import Channel
+    from areal_core.messages import Peer
     from areal_core.rollout.groups import GroupRunner
 
 
@@ -46,13 +45,13 @@ class RemoteEngine:
     """Generates in the controller's engine; of an `InferenceEngine` it has what episodes use.
 
     Args:
-        channel: to the controller.
+        peer: to the controller.
         tells_places, images: see `InferenceCapabilities`.
     """
 
-    def __init__(self, channel: Channel, *, tells_places: bool, images: bool) -> None:
+    def __init__(self, peer: Peer, *, tells_places: bool, images: bool) -> None:
         self.capabilities = InferenceCapabilities(frozenset(), tells_places=tells_places, images=images)
-        self._channel = channel
+        self._peer = peer
         self._numbers = itertools.count()
         self._places: dict[int, Callable[[bool], None]] = {}
 
@@ -63,10 +62,10 @@ class RemoteEngine:
         ids, sampling = tuple(request.input_ids), request.sampling
         asked = Generate(place, ids, sampling, request.seed, request.affinity, request.conversation, request.images)
         try:
-            found = await self._channel.request(asked, None, "a generation")
+            found = await self._peer.request(asked, None, "a generation")
         except asyncio.CancelledError:
-            with suppress(ChannelClosed):
-                self._channel.post(CancelGeneration(place))
+            with suppress(PeerClosed):
+                self._peer.notify(CancelGeneration(place))
             raise
         finally:
             del self._places[place]
@@ -87,16 +86,16 @@ class RemoteScorer:
     """Scores with the controller's rewards; a `Scorer`.
 
     Args:
-        channel: to the controller.
+        peer: to the controller.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
         """See `Scorer.score`."""
         try:
-            found = await self._channel.request(ScoreCompletion(arguments), None, "a reward")
+            found = await self._peer.request(ScoreCompletion(arguments), None, "a reward")
         except (TypeError, ValueError) as error:
             raise RewardError(f"the data row cannot be sent to a reward process: {error}") from error
         if isinstance(found, Unscored):
@@ -112,13 +111,13 @@ class WorkerService:
     """Runs the groups that the controller sends.
 
     Args:
-        channel: to the controller.
+        peer: to the controller.
         groups: runs them.
         engine: hears of places.
     """
 
-    def __init__(self, channel: Channel, groups: GroupRunner, engine: RemoteEngine) -> None:
-        self._channel = channel
+    def __init__(self, peer: Peer, groups: GroupRunner, engine: RemoteEngine) -> None:
+        self._peer = peer
         self._groups = groups
         self._engine = engine
         self._running: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
@@ -131,9 +130,9 @@ class WorkerService:
 
     async def serve(self) -> None:
         """Until the controller is gone."""
-        with suppress(ChannelClosed):
+        with suppress(PeerClosed):
             while True:
-                message, number = await self._channel.receive_request()
+                message, number = await self._peer.receive_request()
                 match message:
                     case RunGroup():
                         key = message.number, message.samples
@@ -145,23 +144,23 @@ class WorkerService:
                         self._engine.told(message)
 
     async def _run(self, task: RunGroup, number: int) -> None:
-        reply: object
+        reply: Message
         try:
             batch, facts = await self._groups.run(task)
             reply = GroupEnded(b"" if batch is None else batch.to_bytes(), facts)
-        except ChannelClosed:
+        except PeerClosed:
             return
         except RunError as error:
             reply = Failed(error.message, error.hints)
         except Exception as error:  # noqa: BLE001 - it costs this group, and not the others of this process
             told = "".join(traceback.format_exception(error))
             reply = GroupEnded(b"", GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
-        self._channel.reply(number, reply)
+        self._peer.reply(number, reply)
 
     def _forget(self, key: tuple[int, tuple[int, ...]], task: asyncio.Task[None]) -> None:
         if self._running.get(key) is task:  # the same group may have been sent again
             del self._running[key]
 
     def _attempt_failed(self, group: int, sample: int, attempt: int, error: str) -> None:
-        with suppress(ChannelClosed):
-            self._channel.post(AttemptFailed(group, sample, attempt, error))
+        with suppress(PeerClosed):
+            self._peer.notify(AttemptFailed(group, sample, attempt, error))

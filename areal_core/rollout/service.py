@@ -1,4 +1,4 @@
-"""The rollout controller's end of the messages: answers rank 0 of the trainer, and whoever asks through the supervisor.
+"""The rollout controller's end of the messages: answers rank 0 of the trainer, and whoever asks through the driver.
 
 Requests are answered as they complete, not in order: an evaluation runs while batches are handed out. Publications
 are taken one after another.
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from areal_core.background import start_task
 from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.inference import WeightUpdate
-from areal_core.messages import Channel, ChannelClosed
+from areal_core.messages import Done, Failed, Peer, PeerClosed
 from areal_core.messages import rollouts as messages
-from areal_core.messages.credentials import Failed
-from areal_core.messages.processes import Done
 from areal_core.rollout.probe import probe_weights
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RolloutService:
-    """Answers the trainer over one channel.
+    """Answers the trainer over one connection.
 
     Args:
         controller: gives batches.
@@ -69,20 +67,20 @@ class RolloutService:
         self.is_forsaken = False
         """It has died."""
 
-    async def serve_trainer(self, channel: Channel) -> None:
+    async def serve_trainer(self, peer: Peer) -> None:
         """Answer the trainer until it says goodbye or dies."""
         requests: set[asyncio.Task[None]] = set()
-        self._controller.is_sending = lambda: channel.is_sending
+        self._controller.is_sending = lambda: peer.is_sending
         try:
             while True:
-                message, number = await channel.receive_request()
+                message, number = await peer.receive_request()
                 if isinstance(message, messages.Goodbye):
-                    channel.reply(number, Done())
+                    peer.reply(number, Done())
                     return
-                task = start_task(self._reply(channel, message, number), f"answer to {type(message).__name__}")
+                task = start_task(self._reply(peer, message, number), f"answer to {type(message).__name__}")
                 requests.add(task)
                 task.add_done_callback(requests.discard)
-        except ChannelClosed:
+        except PeerClosed:
             self.is_forsaken = True
         finally:
             for request in requests:
@@ -99,8 +97,8 @@ class RolloutService:
         except ArealError as error:
             return Failed(error.message, error.hints, isinstance(error, LostError))
 
-    async def _reply(self, channel: Channel, message: Any, number: int) -> None:
-        channel.reply(number, await self.answer(message))
+    async def _reply(self, peer: Peer, message: Any, number: int) -> None:
+        peer.reply(number, await self.answer(message))
 
     async def _where_to_begin(self, _: messages.WhereToBegin) -> messages.Beginning:
         step, highest = self._controller.committed_step, self._controller.highest_version

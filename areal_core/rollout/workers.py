@@ -1,9 +1,10 @@
-"""Workflow workers as the rollout controller sees them: processes in which the code of users runs.
+"""Rollout workers as the rollout controller sees them: processes in which the code of users runs.
 
-A group goes to the worker with the fewest. What its episodes need comes back here: generation, which the engine of this
-process serves, and rewards. So the controller alone knows engines, weights and the ledger, and a worker that blocks,
-leaks, crashes or is killed costs the episodes that it had: its groups go to another one. Those that have lost two are
-suspects, which run one at a time; the one that loses two more workers is the cause, and fails.
+The driver starts them, and starts one again that is lost. A group goes to the worker with the fewest. What its episodes
+need comes back here: generation, which the engine of this process serves, and rewards. So the controller alone knows
+engines, weights and the ledger, and a worker that blocks, leaks, crashes or is killed costs the episodes that it had:
+its groups go to another one. Those that have lost two are suspects, which run one at a time; the one that loses two
+more workers is the cause, and fails.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 import traceback
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +23,7 @@ from areal_core.background import start_task
 from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest
-from areal_core.messages import Channel, ChannelClosed
-from areal_core.messages.credentials import Failed
-from areal_core.messages.workers import WorkerServer
+from areal_core.messages import Failed, Message, Peer, PeerClosed, Server, serve
 from areal_core.messages.workflows import (
     AttemptFailed,
     CancelGeneration,
@@ -47,26 +45,23 @@ from areal_core.rollout.clocks import IdleTime, was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from areal_core.interfaces.inference import InferenceEngine
-    from areal_core.interfaces.launcher import Processes, RunningProcess
     from areal_core.rewards.scoring import Scorer
 
 LOSSES_AMONG_OTHERS, LOSSES_ALONE = 2, 2
 """Workers that a group may lose with all others before it is a suspect; and then, while no other suspect runs, before
 it counts as the cause."""
+SETTLED_S = 0.1
+"""Before its groups go to others: of workers that die together, all are known to be lost by then."""
 LOSSES_IN_A_ROW = 8
 """Workers lost without one group that ended in between, two for each where that is more: what they run ends them,
 whatever the prompt."""
-START_PAUSE_S, START_PATIENCE_S = 5.0, 60.0
-"""Before a replacement that could not be started is tried again; for how long, where no other worker is left."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    process: RunningProcess
-    channel: Channel
+    peer: Peer
     number: int
     """Unlike those of all others of the run, its forerunners among them."""
     tasks: list[RunGroup] = field(default_factory=list)
@@ -75,17 +70,15 @@ class _Worker:
     """Generations under way for it, by its own numbers."""
 
 
-class WorkflowWorkers:
+class RolloutWorkers:
     """Runs prompt groups in worker processes; a `GroupRunner`.
 
     Args:
-        run_dir: the run whose workflow and data the workers load.
-        folder: short path for the socket.
-        processes: starts the workers.
+        address: at which workers arrive.
         engine: generates for them.
         scorer: the run's rewards.
         count: how many workers.
-        start_timeout_s: for a worker to load workflow and data.
+        start_timeout_s: for workers to load workflow and data.
         welcome: what each is told first.
         tell: takes a line for whoever watches the run.
 
@@ -96,9 +89,7 @@ class WorkflowWorkers:
 
     def __init__(
         self,
-        run_dir: Path,
-        folder: Path,
-        processes: Processes,
+        address: str,
         engine: InferenceEngine,
         scorer: Scorer,
         *,
@@ -109,25 +100,17 @@ class WorkflowWorkers:
     ) -> None:
         self.rows = self.held_out_rows = 0
         self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
-        self._run_dir = run_dir
+        self._address, self._welcome = address, welcome
         self._engine = engine
         self._scorer = scorer
         self._count = count
+        self._start_timeout_s = start_timeout_s
         self._tell = tell
-        self._server = WorkerServer(
-            f"unix:{folder / 'workflows.sock'}",
-            processes,
-            role="workflow",
-            ready=WorkflowsReady,
-            timeout_s=start_timeout_s,
-            greeting=welcome,
-            speaks=True,
-        )
+        self._server: Server | None = None
         self._workers: list[_Worker] = []
         self._changed = asyncio.Event()
         self._suspects = asyncio.Lock()
-        self._failure: RunError | None = None  # until a worker is there again
-        self._cause: RunError | None = None  # for good
+        self._cause: RunError | None = None
         self._numbers = itertools.count()
         self._without_place = self._lost_in_a_row = 0
         self._running = 0
@@ -135,14 +118,26 @@ class WorkflowWorkers:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
 
+    async def listen(self) -> str:
+        """Let workers in from now on; the address."""
+        self._server = await serve(self._address, self._receive)
+        return self._server.address
+
     async def start(self) -> None:
-        """Start all workers and wait until they have loaded workflow and data.
+        """Wait until all workers have loaded workflow and data.
 
         Raises:
-            RunError: a worker ended before it was ready; with its own words.
+            RunError: they take too long.
         """
-        await self._server.listen()
-        await asyncio.gather(*(self._start_worker(f"workflow-{number}") for number in range(self._count)))
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while len(self._workers) < self._count:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise RunError(
+                f"{len(self._workers)} of {self._count} rollout workers are ready after {self._start_timeout_s:g} s"
+            ) from None
 
     @property
     def waiting(self) -> int:
@@ -165,10 +160,11 @@ class WorkflowWorkers:
                     worker = await self._find_worker()
                     try:
                         return await self._run_in(worker, task)
-                    except ChannelClosed:
-                        lost = worker.process.name
+                    except PeerClosed:
+                        lost = worker.peer.name
+                        await asyncio.sleep(SETTLED_S)
             which = f"this prompt, data row {task.row}, {lost} the last"
-            failure = f"{losses} workflow workers were lost with {which}: see its log"
+            failure = f"{losses} rollout workers were lost with {which}: see its log"
             self.on_failure(task.number, task.samples[0], losses, failure)
             return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
         finally:
@@ -182,16 +178,16 @@ class WorkflowWorkers:
         for task in (*self._tasks, *(task for worker in self._workers for task in worker.requests.values())):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(worker.process.end() for worker in self._workers))
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
 
     # Workers.
 
     async def _find_worker(self) -> _Worker:
         """The one with the fewest groups."""
         while self._cause is not None or not self._workers:
-            if failure := self._cause or self._failure:
-                raise failure
+            if self._cause is not None:
+                raise self._cause
             self._changed.clear()
             await self._changed.wait()
         return min(self._workers, key=lambda worker: len(worker.tasks))
@@ -199,8 +195,8 @@ class WorkflowWorkers:
     async def _run_in(self, worker: _Worker, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
         worker.tasks.append(task)
         try:
-            ended = await worker.channel.request(task, None, f"the end of group {task.number}")
-        except ChannelClosed:
+            ended = await worker.peer.request(task, None, f"the end of group {task.number}")
+        except PeerClosed:
             raise  # what it was lost with is told
         except BaseException as error:
             worker.tasks.remove(task)
@@ -211,51 +207,43 @@ class WorkflowWorkers:
         self._lost_in_a_row = 0
         return PackedBatch.from_bytes(ended.packed) if ended.packed else None, ended.facts
 
-    async def _start_worker(self, name: str) -> None:
-        command = [sys.executable, "-m", "areal_core.runs", "workflow_worker", str(self._run_dir), self._server.address]
-        process, channel, ready = await self._server.start(name, command)
+    async def _receive(self, peer: Peer) -> None:
+        """A worker has come: it is told what is needed of it, loads that, and is given groups."""
+        peer.notify(self._welcome)
+        ready = await peer.receive()
+        assert isinstance(ready, WorkflowsReady)
         self.rows, self.held_out_rows = ready.rows, ready.held_out_rows
-        worker = _Worker(process, channel, next(self._numbers))
-        self._failure = None
+        worker = _Worker(peer, next(self._numbers))
         self._workers.append(worker)
         self._changed.set()
-        self._start(self._serve(worker), f"requests of {name}")
+        try:
+            await self._serve(worker)
+        finally:
+            self._lose(worker)
 
-    async def _replace(self, worker: _Worker) -> None:
+    def _lose(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         for request in [*worker.requests.values()]:
             request.cancel()
-        name, end = worker.process.name, await worker.process.end()
+        if self._is_closing:
+            return
         rows = sorted({task.row for task in worker.tasks})
-        had = f"the episodes of {_rows(rows)} are begun again" if rows else "it had no episodes"
         self._lost_in_a_row += 1
         if self._lost_in_a_row >= max(LOSSES_IN_A_ROW, 2 * self._count):
-            hints = [f"what it wrote: areal logs {self._run_dir} {name}", "try the workflow's code by itself"]
-            lost = f"{self._lost_in_a_row} workflow workers were lost one after another, and no group ended in between"
-            self._cause = RunError(f"{lost}; the last, {name}, {end.describe()}; it had {_rows(rows)}", hints=hints)
+            lost = f"{self._lost_in_a_row} rollout workers were lost one after another, and no group ended in between"
+            hints = [f"what it wrote: areal logs RUN_DIR {worker.peer.name}", "try the workflow's code by itself"]
+            self._cause = RunError(f"{lost}; the last, {worker.peer.name}, had {_rows(rows)}", hints=hints)
             self._changed.set()
             return
-        self._tell(f"{name} is replaced, for it {end.describe()}; {had}")
-        deadline, is_told = asyncio.get_running_loop().time() + START_PATIENCE_S, False
-        while not self._is_closing:
-            try:
-                return await self._start_worker(name)
-            except (RunError, OSError) as error:
-                if not self._workers and asyncio.get_running_loop().time() > deadline:
-                    self._failure = RunError(f"no workflow worker is left: {error}")
-                    self._changed.set()
-                    return
-                if not is_told:
-                    self._tell(f"{name} cannot be replaced and is tried again: {error}")
-                is_told = True
-            await asyncio.sleep(START_PAUSE_S)
+        had = f"the episodes of {_rows(rows)} are begun again" if rows else "it had no episodes"
+        self._tell(f"{worker.peer.name} was lost; {had}")
 
     # What episodes ask for.
 
     async def _serve(self, worker: _Worker) -> None:
         try:
             while True:
-                message, number = await worker.channel.receive_request()
+                message, number = await worker.peer.receive_request()
                 match message:
                     case Generate():
                         task = start_task(self._generate(worker, message, number), "a generation for a worker")
@@ -267,9 +255,8 @@ class WorkflowWorkers:
                         self._start(self._score(worker, message, number), "a reward for a worker")
                     case AttemptFailed():
                         self.on_failure(message.group, message.sample, message.attempt, message.error)
-        except ChannelClosed:
+        except PeerClosed:
             pass
-        await self._replace(worker)
 
     async def _generate(self, worker: _Worker, asked: Generate, number: int) -> None:
         has_place = True
@@ -294,7 +281,7 @@ class WorkflowWorkers:
             images=asked.images,
             **({"on_place": place} if is_told else {}),
         )
-        reply: object
+        reply: Message
         try:
             made = await self._engine.generate(request)
             lists = tuple(made.output_ids), tuple(made.logprobs), tuple(made.versions)
@@ -312,20 +299,20 @@ class WorkflowWorkers:
             reply = Unserved("".join(traceback.format_exception(error)))
         finally:
             place(True)
-        worker.channel.reply(number, reply)
+        worker.peer.reply(number, reply)
 
     async def _score(self, worker: _Worker, asked: ScoreCompletion, number: int) -> None:
         try:
             score = await self._scorer.score(asked.arguments)
-            worker.channel.reply(number, CompletionScored(score.value, dict(score.components)))
+            worker.peer.reply(number, CompletionScored(score.value, dict(score.components)))
         except RewardError as error:
-            worker.channel.reply(number, Unscored(str(error)))
+            worker.peer.reply(number, Unscored(str(error)))
         except RunError as error:
-            worker.channel.reply(number, Failed(error.message, error.hints))
+            worker.peer.reply(number, Failed(error.message, error.hints))
 
-    def _post(self, worker: _Worker, message: object) -> None:
-        with contextlib.suppress(ChannelClosed):
-            worker.channel.post(message)
+    def _post(self, worker: _Worker, message: Message) -> None:
+        with contextlib.suppress(PeerClosed):
+            worker.peer.notify(message)
 
     def _start(self, work: Any, name: str) -> None:
         task = start_task(work, name)

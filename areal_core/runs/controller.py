@@ -7,7 +7,6 @@ import functools
 import gc
 import os
 import re
-import signal
 import sqlite3
 import sys
 from contextlib import closing
@@ -19,46 +18,44 @@ from areal_core.background import start_task, watch_event_loop
 from areal_core.config import load_run
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
-from areal_core.launchers.warden import SCRATCH_VARIABLE
+from areal_core.launchers.guard import SCRATCH_VARIABLE
+from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
-from areal_core.messages import ChannelCorrupt, Credentials, FrameDecoder, encode_frame, serve
-from areal_core.messages.credentials import Failed
-from areal_core.messages.processes import Forward, Forwarded, Notice, ProcessEnded, Status
+from areal_core.messages import Failed, FrameDecoder, PeerCorrupt, encode_frame, serve
+from areal_core.messages.hub import Forward, Forwarded, Notice, Status
 from areal_core.messages.workflows import Welcome
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.evaluation import Evaluator
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
-from areal_core.rollout.workers import WorkflowWorkers
+from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.event_loops import run_through_exits
-from areal_core.runs.link import LinkedProcesses
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
-from areal_core.runs.workflow_worker import load_groups
+from areal_core.runs.rollout_worker import ROLLOUTS, load_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import EvaluationSection
-    from areal_core.interfaces import InferenceEngine, Processes
+    from areal_core.interfaces import InferenceEngine
+    from areal_core.launchers.member import Member
     from areal_core.rollout.groups import GroupRunner
     from areal_core.runs.folder import RunFolder
-    from areal_core.runs.link import Link
 
 STATUS_INTERVAL_S = 0.5
 CAUSES_TOLD = 8
 """Of failed episodes, told as they come; others stand in this process's log alone."""
 FORSAKEN_S = 60.0
-"""For the supervisor to end this process when the trainer has died."""
+"""For the driver to end this process when the trainer has died."""
 
 
-def play(run: RunFolder, link: Link) -> int:
+def play(run: RunFolder, member: Member) -> int:
     """Serve until the trainer has said goodbye or died."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # it ends with the trainer, after the last commit
-    run_through_exits(_serve(run, link))
+    member.on_stop = lambda: None  # it ends with the trainer, after the last commit
+    run_through_exits(_serve(run, member))
     return 0
 
 
@@ -70,7 +67,7 @@ class RolloutHalf:
     tokenizer: Any
     engine: InferenceEngine
     scorer: RewardPool
-    workers: WorkflowWorkers | None
+    workers: RolloutWorkers | None
     groups: GroupRunner
     rows: int
     held_out_rows: int
@@ -80,16 +77,13 @@ class RolloutHalf:
     vocabulary: int | None
 
     @classmethod
-    async def begin(
-        cls, resolved: Resolved, run: RunFolder, processes: Processes, tell: Callable[[str], None], *, trains: bool
-    ) -> RolloutHalf:
+    async def begin(cls, resolved: Resolved, run: RunFolder, member: Member, *, trains: bool) -> RolloutHalf:
         """All parts, their processes starting: each imports for seconds, as this one does, so they do it side by side.
 
         Args:
             resolved: the config.
             run: its folder.
-            processes: starts the processes that engine and rewards need.
-            tell: takes a line for whoever watches the run.
+            member: this process in the run.
             trains: whether there will be more than evaluations.
 
         Raises:
@@ -98,31 +92,28 @@ class RolloutHalf:
         config, rollout = resolved.config, resolved.config.rollout
         assert config.workflow is not None
         scratch, model = Path(os.environ[SCRATCH_VARIABLE]), model_reference(resolved, run)
-        engine = build_engine(config, run, scratch, processes)
-        scorer = RewardPool(
-            run.path,
-            scratch,
-            processes,
-            count=rollout.reward_processes,
-            timeout_s=rollout.reward_timeout_s,
-            start_timeout_s=config.training.phase_timeout_s,
-            tell=tell,
-        )
+        engine = build_engine(config, run, scratch, member)
+
+        def tell(text: str) -> None:
+            member.notify(Notice(text))
+
+        limit = config.training.phase_timeout_s
+        count, timeout = rollout.reward_processes, rollout.reward_timeout_s
+        scorer = RewardPool(run.path, count=count, timeout_s=timeout, start_timeout_s=limit, tell=tell)
         can = engine.capabilities
         welcome = Welcome(trains, config.evaluation is not None, tells_places=can.tells_places, images=can.images)
         workers = None
         if rollout.workers:
-            workers = WorkflowWorkers(
-                run.path,
-                scratch,
-                processes,
+            workers = RolloutWorkers(
+                f"unix:{scratch / 'rollouts.sock'}",
                 engine,
                 scorer,
                 count=rollout.workers,
-                start_timeout_s=config.training.phase_timeout_s,
+                start_timeout_s=limit,
                 welcome=welcome,
                 tell=tell,
             )
+            member.announce(ROLLOUTS, await workers.listen())
         starting = asyncio.gather(engine.start(model), scorer.start())
         try:
             await asyncio.sleep(0)  # an engine of this process imports first: two threads would import half a library
@@ -157,7 +148,7 @@ class RolloutHalf:
 
 
 async def _close(
-    starting: asyncio.Future[Any], engine: InferenceEngine, scorer: RewardPool, workers: WorkflowWorkers | None
+    starting: asyncio.Future[Any], engine: InferenceEngine, scorer: RewardPool, workers: RolloutWorkers | None
 ) -> None:
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
@@ -167,7 +158,7 @@ async def _close(
     await scorer.close()
 
 
-def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Processes | None) -> InferenceEngine:
+def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
     """The inference engine, not yet started.
 
     Raises:
@@ -177,7 +168,7 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
     name = config.inference_engine.reference
     engine: InferenceEngine = config.inference_engine.build(
         scratch=scratch,
-        processes=processes,
+        member=member,
         log_dir=run.logs,
         gpus=config.placement.generation,
         deterministic=config.deterministic,
@@ -204,35 +195,31 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, processes: Pr
     return engine
 
 
-async def _serve(run: RunFolder, link: Link) -> None:
+async def _serve(run: RunFolder, member: Member) -> None:
     resolved = load_run(run.path)
     config = resolved.config
-    processes = LinkedProcesses(link)
     service: RolloutService | None = None
     loop = asyncio.get_running_loop()
 
     def hear(message: Any, number: int) -> None:
-        """In the link's thread."""
-        if isinstance(message, ProcessEnded):
-            processes.hear(message)
-        elif isinstance(message, Forward) and (answering := service) is None:
-            link.post(Failed("the rollout controller is still starting: ask again in a moment"), -number)
-        elif isinstance(message, Forward) and answering is not None:
-            work = _answer(answering, message, number, link)
-            loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
+        """In the thread of the connection to the driver."""
+        if not isinstance(message, Forward):
+            return
+        if (answering := service) is None:
+            member.notify(Failed("the rollout controller is still starting: ask again in a moment"), -number)
+            return
+        work = _answer(answering, message, number, member)
+        loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
 
-    link.on_message(hear)
-    epoch = run.epoch(Credentials.from_environment().epoch)
-    former = [one.ledger for one in run.epochs() if one.number < epoch.number]
-    ledger = Ledger.take_over(epoch.ledger, former, run.path)
-    link.enter("starting", config.training.phase_timeout_s)
-
-    def tell(text: str) -> None:
-        link.post(Notice(text))
-
-    half = await RolloutHalf.begin(resolved, run, processes, tell, trains=True)
+    member.on_message(hear)
+    attempt = run.attempt(current_attempt())
+    former = [one.ledger for one in run.attempts() if one.number < attempt.number]
+    ledger = Ledger.take_over(attempt.ledger, former, run.path)
+    member.enter("starting", config.training.phase_timeout_s, LOADING_SILENCE_S)
+    half = await RolloutHalf.begin(resolved, run, member, trains=True)
     controller: RolloutController | None = None
     try:
+        tell = _noticing(member)
         half.groups.on_failure = _telling_each_cause(ledger.failed, tell)
         sampler = PromptSampler(half.rows, config.seed, shuffle=config.shuffle)
         controller = RolloutController(
@@ -252,11 +239,15 @@ async def _serve(run: RunFolder, link: Link) -> None:
             evaluator.on_failure = tell
         audit_now = functools.partial(_audit, controller, ledger, run, sampler)
         service = RolloutService(controller, half.engine, evaluator, audit_now)
-        await _serve_trainer(service, controller, half, config, link)
+        await _serve_trainer(service, controller, half, config, member)
     finally:
         await half.close()
         if controller is not None:
             ledger.close(controller.open_groups)
+
+
+def _noticing(member: Member) -> Callable[[str], None]:
+    return lambda text: member.notify(Notice(text))
 
 
 def _telling_each_cause(
@@ -281,25 +272,25 @@ def _telling_each_cause(
 
 
 async def _serve_trainer(
-    service: RolloutService, controller: RolloutController, half: RolloutHalf, config: RunConfig, link: Link
+    service: RolloutService, controller: RolloutController, half: RolloutHalf, config: RunConfig, member: Member
 ) -> None:
     """Generate for the trainer until it has said goodbye or died."""
-    status = start_task(_report(service, link), "status of the rollouts")
+    status = start_task(_report(service, member), "status of the rollouts")
     try:
-        with link.phase("starting the inference engine"):
+        with member.phase("starting the inference engine"):
             await half.ready()
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
-        link.announce("controller", server.address)
+        member.announce("controller", server.address)
         # What was imported lives as long as this process: a collection that went over all of it would hold up the event
         # loop, and with it every episode, for a quarter of a second.
         gc.collect()
         gc.freeze()
-        link.enter("generating")
-        watch_event_loop(config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
+        member.enter("generating")
+        watch_event_loop(config.rollout.blocked_timeout_s, _noticing(member))
         await service.done.wait()
         if service.is_forsaken:  # servers that outlive it are not this process's to end
-            link.enter("waiting to be ended, for the trainer is gone")
+            member.enter("waiting to be ended, for the trainer is gone")
             await asyncio.sleep(FORSAKEN_S)
         server.close()
         await controller.close()
@@ -318,19 +309,19 @@ async def _audit(
         return asdict(await asyncio.to_thread(audit, copy, run.path, sampler, running))
 
 
-async def _answer(service: RolloutService, forwarded: Forward, number: int, link: Link) -> None:
-    """The reply to a question that came through the supervisor."""
+async def _answer(service: RolloutService, forwarded: Forward, number: int, member: Member) -> None:
+    """The reply to a question that came through the driver."""
     try:
         (request,) = FrameDecoder().feed(forwarded.request)
         reply = await service.answer(request.message)
-    except (ChannelCorrupt, ValueError):
+    except (PeerCorrupt, ValueError):
         reply = Failed("the question is none that this run knows")
     except Exception as error:  # noqa: BLE001 - a visitor never ends a run
         reply = Failed(f"the question could not be answered: {type(error).__name__}: {error}")
-    link.post(Forwarded(b"".join(encode_frame(reply))), -number)
+    member.notify(Forwarded(bytes(encode_frame(reply))), -number)
 
 
-async def _report(service: RolloutService, link: Link) -> None:
+async def _report(service: RolloutService, member: Member) -> None:
     while True:
-        link.post(Status(service.status()))
+        member.notify(Status(service.status()))
         await asyncio.sleep(STATUS_INTERVAL_S)

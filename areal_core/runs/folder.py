@@ -18,12 +18,12 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochFolder:
-    """What one owner of a run writes: nobody else ever writes there.
+class AttemptFolder:
+    """What one attempt at a run writes: nobody else ever writes there.
 
     Attributes:
         run: the run folder.
-        number: of the epoch, from 1.
+        number: of the attempt, from 1.
     """
 
     run: Path
@@ -31,13 +31,18 @@ class EpochFolder:
 
     @property
     def path(self) -> Path:
-        """The folder itself; that it exists means that the epoch has an owner."""
-        return self.run / "epochs" / f"{self.number:06d}"
+        """The folder itself; that it exists means that the attempt has a driver."""
+        return self.run / "attempts" / str(self.number)
 
     @property
-    def owner(self) -> Path:
-        """Who owns the epoch: JSON of `areal_core.runs.ownership.Ownership`."""
-        return self.path / "owner.json"
+    def driver(self) -> Path:
+        """Who drives the attempt: JSON of `areal_core.driver.attempts.DriverNote`."""
+        return self.path / "driver.json"
+
+    @property
+    def nonce(self) -> Path:
+        """A word that every process must have read here: it sees the run's folder."""
+        return self.path / "nonce"
 
     @property
     def token(self) -> Path:
@@ -46,11 +51,11 @@ class EpochFolder:
 
     @property
     def released(self) -> Path:
-        """There when the owner has ended in order; says what came of it, and of how many steps."""
+        """There when the driver has ended in order; says what came of it, and of how many steps."""
         return self.path / "released"
 
     def has_done(self, steps: int) -> bool:
-        """Whether the owner has ended with so many steps done."""
+        """Whether the driver has ended with so many steps done."""
         return self.released.is_file() and self.released.read_text(errors="replace") == f"done {steps}"
 
     @property
@@ -134,18 +139,18 @@ class RunFolder:
         """What one process writes."""
         return self.logs / f"{process}.log"
 
-    def epoch(self, number: int) -> EpochFolder:
-        """What the owner of one epoch writes."""
-        return EpochFolder(self.path, number)
+    def attempt(self, number: int) -> AttemptFolder:
+        """What one attempt writes."""
+        return AttemptFolder(self.path, number)
 
-    def epochs(self) -> list[EpochFolder]:
-        """All epochs so far, the first one first."""
-        numbers = sorted(int(path.name) for path in (self.path / "epochs").glob("[0-9]*") if path.name.isdigit())
-        return [self.epoch(number) for number in numbers]
+    def attempts(self) -> list[AttemptFolder]:
+        """All attempts so far, the first one first."""
+        numbers = sorted(int(path.name) for path in (self.path / "attempts").glob("[0-9]*") if path.name.isdigit())
+        return [self.attempt(number) for number in numbers]
 
     def checkpoints(self) -> list[Path]:
-        """The folders of all checkpoints, of all epochs, the first one first."""
-        return sorted(self.path.glob("epochs/*/checkpoints/step-*"))
+        """The folders of all checkpoints, of all attempts, the first one first."""
+        return [path for one in self.attempts() for path in sorted(one.checkpoints.glob("step-*"))]
 
     @property
     def last_step(self) -> int | None:
@@ -157,6 +162,6 @@ class RunFolder:
         return read_steps(self.metrics)
 
     @property
-    def last_epoch(self) -> EpochFolder | None:
-        """The latest epoch; None for a folder that was never started."""
-        return next(reversed(self.epochs()), None)
+    def last_attempt(self) -> AttemptFolder | None:
+        """The latest attempt; None for a folder that was never started."""
+        return next(reversed(self.attempts()), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from dataclasses import replace
 from datetime import timedelta
@@ -20,12 +19,11 @@ from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
 from areal_core.interfaces import ComparingEngine, LendingEngine, OptimizerSettings
-from areal_core.launchers.warden import NODES_VARIABLE, SCRATCH_VARIABLE
+from areal_core.launchers.guard import SCRATCH_VARIABLE
+from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_VARIABLE, current_attempt
 from areal_core.ledger.store import Ledger
-from areal_core.messages import Credentials
-from areal_core.messages.processes import Notice, Status, StepMetrics
+from areal_core.messages.hub import Notice, Status, StepMetrics
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
-from areal_core.runs.supervisor import INTERRUPTED_EXIT_CODE
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
 from areal_core.training.examples import ExampleSource
@@ -41,29 +39,30 @@ if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
     from areal_core.config.sections import TrainingSection
     from areal_core.interfaces import ModelReference, Role, TrainEngine
-    from areal_core.runs.folder import EpochFolder, RunFolder
-    from areal_core.runs.link import Link
+    from areal_core.launchers.member import Member
+    from areal_core.runs.folder import AttemptFolder, RunFolder
     from areal_core.training.source import BatchSource
 
 UNTIMED = ("wait", "evaluate")
 """Phases whose waits have deadlines of their own: of an episode, and of progress."""
 
 
-def play(run: RunFolder, link: Link) -> int:
+def play(run: RunFolder, member: Member) -> int:
     """Train to the end, or until the run is interrupted."""
-    interruption = Interruption()
     resolved = load_run(run.path)
     config = resolved.config
-    link.enter("starting", config.training.phase_timeout_s)
+    member.enter("starting", config.training.phase_timeout_s, LOADING_SILENCE_S)
+    if torch.get_num_threads() != (threads := int(os.environ.get("OMP_NUM_THREADS", "0"))) and threads:
+        torch.set_num_threads(threads)  # torch may have been imported before the variable was set
     torch.manual_seed(config.seed)
     if config.deterministic:
         torch.use_deterministic_algorithms(mode=True)
-    _join_ranks(link, config.training)
+    _join_ranks(member, config.training)
     try:
-        finished = _train(resolved, run, link, interruption)
+        finished = _train(resolved, run, member, Interruption())
     finally:
         dist.destroy_process_group()
-    return 0 if finished else INTERRUPTED_EXIT_CODE
+    return 0 if finished else ASKED_TO_STOP
 
 
 class Interruption:
@@ -72,12 +71,11 @@ class Interruption:
     def __init__(self) -> None:
         self._seen = False
 
-    def listen(self) -> None:
-        """From now on there is something to keep; until now, whoever is asked to stop ends at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._see)
+    def listen(self, member: Member) -> None:
+        """From now on there is something to keep; until now, a rank that is asked to stop ends at once."""
+        member.on_stop = self._see
 
-    def _see(self, number: int, frame: object) -> None:
+    def _see(self) -> None:
         self._seen = True
 
     def __call__(self) -> bool:
@@ -85,23 +83,23 @@ class Interruption:
         return self._seen
 
 
-def _join_ranks(link: Link, section: TrainingSection) -> None:
+def _join_ranks(member: Member, section: TrainingSection) -> None:
     """Form the group of all ranks: rank 0 opens the store on any port and announces it."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
-        store = open_store(link.host)
-        link.announce("rendezvous", f"{link.host}:{store.port}")
+        store = open_store(member.host)
+        member.announce("rendezvous", f"{member.host}:{store.port}")
     else:
-        host, _, port = link.ask("rendezvous", section.phase_timeout_s).rpartition(":")
+        host, _, port = member.ask("rendezvous", section.phase_timeout_s).rpartition(":")
         store = TCPStore(host, int(port), ranks, is_master=False)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=section.collective_timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
-def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interruption) -> bool:
+def _train(resolved: Resolved, run: RunFolder, member: Member, interruption: Interruption) -> bool:
     config, is_first = resolved.config, dist.get_rank() == 0
-    epoch = run.epoch(Credentials.from_environment().epoch)
+    attempt = run.attempt(current_attempt())
     model = model_reference(resolved, run)
     algorithm = config.algorithm.build()
     needs_rollouts = algorithm.encode is None
@@ -109,16 +107,16 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
         raise RunError("the algorithm learns from rollouts, and the config has no workflow and no inference_engine")
     roles = roles_of(config.algorithm, config.training.updates)
     limit = config.training.phase_timeout_s  # a large model may load for long; deaths are noticed at once
-    with link.phase("loading the model", limit):
+    with member.phase("loading the model", limit, LOADING_SILENCE_S):
         engines = _engines(resolved, model, roles, config.sampling.temperature if needs_rollouts else 1.0)
     learner = Learner(config, algorithm, roles, engines)
     rollouts = None
     if is_first and needs_rollouts:
-        rollouts = RolloutClient(link.ask("controller", limit), is_interrupted=interruption, log=_log)
+        rollouts = RolloutClient(member.ask("controller", limit), is_interrupted=interruption, log=_log)
     source: BatchSource | None = rollouts
     if is_first and rollouts is None:
-        former = [one.ledger for one in run.epochs() if one.number < epoch.number]
-        ledger = Ledger.take_over(epoch.ledger, former, run.path)
+        former = [one.ledger for one in run.attempts() if one.number < attempt.number]
+        ledger = Ledger.take_over(attempt.ledger, former, run.path)
         encode = partial(algorithm.encode, tokenizer=load_tokenizer(model))
         source = ExampleSource(config.dataset.build(), encode, config, ledger, interruption)
     beginning = share_beginning(source.where_to_begin() if source is not None else None)
@@ -127,16 +125,16 @@ def _train(resolved: Resolved, run: RunFolder, link: Link, interruption: Interru
         witness = restore_checkpoint(beginning.checkpoint, learner.changing)
     publication = None
     if needs_rollouts:
-        folders = _weights_folders(config, epoch, model)
-        address, dtype = config.publication.address or link.host, getattr(torch, model.dtype)
+        folders = _weights_folders(config, attempt, model)
+        address, dtype = config.publication.address or member.host, getattr(torch, model.dtype)
         gpu = (config.placement.training or [0] * dist.get_world_size())[dist.get_rank()]
         publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address, gpu)
     # Of a step whose evaluation is still owed the metrics are written again.
-    journal = _journal(resolved, run, link, beginning.step - (witness.unevaluated is not None)) if is_first else None
-    trainer = Trainer(config, learner, publication, run.path, epoch.checkpoints, source, journal)
+    journal = _journal(resolved, run, member, beginning.step - (witness.unevaluated is not None)) if is_first else None
+    trainer = Trainer(config, learner, publication, run.path, attempt.checkpoints, source, journal)
     begins_elsewhere = needs_rollouts and isinstance(learner.policy, LendingEngine) and learner.policy.begins_elsewhere
-    link.enter("train", limit)
-    interruption.listen()
+    member.enter("train", limit)
+    interruption.listen(member)
     try:
         return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), witness)
     finally:
@@ -178,13 +176,13 @@ def _engines(
     return engines
 
 
-def _weights_folders(config: RunConfig, epoch: EpochFolder, model: ModelReference) -> list[Path]:
+def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelReference) -> list[Path]:
     """Where weights are published, best first; empty. In memory only where all versions that are kept have room."""
     are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
     if config.publication.transport == "disk" or are_apart:  # servers on other nodes see the run's folder alone
-        folders = [epoch.weights]
+        folders = [attempt.weights]
     else:
-        folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", epoch.weights]
+        folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", attempt.weights]
     if dist.get_rank() == 0:
         size = sum(file.stat().st_size for file in Path(model.path).glob("*.safetensors"))
         for folder in folders:
@@ -193,30 +191,30 @@ def _weights_folders(config: RunConfig, epoch: EpochFolder, model: ModelReferenc
     return folders
 
 
-def _journal(resolved: Resolved, run: RunFolder, link: Link, step: int) -> Journal:
+def _journal(resolved: Resolved, run: RunFolder, member: Member, step: int) -> Journal:
     journal = Journal(
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
-        observers=[LinkObserver(link)],
+        observers=[DriverObserver(member)],
         hooks=[resolved.plugins.events],
-        phase=lambda name: link.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
-        tell=lambda text: link.post(Notice(text)),
+        phase=lambda name: member.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
+        tell=lambda text: member.notify(Notice(text)),
     )
-    link.post(Status({"step": step}))
+    member.notify(Status({"step": step}))
     journal.start_trackers(run.path, resolved.config.model_dump(mode="json"))
     return journal
 
 
-class LinkObserver:
-    """Lets the supervisor know how the trainer is, for whoever watches."""
+class DriverObserver:
+    """Lets the driver know how the trainer is, for whoever watches."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, member: Member) -> None:
+        self._member = member
 
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A line of metrics was written."""
-        self._link.post(StepMetrics({"step": step, **metrics}))
+        self._member.notify(StepMetrics({"step": step, **metrics}))
 
     def weights_published(self, run_dir: Path, step: int, version: int) -> None:
         """Shown with the rollouts."""

@@ -1,7 +1,7 @@
 """Weights by collective broadcast: rank 0 of the trainer sends, the inference engines receive.
 
-The group has an epoch. It is formed with the engines that are ready, kept while they stay the same, and given up with
-the first member that is missing or too slow; the weights then go through a folder, which everybody can read.
+The group has a generation. It is formed with the engines that are ready, kept while they stay the same, and given up
+with the first member that is missing or too slow; the weights then go through a folder, which everybody can read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from areal_core.training.distribution import agree, open_store
 from areal_core.training.weights_file import describe_weights
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from areal_core.config.sections import PublicationSection
     from areal_core.interfaces.inference import BroadcastGroup, TensorDescription
     from areal_core.interfaces.training import TrainEngine
@@ -134,7 +136,7 @@ class Broadcast:
                 rollouts.wait(number, "the end of a broadcast that has failed")
         return -1.0
 
-    def _broadcast(self, gathered: Any, rollouts: RolloutClient, number: int) -> None:
+    def _broadcast(self, gathered: Any, rollouts: RolloutClient, number: Future[Any]) -> None:
         deadline = time.monotonic() + self._timeout.total_seconds()
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0

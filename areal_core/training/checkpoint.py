@@ -186,16 +186,22 @@ def _own(name: str, value: object) -> torch.Tensor:
 
 
 def prune_checkpoints(run_dir: Path, keep: int, committed: Path) -> None:
-    """Delete all but the last `keep` checkpoints of this epoch and former ones, and what former ones left half done.
+    """Delete all but the last `keep` checkpoints of this attempt and former ones, and what former ones left half done.
 
     Args:
         run_dir: of the run.
         keep: checkpoints to keep, the committed one among them.
-        committed: the latest one, of this epoch.
+        committed: the latest one, of this attempt.
     """
-    epoch = committed.parent.parent
-    found = sorted(path for path in run_dir.glob("epochs/*/checkpoints/step-*") if path.parent.parent <= epoch)
-    left = [p for pattern in ("checkpoints/.step-*", "weights") for p in run_dir.glob(f"epochs/*/{pattern}")]
-    for path in [*found[:-keep], *(p for p in left if epoch not in p.parents and p < epoch)]:
+    attempt = committed.parent.parent
+    found = sorted(run_dir.glob("attempts/*/checkpoints/step-*"), key=lambda path: (_attempt(path), path.name))
+    found = [path for path in found if _attempt(path) <= int(attempt.name)]
+    left = [p for pattern in ("checkpoints/.step-*", "weights") for p in run_dir.glob(f"attempts/*/{pattern}")]
+    for path in [*found[:-keep], *(p for p in left if _attempt(p) < int(attempt.name))]:
         if path != committed:
             shutil.rmtree(path)
+
+
+def _attempt(path: Path) -> int:
+    """The number of the attempt below whose folder a path lies."""
+    return int(next(one.name for one in path.parents if one.parent.name == "attempts"))

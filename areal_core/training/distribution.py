@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE = timedelta(days=365)
-"""Rank 0 may wait for rollouts or an evaluation for as long as it likes. That it lives the supervisor knows, and ends
+"""Rank 0 may wait for rollouts or an evaluation for as long as it likes. That it lives the driver knows, and ends
 all ranks where it does not: a clock in a collective would end runs that are merely slow."""
 
 

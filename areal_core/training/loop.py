@@ -10,7 +10,7 @@ import torch
 
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
-from areal_core.messages import ChannelClosed
+from areal_core.messages import PeerClosed
 from areal_core.training.checkpoint import Witness
 from areal_core.training.distribution import agree, distribute
 from areal_core.training.exports import Exports
@@ -43,7 +43,7 @@ class Trainer:
         learner: learns from a batch.
         publication: brings weights to the inference engines; None where nothing generates.
         run_dir: where exports go.
-        checkpoints: where this epoch's checkpoints go.
+        checkpoints: where this attempt's checkpoints go.
         source: of batches, on rank 0.
         journal: of metrics, on rank 0.
     """
@@ -119,7 +119,7 @@ class Trainer:
             if self._failure is not None:
                 raise self._failure from None
             return False
-        except (ChannelClosed, DiskError):
+        except (PeerClosed, DiskError):
             raise
         except Exception:
             with suppress(Exception):  # why training failed is what must be told
@@ -157,7 +157,7 @@ class Trainer:
             yield
         except Interrupted:
             pass
-        except (ChannelClosed, DiskError):
+        except (PeerClosed, DiskError):
             raise
         except RunError as error:
             self._failure = error

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.prediction import shift_to_predictions
@@ -28,6 +28,7 @@ from areal_core.training.weights_file import describe_weights, size_of, write_we
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
 
     import torch
 
@@ -99,7 +100,7 @@ class Publication:
             self._direct = TensorSharing(engine, rollouts, dtype, gpu)
         self._tensors: tuple[TensorDescription, ...] = ()
         self._written: list[Path] = []
-        self._pending: int | None = None
+        self._pending: Future[Any] | None = None
         self._count = 0
         self.version = 0
         """Of the weights that were published last."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
-from areal_core.messages import BlockingChannel, ChannelClosed
+from areal_core.messages import LoopThread, Message, Peer, PeerClosed, connect
 from areal_core.messages import rollouts as messages
-from areal_core.messages.credentials import Failed
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
@@ -41,61 +42,61 @@ class RolloutClient:
         is_interrupted: Callable[[], bool] = lambda: False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._channel = BlockingChannel.connect(address, timeout_s, "trainer-0")
-        self._replies: dict[int, Any] = {}
-        self._evaluation = 0  # number of the request
+        self._thread = LoopThread("connection to the rollout controller")
+        self._peer: Peer = self._thread.call(connect(address, timeout_s, "trainer-0"))
+        self._evaluation: Future[Any] = Future()
         self._is_interrupted = is_interrupted
         self._log = log
 
-    def request(self, message: Any) -> int:
-        """Send a request; `wait` for its number brings the reply."""
-        return self._channel.send_request(message)
+    def request(self, message: Message) -> Future[Any]:
+        """Send a request; `wait` brings the reply."""
+        return self._thread.start(self._peer.request(message, None, type(message).__name__))
 
-    def wait(self, number: int, waiting_for: str, *, patience_s: float = math.inf) -> Any:
+    def wait(self, reply: Future[Any], waiting_for: str, *, patience_s: float = math.inf) -> Any:
         """The reply to a request.
 
         Args:
-            number: of the request.
+            reply: what `request` gave.
             waiting_for: what the reply brings, in words.
             patience_s: how long the wait goes on once the run has been asked to stop.
 
         Raises:
             RunError: the controller reported an error, or has been silent for too long.
-            ChannelClosed: it has died.
+            PeerClosed: it has died.
             Interrupted: the run was asked to stop, and the reply has not come within `patience_s`.
         """
         heard = last_line = time.monotonic()
         question, deadline = None, math.inf
-        while number not in self._replies:
+        while True:
             if deadline == math.inf and self._is_interrupted():
                 deadline = time.monotonic() + patience_s
                 if 0 < patience_s < math.inf:
                     self._log(f"asked to stop: {waiting_for} has {patience_s:g} s to end")
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline and not reply.done():
                 raise Interrupted
-            if self._receive(POLL_S):
-                heard = time.monotonic()
+            try:
+                return reply.result(POLL_S)
+            except PeerClosed as error:
+                raise PeerClosed("the rollout controller has died", hints=["see logs/controller.log"]) from error
+            except TimeoutError:
+                pass
             now = time.monotonic()
-            if question is not None and question in self._replies:
-                self._log(f"waiting for {waiting_for}: {self._replies.pop(question).text}")
+            if question is not None and question.done():
+                heard = now
+                self._log(f"waiting for {waiting_for}: {question.result().text}")
                 question = None
             if now - heard > SILENCE_S:
                 raise RunError(f"the rollout controller is silent since {now - heard:.0f} s: waited for {waiting_for}")
             if question is None and now - last_line > PROGRESS_INTERVAL_S:
                 question, last_line = self.request(messages.Describe()), now
-        reply = self._replies.pop(number)
-        if isinstance(reply, Failed):
-            raise reply.error
-        return reply
 
-    def call(self, message: Any, waiting_for: str) -> Any:
+    def call(self, message: Message, waiting_for: str) -> Any:
         """Send a request and wait for its reply; raises as `wait`."""
         return self.wait(self.request(message), waiting_for)
 
-    def has_failed(self, number: int) -> bool:
+    def has_failed(self, reply: Future[Any]) -> bool:
         """Whether the reply to a request is there already, and is an error; does not wait."""
-        self._receive(0.0)
-        return isinstance(self._replies.get(number), Failed)
+        return reply.done() and reply.exception() is not None
 
     def where_to_begin(self) -> messages.Beginning:
         """See `BatchSource.where_to_begin`."""
@@ -121,20 +122,6 @@ class RolloutClient:
 
     def close(self) -> None:
         """Say goodbye, so that the controller ends cleanly; safe to call after its death."""
-        try:
+        with suppress(RunError):
             self.call(messages.Goodbye(), "the controller's goodbye")
-        except RunError:
-            pass
-        finally:
-            self._channel.close()
-
-    def _receive(self, timeout_s: float) -> bool:
-        """Take what has arrived; whether anything has."""
-        try:
-            frame = self._channel.receive(timeout_s)
-        except TimeoutError:
-            return False
-        except ChannelClosed as error:
-            raise ChannelClosed("the rollout controller has died", hints=["see logs/controller.log"]) from error
-        self._replies[-frame.number] = frame.message
-        return True
+        self._thread.call(self._peer.close())

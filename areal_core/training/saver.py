@@ -40,7 +40,7 @@ class Saver:
     Args:
         section: settings.
         run_dir: of the run.
-        checkpoints: the folder of this epoch's.
+        checkpoints: the folder of this attempt's.
         engines: those that learn or follow, by role.
         source: commits, on rank 0.
         journal: is told of what was committed, on rank 0.

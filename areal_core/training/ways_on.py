@@ -26,9 +26,9 @@ def lost_files(folder: Path) -> str:
 def ways_on(folder: Path) -> list[str]:
     """What helps where a checkpoint cannot be loaded: an older one, or that there is none."""
     run = folder.parents[3] if len(folder.parents) > 3 else folder.parent
-    older = [path for path in run.glob("epochs/*/checkpoints/step-*") if path.name < folder.name]
+    older = [path for path in run.glob("attempts/*/checkpoints/step-*") if path.name < folder.name]
     if older and folder.is_dir():
-        latest = max(older, key=lambda path: (path.name, path))
+        latest = max(older, key=lambda path: (path.name, int(path.parents[1].name)))
         aside, resume = shlex.join(["mv", str(folder), str(run / f"damaged-{folder.name}")]), shlex.quote(str(run))
         return [
             f"an older one is kept: {latest}; put this one aside, and the run goes back to it: "

@@ -5,4 +5,4 @@ set -euo pipefail
 nodes=$1 rank=$2 first=$3 run_dir=$4
 shift 4
 exec torchrun --nnodes="$nodes" --node-rank="$rank" --nproc-per-node=1 --master-addr="$first" \
-    --master-port="${MASTER_PORT:-29500}" -m areal_core join "$run_dir" --config "${CONFIG:-run.yaml}" "$@"
+    --master-port="${MASTER_PORT:-29500}" -m areal_core node "$run_dir" --config "${CONFIG:-run.yaml}" "$@"

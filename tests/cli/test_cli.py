@@ -16,12 +16,12 @@ pytestmark = pytest.mark.slow
 
 FAKE_RUN = """
 import sys, types
-fake = types.ModuleType("areal_core.runs.execution")
+fake = types.ModuleType("areal_core.driver.execution")
 def execute(resolved, *, run_dir, resume, dry_run, allow_changed_plugins, as_json, show):
     print("steps", resolved.config.steps, "folder", run_dir, "resume", resume, dry_run, allow_changed_plugins)
     return 7
 fake.execute = execute
-sys.modules["areal_core.runs.execution"] = fake
+sys.modules["areal_core.driver.execution"] = fake
 from areal_core.cli import main
 sys.exit(main({words!r}))
 """
@@ -150,11 +150,11 @@ def test_wrong_requests_end_with_2_and_leave_nothing_behind(kit, words, told):
 def test_no_run_lies_in_another(kit):
     saved(kit)
     assert run(kit, "run.yaml", "run_dir=old/x").code == 7, "a folder with a config may hold runs"
-    (kit.work / "old" / "epochs" / "000001").mkdir(parents=True)
-    outcome = run(kit, "run.yaml", "--dry-run", "run_dir=old/epochs/x")
+    (kit.work / "old" / "attempts" / "1").mkdir(parents=True)
+    outcome = run(kit, "run.yaml", "--dry-run", "run_dir=old/attempts/x")
     assert outcome.code == 2
-    assert f"the run folder old/epochs/x would lie in that of another run, {kit.work / 'old'}\n" in outcome.err
-    assert not (kit.work / "old/epochs/x").exists()
+    assert f"the run folder old/attempts/x would lie in that of another run, {kit.work / 'old'}\n" in outcome.err
+    assert not (kit.work / "old/attempts/x").exists()
 
 
 def test_debug_shows_the_traceback(kit):

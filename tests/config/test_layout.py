@@ -19,9 +19,9 @@ def attempt(call, *arguments):
         return None, error
 
 
-@given(SMALL, SMALL, SMALL, SMALL, st.booleans())
-def test_what_is_written_is_read_again(gpus, nodes, tensor, servers, in_turns):
-    layout = Layout(gpus, nodes, tensor, servers, in_turns)
+@given(SMALL, SMALL, SMALL, st.booleans())
+def test_what_is_written_is_read_again(gpus, tensor, servers, colocated):
+    layout = Layout(gpus, tensor, servers, colocated)
     assert Layout.parse(str(layout)) == layout
 
 
@@ -36,63 +36,37 @@ def test_any_text_is_a_placement_or_is_told_what_would_be_one(text):
         assert Layout.parse(str(layout)) == layout
 
 
-@given(SMALL, SMALL, SMALL, SMALL, st.none() | st.integers(1, 12), st.integers(1, 16))
-def test_every_gpu_is_there_and_does_one_thing_and_no_server_stands_on_two_nodes(
-    gpus, trainer_nodes, tensor, servers, nodes, each
-):
-    layout = Layout(gpus, trainer_nodes, tensor, servers)
-    slots = [(each - gpus) // tensor] * trainer_nodes + [each // tensor] * ((nodes or 100) - trainer_nodes)
-    has_room = gpus <= each and trainer_nodes <= (nodes or 100) and sum(slots) >= servers
-    found, error = attempt(layout.number, tensor, nodes, each)
-    assert has_room == (error is None), error
-    if error is not None:
-        assert error.hint
-        return
-    training, generation = found
+@given(SMALL, SMALL, SMALL)
+def test_every_gpu_does_one_thing(gpus, tensor, servers):
+    training, generation = Layout(gpus, tensor, servers).number(tensor)
     assert generation is not None
-    assert len({*training, *generation}) == gpus * trainer_nodes + tensor * servers == len(training) + len(generation)
-    assert max(training + generation) < (nodes or 100) * each
-    for node in range(trainer_nodes):
-        assert sum(gpu // each == node for gpu in training) == gpus
-    for number in range(servers):
-        own = generation[number * tensor : (number + 1) * tensor]
-        assert len({gpu // each for gpu in own}) == 1
-        assert own == list(range(own[0], own[0] + tensor))
+    assert training + generation == list(range(gpus + tensor * servers))
+    assert len(training) == gpus
 
 
-@given(SMALL, SMALL, SMALL, SMALL)
-def test_in_turns_servers_take_the_trainers_gpus_and_all_of_them(gpus, nodes, tensor, servers):
-    layout = Layout(gpus, nodes, tensor, servers, in_turns=True)
-    found, error = attempt(layout.number, tensor, None, 9)
-    assert (error is not None) == bool(gpus % tensor or gpus * nodes != tensor * servers)
+@given(SMALL, SMALL, SMALL)
+def test_colocated_servers_take_the_trainers_gpus_and_all_of_them(gpus, tensor, servers):
+    found, error = attempt(Layout(gpus, tensor, servers, colocated=True).number, tensor)
+    assert (error is not None) == (gpus != tensor * servers)
     if found is not None:
-        training, generation = found
-        assert training == generation
-        assert all(len({gpu // 9 for gpu in training[i : i + tensor]}) == 1 for i in range(0, len(training), tensor))
-
-
-def test_without_gpus_of_a_node_one_node_is_enough_and_several_are_not():
-    assert Layout.parse("train=2 generate=tp2x1").number(2, 1, None) == ([0, 1], [2, 3])
-    with pytest.raises(LayoutError, match="known how many GPUs a node has") as told:
-        Layout.parse("train=2").number(0, None, None)
-    assert told.value.hint == "set launcher.gpus_per_node"
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("", "does not say which GPUs train", "train=8x2"),
-        ("generate=tp2x8", "does not say which GPUs train", "train=8x2"),
-        ("trian=8", "'trian=8' is no part", "train=GPUSxNODES"),
-        ("train", "'train' is no part", "train=GPUSxNODES"),
-        ("train=8,generate=tp1x8", "'train=8,generate=tp1x8' is not GPUSxNODES", "train=8x2"),
-        ("train=8x0", "'train=8x0' is not GPUSxNODES", "train=8 those of one"),
+        ("", "does not say how many GPUs train", "train=8"),
+        ("generate=tp2x8", "does not say how many GPUs train", "train=8"),
+        ("trian=8", "'trian=8' is no part", "train=GPUS"),
+        ("train", "'train' is no part", "train=GPUS"),
+        ("train=8,generate=tp1x8", "'train=8,generate=tp1x8' is no number", "train=8"),
+        ("train=8x2", "'train=8x2' is no number of GPUs", "on however many nodes"),
         ("train=8 train=4", "'train' stands there twice", "generate=tp"),
         ("train=8 generate=8", "'generate=8' is not", "generate=tp1x8 is 8 servers with a GPU each"),
         ("train=8 generate=tp2", "'generate=tp2' is not", "generate=tp8x1 one server on 8"),
-        ("train=8 generate=tp1x8 inturns", "'inturns' is no part", "'in turns' behind it"),
-        ("train=8 in turns", "without servers", "generate=tp1x8 in turns"),
-        ("train=999999x2", "more than 100,000", "as many as there are"),
+        ("train=8 generate=tp1x8 colocatd", "'colocatd' is no part", "'colocated' behind it"),
+        ("train=8 colocated", "without servers", "generate=tp1x8 colocated"),
+        ("train=999999", "more than 100,000", "as many as there are"),
     ],
 )
 def test_a_wrong_placement_is_told_what_would_be_right(text, message, hint):
@@ -102,20 +76,16 @@ def test_a_wrong_placement_is_told_what_would_be_right(text, message, hint):
 
 
 @pytest.mark.parametrize(
-    ("text", "nodes", "each", "message", "hint"),
+    ("text", "message", "hint"),
     [
-        ("train=8x2", 1, 8, "needs 2 nodes with 8 free GPUs each; launcher.nodes=1", "launcher.nodes=2"),
-        ("train=8", 2, 4, "needs nodes with 8 GPUs each.*gpus_per_node=4", "train=4x2"),
-        ("train=8 generate=tp4x3", 2, 8, "for each of 3 servers; beside train=8 there is room for 2", "nodes=3"),
-        ("train=1 generate=tp9x1", None, 8, "needs 9 free GPUs of one node", "at most 8"),
-        ("train=8 generate=tp3x2 in turns", 1, 8, "must fill the 8 of a node", "divides 8"),
-        ("train=8 generate=tp2x3 in turns", 1, 8, "train=8 names 8, and generate=tp2x3 6", "tp2x4 takes all"),
+        ("train=8 generate=tp3x2 colocated", "train=8, and generate=tp3x2 names 6", "that 3 divides"),
+        ("train=8 generate=tp2x3 colocated", "train=8, and generate=tp2x3 names 6", "tp2x4 takes all"),
     ],
 )
-def test_what_is_missing_is_said_with_what_would_do(text, nodes, each, message, hint):
+def test_what_is_missing_is_said_with_what_would_do(text, message, hint):
     layout = Layout.parse(text)
     with pytest.raises(LayoutError, match=message) as told:
-        layout.number(layout.tensor_parallel, nodes, each)
+        layout.number(layout.tensor_parallel)
     assert hint in told.value.hint
 
 
@@ -128,7 +98,7 @@ workflow: single_turn
 inference_engine: {type: sglang, data_parallel: 2}
 train_engine: fsdp
 algorithm: grpo
-launcher: {type: slurm, gpus_per_node: 8}
+launcher: core/external
 """
 
 
@@ -141,14 +111,14 @@ def config(tmp_path):
 
 
 def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(config, tmp_path):
-    resolved = resolve(config, [], ["placement=train=8x2 generate=tp2x2", "inference_engine.servers=2"])
+    resolved = resolve(config, [], ["placement=train=16 generate=tp2x2", "inference_engine.servers=2"])
     read = resolved.config
     assert read.placement.training == list(range(16))
     assert read.placement.generation == list(range(16, 24)), "a server has tensor_parallel x data_parallel GPUs"
     assert read.inference_engine is not None
     assert {"servers": 2, "tensor_parallel": 2}.items() <= read.inference_engine.keywords().items()
     assert (read.trainer_processes, read.publication.transport, read.model.dtype) == (16, "broadcast", "bfloat16")
-    places = {"placement.training.0", "inference_engine.servers", "inference_engine.tensor_parallel"}
+    places = {"placement.layout", "inference_engine.servers", "inference_engine.tensor_parallel"}
     assert {resolved.origins[name] for name in places} == {"command line"}
     assert resolved.origins["inference_engine.restarts"] == "default"
     saved = tmp_path / "saved.yaml"
@@ -162,19 +132,17 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
         (["inference_engine.servers=3"], "means inference_engine.servers=2, and inference_engine.servers=3 is written"),
         (["inference_engine.tensor_parallel=1"], "means inference_engine.tensor_parallel=2, and .*=1 is written"),
         (["launcher.trainer_processes=4"], "means launcher.trainer_processes=16, and .*=4 is written"),
-        (["launcher.gpus_per_node=null"], "known how many GPUs a node has"),
-        (["launcher=core/local", "launcher.gpus_per_node=8"], "needs 2 nodes with 8 free GPUs each; launcher.nodes=1"),
         (["inference_engine=hf/hf"], "'hf/hf' starts no servers"),
     ],
 )
 def test_what_contradicts_the_words_is_refused_with_both(config, words, message):
     with pytest.raises(ConfigError, match=message):
-        resolve(config, [], ["placement=train=8x2 generate=tp2x2", *words])
+        resolve(config, [], ["placement=train=16 generate=tp2x2", *words])
 
 
 def test_servers_that_the_words_forget_and_lists_beside_words_are_refused(config):
     with pytest.raises(ConfigError, match="says nothing of the inference engine's servers"):
-        resolve(config, [], ["placement=train=8x2"])
+        resolve(config, [], ["placement=train=16"])
     with pytest.raises(ConfigError, match=r"in words .* and in lists"):
         resolve(config, [], ["placement.layout=train=8", "placement.training=[0]"])
     config.write_text(f"{RUN}placement: train=8\n")

@@ -1,4 +1,4 @@
-"""The commands of docs/clusters.md that need no cluster are run: nodes that join, and the launcher in one file."""
+"""The commands of docs/clusters.md that need no cluster are run: machines that join, and the launcher in one file."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def start(command: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def test_nodes_that_join(tmp_path: Path) -> None:
-    run = next(line for line in COMMANDS if "launcher.type=joined" in line)
-    join = next(line for line in COMMANDS if re.fullmatch(r"areal join \S+", line))
-    programs = [start(command, tmp_path) for command in (run, join, join)]
+    run = next(line for line in COMMANDS if "launcher.type=external" in line)
+    nodes = [line for line in COMMANDS if re.fullmatch(r"AREAL_NODE=\w+ areal node \S+", line)]
+    programs = [start(command, tmp_path) for command in (run, *nodes)]
     said = [program.communicate(timeout=HANG_S)[0] for program in programs]
     assert [program.returncode for program in programs] == [0, 0, 0], said
     assert "done: 4 steps" in said[0]

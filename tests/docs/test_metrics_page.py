@@ -125,7 +125,9 @@ def test_a_metric_of_a_recorded_run_is_explained(key: str) -> None:
 def test_every_verdict_has_its_row() -> None:
     """A row names the metrics that the verdict looks at, in the order of the code."""
     rows = PAGE.split("## Verdicts")[1].split("\n## ")[0].split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
-    code = (ROOT / "areal_core/runs/verdicts.py").read_text().split("PATHOLOGIES: Final")[1].split("class Verdicts")[0]
+    code = (
+        (ROOT / "areal_core/driver/verdicts.py").read_text().split("PATHOLOGIES: Final")[1].split("class Verdicts")[0]
+    )
     looked_at = [set(re.findall(r'(?:first|last)\("([\w/]+)"', one)) for one in code.split("Pathology(")[1:]]
     assert [set(re.findall(r"`(\w+/[\w/]+)`", row)) for row in rows] == looked_at
 

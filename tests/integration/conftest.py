@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from areal_core.driver import ask_driver
+from areal_core.messages.hub import WhoDrives
+from areal_core.runs import RunFolder
 from areal_grpo.demonstration.model import make_model
 
 if TYPE_CHECKING:
@@ -82,9 +85,17 @@ class Workplace:
         out, err = process.communicate(timeout=timeout)
         return Outcome(process.returncode, out, err)
 
-    def processes(self, process: subprocess.Popen[str], words: str) -> list[int]:
-        """What a program has started, and what these have, whose command line or name has these words."""
-        return [pid for pid in descendants(process.pid) if words in program(pid)]
+    def pid(self, name: str, run: str = "run") -> int:
+        """The process of a run that goes by a name: its guard's too (`guard:NAME`), or that of a reward process."""
+        kind, _, member = name.rpartition(":")
+        if name.startswith("reward-"):
+            found = [pid for pid in descendants(self.pid("controller", run)) if "rewards.worker" in program(pid)]
+            return found[int(name.removeprefix("reward-"))]
+        attempt = RunFolder(self.folder / run).last_attempt
+        assert attempt is not None
+        driving = ask_driver(attempt, WhoDrives(), 60)
+        own: int = driving.processes[member].pid
+        return parent(own) if kind == "guard" else own
 
     def metrics(self, run: str = "run") -> list[dict[str, Any]]:
         """Lines of a run's metrics."""
@@ -117,12 +128,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def program(pid: int) -> str:
-    """The command line of a process, and its name within its run; keepers have none."""
+    """The command line of a process."""
     with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        names = [v for v in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if v.startswith(b"AREAL_PROCESS=")]
-        return "" if "keeper.py" in command else f"{command} {names[0].decode() if names else ''}"
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
+
+
+def parent(pid: int) -> int:
+    """Of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture(scope="session")

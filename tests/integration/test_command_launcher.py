@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import importlib.util
 import json
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.launchers.node import free_port
+from areal_core.interfaces import Place, ProcessGroup
+from areal_core.launchers.machine import free_port
 from areal_core.testing.conformance import LauncherSuite
 
 if TYPE_CHECKING:
@@ -45,24 +47,17 @@ def example() -> ModuleType:
 class TestThroughAShell(LauncherSuite):
     """What stands for a remote host here is a session of its own."""
 
-    ends_stopped_nodes = False
+    nodes = 2
     command: ClassVar[list[str]] = ["setsid", "--wait", "sh", "-c"]
 
     def make(self) -> Any:
-        return example().CommandLauncher(hosts=["localhost", "localhost"], host="127.0.0.1", command=self.command)
+        hosts = {"localhost#0": 0, "localhost#1": 0}
+        return example().CommandLauncher(hosts=hosts, host="127.0.0.1", command=self.command)
 
     def test_a_command_that_is_not_there_is_told(self) -> None:
-        launcher = example().CommandLauncher(hosts=["a"], host="127.0.0.1", command=["/no/such/ssh", "{host}"])
+        launcher = example().CommandLauncher(hosts={"a": 0}, host="127.0.0.1", command=["/no/such/ssh", "{host}"])
         with pytest.raises(RunError, match="/no/such/ssh cannot be started"):
-            launcher.bring(["true"], {})
-
-
-def test_a_command_that_ends_before_it_is_told_anything_is_lost_with_its_words() -> None:
-    reached = example().Reached([sys.executable, "-c", "raise SystemExit('Permission denied')"])
-    reached.process.wait()
-    reached.tell("export A=1")
-    assert reached.reason == "its command ended with exit code 1: Permission denied"
-    reached.end(time.monotonic() + 60)
+            asyncio.run(launcher.start(ProcessGroup("x", "x", ["true"]), {0: Place("a")}, {}))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +105,7 @@ class TestThroughSsh(TestThroughAShell):
 def run_words(command: list[str]) -> list[str]:
     """Of `areal run` over two hosts."""
     return ["run", "run.yaml", "run_dir=run", f"launcher.type={EXAMPLE}:CommandLauncher", "launcher.host=127.0.0.1",
-            "launcher.hosts=[localhost, localhost]", f"launcher.command={json.dumps(command)}",
+            "launcher.hosts={localhost#0: 0, localhost#1: 0}", f"launcher.command={json.dumps(command)}",
             "launcher.trainer_processes=2"]  # fmt: skip
 
 
@@ -125,4 +120,4 @@ def test_hosts_that_do_not_answer_are_told_with_the_words_of_ssh(workplace: Work
     command = [sys.executable, "-c", "raise SystemExit('Permission denied (publickey)')"]
     done = workplace.areal(*run_words(command))
     assert done.code == 1, done.out
-    assert "localhost-0: its command ended with exit code 1: Permission denied (publickey)" in done.err
+    assert "its command ended with exit code 1: Permission denied (publickey)" in done.err

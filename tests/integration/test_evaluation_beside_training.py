@@ -88,7 +88,7 @@ def is_alive(number: int) -> bool:
 def test_killed_in_the_middle_it_is_made_once_with_the_right_weights(workplace: Workplace, ranks: int) -> None:
     words: Sequence[str] = words_of(workplace, f"launcher.trainer_processes={ranks}")
     process = workplace.start(*words)
-    workplace.wait_for((workplace.folder / "run/epochs/000001/checkpoints/step-000002").exists, process)
+    workplace.wait_for((workplace.folder / "run/attempts/1/checkpoints/step-000002").exists, process)
     workplace.wait_for(lambda: committed(workplace) == 2, process)
     assert evaluated(workplace) == [(1, False)]
     assert hidden(workplace) == [".best.new"], "the weights of step 2, should they be the best"

@@ -59,8 +59,8 @@ ONCE = "os.path.exists('done') or (open('done', 'w').close(), {fault})"
     ("fault", "told"),
     [
         ("time.sleep(10_000)", "a call blocks everything else since 15 s"),
-        LONG("os.kill(os.getpid(), 9)", "it was killed by SIGKILL"),
-        LONG("os._exit(0)", "it ended with exit code 0"),
+        LONG("os.kill(os.getpid(), 9)", "worker-0 was killed by SIGKILL"),
+        LONG("os._exit(0)", "worker-0 ended with exit code 0"),
     ],
 )
 def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
@@ -70,7 +70,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
     done = workplace.areal(*words, "rollout.blocked_timeout_s=15")
     assert done.code == 0, done.err
     assert told in done.out
-    assert "is replaced, for it " in done.out
+    assert "it is started again" in done.out
     if "sleep" in fault:
         assert "a call blocks everything else since 5 s" in done.out
         assert "mine.py" in done.out
@@ -83,7 +83,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
     ("fault", "told"),
     [
         ("hog = bytearray(1 << 34)", "an episode failed: MemoryError"),
-        LONG("__import__('ctypes').memset(0, 1, 1)", "it was killed by SIGSEGV"),
+        LONG("__import__('ctypes').memset(0, 1, 1)", "worker-0 was killed by SIGSEGV"),
     ],
 )
 def test_what_takes_all_memory_costs_its_episode(workplace: Workplace, fault: str, told: str) -> None:
@@ -102,15 +102,15 @@ def test_a_workflow_that_ends_every_worker_ends_the_run(workplace: Workplace) ->
     program.write_text(program.read_text().replace('row["prompt"].startswith("1")', "True"))
     done = workplace.areal(*words)
     assert done.code == 1, done.out
-    assert "8 workflow workers were lost one after another, and no group ended in between" in done.err
-    assert "ended with exit code 3" in done.err
+    assert "8 rollout workers were lost one after another, and no group ended in between" in done.err
+    assert "ended with exit code 3" in done.out
 
 
 @pytest.mark.long
 def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Workplace) -> None:
     done = workplace.areal(*faulty(workplace, "os._exit(0)"), "rollout.workers=2", "steps=20")
     assert done.code == 0, done.err
-    assert "4 workflow workers were lost with this prompt" in done.out
+    assert "4 rollout workers were lost with this prompt" in done.out
     assert sum(line.get("groups/failed", 0) for line in workplace.metrics()) > 0
     assert workplace.areal("audit", "run").code == 0
 
@@ -150,7 +150,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-@pytest.mark.parametrize("words", [LONG("=controller"), LONG("=trainer-0"), LONG("=workflow-0"), "areal_hf.server"])
+@pytest.mark.parametrize("words", [LONG("controller"), LONG("trainer-0"), LONG("worker-0"), "hf"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""
     log = workplace.folder / "out"
@@ -160,7 +160,7 @@ def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workpla
             cwd=workplace.folder, env=workplace.environment, stdout=out, stderr=out,
         )  # fmt: skip
     workplace.wait_for(lambda: len(workplace.metrics()) >= 2, process)
-    (pid,) = workplace.processes(process, words)
+    pid = workplace.pid(words)
     os.kill(pid, signal.SIGSTOP)
     workplace.wait_for(lambda: " s (phase " in log.read_text(), process)
     os.kill(pid, signal.SIGCONT)

@@ -58,7 +58,7 @@ def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> 
     rates = [line["train/learning_rate"] for line in lines[2:]]
     assert rates[1] == pytest.approx(rates[0] / 2), "the policy has two updates, over which its rate decays"
     assert lines[3]["train/critic/learning_rate"] == pytest.approx(1e-3 / 4)
-    (checkpoint, *_) = sorted((homemade.folder / "run").glob("epochs/*/checkpoints/step-*"))
+    (checkpoint, *_) = sorted((homemade.folder / "run").glob("attempts/*/checkpoints/step-*"))
     assert {"actor", "critic"} <= {path.name for path in checkpoint.iterdir()}
     more = homemade.areal("run", "--resume", "run", "steps=5", "--allow-changed-plugins")
     assert more.code == 0, more.err

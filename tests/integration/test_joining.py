@@ -1,4 +1,4 @@
-"""Nodes that join a run by themselves: under torchrun, by hand, killed and joined again, and left by their owner."""
+"""Machines that somebody else brings: under torchrun, by hand, killed and brought again, and left by their driver."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from areal_core.cli.commands import join
+from areal_core.config.layout import Layout
 from areal_core.launchers.identity import processes_with
-from areal_core.launchers.node import free_port
+from areal_core.launchers.machine import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,8 +80,8 @@ class Group:
         assert self.workplace.areal("audit", "run").code == 0
 
     def left(self) -> list[int]:
-        """Processes of the run's epochs."""
-        tokens = {path.read_text() for path in self.run.glob("epochs/*/token")}
+        """Processes of the run's attempts."""
+        tokens = {path.read_text() for path in self.run.glob("attempts/*/token")}
         return [pid for token in tokens for pid in processes_with("AREAL_TOKEN", token)]
 
 
@@ -96,7 +96,7 @@ def group(workplace: Workplace) -> Iterator[Group]:
         program.wait()
 
 
-RUN = ("run", "run.yaml", "run_dir=run", "launcher.type=joined", "launcher.nodes=2", "launcher.trainer_processes=2")
+RUN = ("run", "run.yaml", "run_dir=run", "launcher.type=external", "launcher.nodes=2", "launcher.trainer_processes=2")
 HERE = "launcher.host=127.0.0.1"
 
 
@@ -104,34 +104,32 @@ def test_three_nodes_of_torchrun_with_two_processes_each(group: Group) -> None:
     port, torchrun = free_port(), (sys.executable, "-m", "torch.distributed.run")
     for number in range(3):
         spread = ("--nnodes=3", f"--node-rank={number}", "--nproc-per-node=2", f"--master-port={port}")
-        words = ("join", "run", "--config", "run.yaml", "launcher.trainer_processes=3", HERE)
+        words = ("node", "run", "--config", "run.yaml", "launcher.trainer_processes=3", HERE)
         group.start(f"torchrun-{number}", *torchrun, *spread, "--master-addr=127.0.0.1", "-m", "areal_core", *words)
     group.finish(**{f"torchrun-{number}": 0 for number in range(3)})
     assert [line["step"] for line in group.workplace.metrics()] == [1, 2, 3, 4]
     words = "".join(group.said(f"torchrun-{number}") for number in range(3))
-    assert "waiting for nodes: " in words
-    assert f"on each of the others: areal join {group.run}" in words
-    assert words.count(f"joined the run in {group.run}, epoch 1") == 5, "the supervisor's process is a node as it is"
-    assert words.count(f"the run in {group.run} has ended with exit code 0") == 5
+    assert words.count(f"a machine of the run in {group.run}, attempt 1") == 3
+    assert words.count(f"the run in {group.run} has ended with exit code 0") >= 5
     for rank in range(3):
         log = (group.run / "logs" / f"trainer-{rank}.log").read_text()
         assert "Traceback" not in log
 
 
 @pytest.mark.long
-def test_a_node_that_is_killed_and_joined_again_and_an_owner_that_is_killed_and_resumed(group: Group) -> None:
+def test_a_node_that_is_killed_and_joined_again_and_a_driver_that_is_killed_and_resumed(group: Group) -> None:
     """The run ends with exit code 0 in all programs that were not killed."""
     for name in ("first", "second"):
-        group.areal(name, "join", "run")
+        group.areal(name, "node", "run")
     owner = group.areal("owner", *RUN, HERE, "steps=40", "checkpoint.every=2")
     group.wait_for_steps(3)
     group.programs["second"].kill()
-    wait_until(lambda: "going back to the last checkpoint (1 of at most 3 times" in group.said("owner"), "the loss")
+    wait_until(lambda: "going back to the last checkpoint (1 of at most 2 times" in group.said("owner"), "the loss")
     status = group.workplace.areal("status", "run")
     assert status.out.split()[0] in ("running", "recovering")
-    group.areal("third", "join", "run")
-    wait_until(lambda: "epoch 2" in group.said("first"), "the node that was not killed has come again")
-    wait_until(lambda: "epoch 2" in group.said("third"), "the new node has come")
+    group.areal("third", "node", "run")
+    wait_until(lambda: "attempt 2" in group.said("first"), "the node that was not killed has come again")
+    wait_until(lambda: "attempt 2" in group.said("third"), "the new node has come")
     group.wait_for_steps(len(group.workplace.metrics()) + 2)
     owner.kill()
     owner.wait()
@@ -141,25 +139,25 @@ def test_a_node_that_is_killed_and_joined_again_and_an_owner_that_is_killed_and_
     group.areal("owner", "run", "--resume", "run", f"steps={done + 3}")
     group.finish(owner=0, first=0, third=0)
     assert [line["step"] for line in group.workplace.metrics()] == list(range(1, done + 4))
-    assert "epoch 3" in group.said("first")
+    assert "attempt 3" in group.said("first")
 
 
 @pytest.mark.long
 def test_a_run_that_is_stopped_ends_its_nodes_with_its_exit_code(group: Group) -> None:
-    group.areal("first", "join", "run")
+    group.areal("first", "node", "run")
     group.areal("owner", *RUN, HERE, "steps=400")
-    group.areal("second", "join", "run")
+    group.areal("second", "node", "run")
     group.wait_for_steps(2)
     group.programs["second"].send_signal(signal.SIGTERM)  # its scheduler takes the node away
     group.finish(owner=143, first=143, second=143)
-    assert "is about to be taken away (SIGTERM)" in group.said("owner")
+    assert "was sent SIGTERM" in group.said("owner")
     assert "stopped after a checkpoint" in group.said("owner")
 
 
 @pytest.mark.long
 def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Group, tmp_path: Path) -> None:
     """As Kubernetes does with the pods of an indexed job, whose environment names only the number of the pod."""
-    words = ("join", "run", "--config", "run.yaml", "launcher.nodes=2", "launcher.trainer_processes=2", HERE)
+    words = ("node", "run", "--config", "run.yaml", "launcher.nodes=2", "launcher.trainer_processes=2", HERE)
 
     def start(turn: str) -> dict[str, int]:
         for index in range(2):
@@ -177,7 +175,7 @@ def test_a_scheduler_that_starts_everything_again_goes_on_with_the_run(group: Gr
     group.finish(**start("second"))
     assert "the run goes on, with the config that it has" in group.said("pod-0-second")
     assert [line["step"] for line in group.workplace.metrics()] == list(range(1, 13))
-    assert os.listdir(tmp_path / "run" / "epochs") != ["000001"]  # noqa: PTH208
+    assert os.listdir(tmp_path / "run" / "attempts") != ["1"]  # noqa: PTH208
 
 
 def test_the_script_of_the_examples(group: Group) -> None:
@@ -197,17 +195,17 @@ def test_the_manifest_of_the_examples_is_a_run_with_as_many_nodes_as_pods(group:
     assert (manifest["kind"], job["completionMode"]) == ("Job", "Indexed")
     command = [*container["command"], *container["args"]]
     parser = argparse.ArgumentParser()
-    join.add_arguments(parser)
+    command.add_arguments(parser)
     words = parser.parse_intermixed_args(command[2:])
-    assert command[:2] == ["areal", "join"]
+    assert command[:2] == ["areal", "node"]
     values = dict(word.split("=", 1) for word in words.overrides)
     assert int(values["launcher.nodes"]) == job["completions"] == job["parallelism"]
-    named = [gpu for key, value in values.items() if key.startswith("placement.") for gpu in yaml.safe_load(value)]
-    assert sorted(named) == list(range(job["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]))
-    assert len(yaml.safe_load(values["placement.training"])) == int(values["launcher.trainer_processes"])
+    layout = Layout.parse(values["placement"])
+    gpus = layout.trainer_gpus + layout.tensor_parallel * layout.servers
+    assert gpus == job["completions"] * container["resources"]["limits"]["nvidia.com/gpu"]
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert mounted.keys() == {each["name"] for each in job["template"]["spec"]["volumes"]}
     assert str(words.run_dir).startswith(mounted["runs"])
     assert words.config.startswith(mounted["config"])
-    checked = group.workplace.areal("config", "check", "run.yaml", "launcher.type=joined", *words.overrides)
+    checked = group.workplace.areal("config", "check", "run.yaml", "launcher.type=external", *words.overrides)
     assert "launcher" not in checked.err, checked.err

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.launchers.wardens import LEASE_S
+from areal_core.driver.attempts import TAKEOVER_S
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Workplace
@@ -73,13 +73,13 @@ def test_a_closed_terminal_leaves_a_checkpoint(workplace: Workplace) -> None:
 
 @pytest.mark.long  # outlasts the lease
 def test_a_terminal_that_nobody_reads_does_not_end_the_run(workplace: Workplace) -> None:
-    """It is full after a few seconds; the run goes on for longer than its wardens would wait for a blocked program."""
+    """It is full after a few seconds; the run goes on for longer than its processes would wait for a blocked driver."""
     process, main = in_terminal(
         workplace, "run", "run.yaml", "run_dir=run", "steps=1000000", "checkpoint.every=1000000"
     )
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
     try:
-        process.wait(LEASE_S + 30)
+        process.wait(TAKEOVER_S + 30)
     except subprocess.TimeoutExpired:
         steps = len(workplace.metrics())
         workplace.wait_for(lambda: len(workplace.metrics()) > steps, process)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def run_dir(tmp_path: Path, batch_of: Any) -> Path:
     """A run of four steps of one group each: two lie before the last checkpoint but one."""
-    ledger = Ledger(tmp_path / "epochs/000001/ledger", tmp_path)
+    ledger = Ledger(tmp_path / "attempts/1/ledger", tmp_path)
     witness = Witness()
     for number in range(4):
         ledger.issued(number, number, 0)
@@ -30,7 +30,7 @@ def run_dir(tmp_path: Path, batch_of: Any) -> Path:
         witness.see(batch)
         if number == 1:
             witness.hand_over()
-    checkpoint = tmp_path / "epochs/000001/checkpoints/step-000004"
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "actor").mkdir()
     (checkpoint / "actor" / "parameters").write_bytes(bytes(100))
@@ -44,14 +44,14 @@ def run_dir(tmp_path: Path, batch_of: Any) -> Path:
 
 def changed(run_dir: Path, statement: str) -> list[str]:
     """What the audit says of a ledger in which something was changed."""
-    folder = run_dir / "epochs/000001/ledger"
+    folder = run_dir / "attempts/1/ledger"
     with sqlite3.connect(folder / DATABASE) as database:
         database.execute(statement)
     return audit_folder(folder, run_dir).problems
 
 
 def test_both_sides_agree(run_dir: Path) -> None:
-    assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == []
+    assert audit_folder(run_dir / "attempts/1/ledger", run_dir).problems == []
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_of_the_last_steps_the_group_is_told(run_dir: Path) -> None:
 
 
 def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
-    path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
+    path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     state = json.loads(path.read_text())
     state["steps"][1] += state["steps"][0]
     path.write_text(json.dumps(state))
-    problems = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
+    problems = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
     assert "group 2 was trained on 2 times" in problems
 
 
@@ -87,22 +87,22 @@ def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
     "damaged", ["{}", "[]", "", "not JSON", '{"step": 4, "before": "", "first": 0, "steps": 5, "files": {}}']
 )
 def test_a_damaged_witness_is_a_finding(run_dir: Path, damaged: str) -> None:
-    path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
+    path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     path.write_text(damaged)
-    (problem,) = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
+    (problem,) = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
     assert problem.startswith(f"{path} is damaged or of another version: ")
 
 
 def test_a_checkpoint_that_was_cut_off_is_a_finding(run_dir: Path) -> None:
-    path = run_dir / "epochs/000001/checkpoints/step-000004/actor/parameters"
+    path = run_dir / "attempts/1/checkpoints/step-000004/actor/parameters"
     path.write_bytes(bytes(99))
-    assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == [f"{path} had 100 bytes and has 99"]
+    assert audit_folder(run_dir / "attempts/1/ledger", run_dir).problems == [f"{path} had 100 bytes and has 99"]
     path.unlink()
-    assert audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems == [f"{path} had 100 bytes and is missing"]
+    assert audit_folder(run_dir / "attempts/1/ledger", run_dir).problems == [f"{path} had 100 bytes and is missing"]
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_a_finding(run_dir: Path) -> None:
-    ledger, checkpoint = run_dir / "epochs/000001/ledger", run_dir / "epochs/000001/checkpoints/step-000004"
+    ledger, checkpoint = run_dir / "attempts/1/ledger", run_dir / "attempts/1/checkpoints/step-000004"
     state = json.loads((checkpoint / "trainer.json").read_text())
     state["digests"] = {"actor/parameters": zlib.crc32(bytes(100))}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
@@ -113,14 +113,14 @@ def test_a_checkpoint_with_a_flipped_bit_is_a_finding(run_dir: Path) -> None:
 
 
 def test_one_of_an_older_version_too(run_dir: Path) -> None:
-    path = run_dir / "epochs/000001/checkpoints/step-000004/trainer.json"
+    path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     path.write_text(json.dumps({"step": 4, "witness": []}))
-    (problem,) = audit_folder(run_dir / "epochs/000001/ledger", run_dir).problems
+    (problem,) = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
     assert problem == f"{path} is damaged or of another version: KeyError: 'first'"
 
 
 def test_an_empty_ledger_is_a_finding(run_dir: Path) -> None:
-    ledger = run_dir / "epochs/000001/ledger" / DATABASE
+    ledger = run_dir / "attempts/1/ledger" / DATABASE
     for path in ledger.parent.glob(f"{DATABASE}*"):
         path.unlink()
     ledger.touch()

@@ -49,17 +49,17 @@ def steps(ledger, epoch, first, last):
         finish(ledger, [2 * step, 2 * step + 1])
         ledger.consumed([2 * step], step)
         ledger.published(step + 1, step + 1)
-        checkpoints, writers = run / f"epochs/{epoch:06d}/checkpoints", {"actor": Engine().save}
+        checkpoints, writers = run / f"attempts/{epoch}/checkpoints", {"actor": Engine().save}
         folder = write_checkpoint(checkpoints, step + 1, writers, Witness(), wait_for_all)
         ledger.commit(step + 1, folder, 2 * step + 2)
         prune_checkpoints(run, 1, folder)
         (Path(sys.argv[1]) / f"committed-{step + 1}").mkdir()
 
-first = run / "epochs/000001/ledger"
+first = run / "attempts/1/ledger"
 ledger = Ledger.take_over(first, [], run)
 steps(ledger, 1, 0, 2)
 ledger.database.close()
-ledger = Ledger.take_over(run / "epochs/000002/ledger", [first], run)
+ledger = Ledger.take_over(run / "attempts/2/ledger", [first], run)
 ledger.rollback(discard=False)
 steps(ledger, 2, 2, 4)
 """
@@ -218,8 +218,8 @@ def recorded(folder: Path) -> list[Call]:
 
 def take_up(folder: Path, committed: int) -> None:
     """Go on with a run after a power cut; what was committed is there, and whole."""
-    former = sorted(path for path in folder.glob("epochs/*/ledger") if (path / "ledger.sqlite").is_file())
-    ledger = Ledger.take_over(folder / "epochs/000009/ledger", former, folder)
+    former = sorted(path for path in folder.glob("attempts/*/ledger") if (path / "ledger.sqlite").is_file())
+    ledger = Ledger.take_over(folder / "attempts/9/ledger", former, folder)
     try:
         assert ledger.committed_step >= committed
         if ledger.checkpoint is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def open_ledger(run_dir: Path, epoch: int = 1) -> Ledger:
     """The ledger of an epoch of a run."""
-    return Ledger(run_dir / "epochs" / f"{epoch:06d}" / "ledger", run_dir)
+    return Ledger(run_dir / "attempts" / f"{epoch}" / "ledger", run_dir)
 
 
 def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, batch_of: Any) -> None:
@@ -54,7 +54,7 @@ def test_a_commit_that_a_full_disk_refuses_can_be_done_again(small_disk: Path) -
     usage = os.statvfs(small_disk)
     taken = small_disk / "taken"
     taken.write_bytes(bytes(usage.f_bavail * usage.f_frsize - 3 * 4096))
-    checkpoint = small_disk / "epochs/000001/checkpoints/step-000001"
+    checkpoint = small_disk / "attempts/1/checkpoints/step-000001"
     for _ in range(3):
         with pytest.raises(DiskError, match=r"the ledger cannot be written to .*: database or disk is full"):
             ledger.commit(1, checkpoint, 10)
@@ -78,7 +78,7 @@ def test_a_segment_is_written_once_and_stays_until_it_is_named(tmp_path: Path, b
     for _ in range(3):
         with pytest.raises(DiskError, match="database or disk is full"):
             ledger.flush()
-    ledger.commit(0, tmp_path / "epochs/000001/checkpoints/step-000000", 1)
+    ledger.commit(0, tmp_path / "attempts/1/checkpoints/step-000000", 1)
     assert [path.name for path in ledger.folder.glob("*.safetensors")] == ["000000000.safetensors"]
     ledger.database.execute(f"PRAGMA max_page_count = {10 * pages}")
     assert [group.number for group in ledger.flush()] == [0]
@@ -89,7 +89,7 @@ def test_a_segment_is_written_once_and_stays_until_it_is_named(tmp_path: Path, b
 
 
 def test_a_ledger_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
-    (tmp_path / "epochs/000001/ledger" / DATABASE).mkdir(parents=True)
+    (tmp_path / "attempts/1/ledger" / DATABASE).mkdir(parents=True)
     with pytest.raises(DiskError, match="unable to open database file"):
         open_ledger(tmp_path)
 
@@ -116,7 +116,7 @@ def test_segments_go_when_their_groups_are_committed(tmp_path: Path, batch_of: A
 
 def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path, batch_of: Any) -> None:
     ledger = open_ledger(tmp_path)
-    checkpoints = [tmp_path / f"epochs/000001/checkpoints/step-00000{step}" for step in range(4)]
+    checkpoints = [tmp_path / f"attempts/1/checkpoints/step-00000{step}" for step in range(4)]
     for number in range(6):
         ledger.issued(number, number, 0)
     for step, folder in enumerate(checkpoints[1:], 1):
@@ -128,8 +128,8 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     checkpoints[1].rmdir()  # as `checkpoint.keep` has it
     ledger.close()
     checkpoints[3].rename(tmp_path / "damaged-step-000003")
-    (tmp_path / "epochs/000001/checkpoints/step-000009").mkdir()  # that nobody has committed
-    again = Ledger.take_over(tmp_path / "epochs/000002/ledger", [ledger.folder], tmp_path)
+    (tmp_path / "attempts/1/checkpoints/step-000009").mkdir()  # that nobody has committed
+    again = Ledger.take_over(tmp_path / "attempts/2/ledger", [ledger.folder], tmp_path)
     again.rollback(discard=False)
     assert (again.committed_step, again.checkpoint) == (2, checkpoints[2])
     assert again.facts()["committed_position"] == "4"
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     again.consumed([2], step=2)
     again.close()
     checkpoints[2].rename(tmp_path / "damaged-step-000002")
-    last = Ledger.take_over(tmp_path / "epochs/000003/ledger", [again.folder], tmp_path)
+    last = Ledger.take_over(tmp_path / "attempts/3/ledger", [again.folder], tmp_path)
     assert last.checkpoint == checkpoints[2], "there is none that it could go back to: whoever loads it is told"
     last.close()
 
@@ -173,19 +173,19 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
         first.issued(number, number, 0)
     first.flush(*batch_of([0, 1]))
     first.consumed([0], step=0)
-    first.commit(1, tmp_path / "epochs/000001/checkpoints/step-000001", 3)
+    first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 3)
     first.consumed([1], step=1)  # and then it is killed: nothing is closed
     before = {path: path.read_bytes() for path in first.folder.iterdir()}
-    second = Ledger.take_over(tmp_path / "epochs/000002/ledger", [first.folder], tmp_path)
+    second = Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
     second.rollback(discard=False)
     assert second.committed_step == 1
-    assert second.checkpoint == tmp_path / "epochs/000001/checkpoints/step-000001"
+    assert second.checkpoint == tmp_path / "attempts/1/checkpoints/step-000001"
     assert [group.number for group in second.finished()] == [1]
     assert second.unfinished() == [2]
     second.flush(*batch_of([2]))
     assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
     second.consumed([1, 2], step=1)
-    second.commit(2, tmp_path / "epochs/000002/checkpoints/step-000002", 3)
+    second.commit(2, tmp_path / "attempts/2/checkpoints/step-000002", 3)
     assert list(first.folder.iterdir()) == [], "after its own commit nothing of the former epoch is needed"
     first._database.close()
     second.close()
@@ -195,8 +195,8 @@ def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path
     first = open_ledger(tmp_path)
     first.issued(0, 0, 0)
     first.close()
-    folders = [first.folder, tmp_path / "epochs/000002/ledger"]
-    third = Ledger.take_over(tmp_path / "epochs/000003/ledger", folders, tmp_path)
+    folders = [first.folder, tmp_path / "attempts/2/ledger"]
+    third = Ledger.take_over(tmp_path / "attempts/3/ledger", folders, tmp_path)
     assert third.unfinished() == [0]
     third.close()
 
@@ -207,12 +207,12 @@ def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp
     first.issued(0, 0, 0)
     first.flush(*batch_of([0]))
     first.consumed([0], step=0)
-    second = Ledger.take_over(tmp_path / "epochs/000002/ledger", [first.folder], tmp_path)
+    second = Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
     second.issued(1, 1, 0)
     second.flush(*batch_of([1]))
     before = {path: path.read_bytes() for path in second.folder.iterdir()}
     with pytest.raises(RunError, match="somebody else has taken over the run"):
-        first.commit(1, tmp_path / "epochs/000001/checkpoints/step-000001", 1)
+        first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 1)
     assert first.committed_step == 0
     assert {path: path.read_bytes() for path in second.folder.iterdir()} == before
     first.close()
@@ -220,7 +220,7 @@ def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp
 
 
 def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "epochs/000001/ledger"
+    folder = tmp_path / "attempts/1/ledger"
     folder.mkdir(parents=True)
     (folder / DATABASE).write_bytes(b"no database" * 400)
     with pytest.raises(RunError, match="is damaged"):

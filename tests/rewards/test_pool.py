@@ -14,7 +14,7 @@ import pytest
 from areal_core.background import on_failure
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import ProcessEnd
-from areal_core.messages import BlockingChannel, ChannelClosed
+from areal_core.messages import PeerClosed, adopt, frames
 from areal_core.messages.scores import Scored, WorkerReady
 from areal_core.rewards import pool as pool_module
 from areal_core.rewards.pool import RewardPool
@@ -24,29 +24,39 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from areal_core.interfaces.launcher import ProcessSpecification
-
 HANG_S = 30.0
 
 
 class Worker:
-    """A worker in a thread, which does as a request says; a `RunningProcess`."""
+    """A worker in a thread, which does as a request says; in place of a `RewardProcess`."""
 
-    def __init__(self, specification: ProcessSpecification, *, comes: bool) -> None:
-        self.name = specification.name
-        self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
-        self.channel: BlockingChannel | None = None
-        self._address = specification.command[-2]
+    def __init__(self, name: str, *, comes: bool) -> None:
+        self.name, self.at_once = name, 1
+        self.has_ended = False
+        self._own, self._theirs = socket.socketpair()
+        self.peer: Any = None
         if comes:
             threading.Thread(target=self._work, daemon=True).start()
 
-    def _work(self) -> None:
-        self.channel = BlockingChannel.connect(self._address, HANG_S, self.name)
+    async def open(self, timeout_s: float) -> Worker:
+        self.peer = await adopt(self._own)
         try:
-            self.channel.send(WorkerReady(1))
+            await asyncio.wait_for(self.peer.receive(), timeout_s)
+        except TimeoutError:
+            await self.end()
+            raise RunError(f"a reward process is not ready: it took longer than {timeout_s:g} s") from None
+        except BaseException:
+            await self.end()
+            raise
+        return self
+
+    def _work(self) -> None:
+        connection = self._theirs
+        try:
+            frames.send(connection, WorkerReady(1))
             hangs = False
             while True:
-                request = self.channel.receive().message
+                request = frames.receive(connection).message
                 do = request.arguments["do"]
                 if do == "die late":
                     time.sleep(0.3)
@@ -56,30 +66,23 @@ class Worker:
                 hangs |= do == "hang"
                 if not hangs:
                     number = request.number + (do == "answer another")
-                    self.channel.send(Scored(number, 1.0, {"by": float(self.name.removeprefix("reward-"))}, {}))
-        except (ChannelClosed, OSError):
+                    frames.send(connection, Scored(number, 1.0, {"by": float(self.name.removeprefix("reward-"))}, {}))
+        except (PeerClosed, OSError):
             pass
 
-    async def wait(self) -> ProcessEnd:
-        return await asyncio.shield(self.ended)
-
-    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
-        if not self.ended.done():
-            self.ended.set_result(ProcessEnd(-9, ""))
+    async def end(self) -> ProcessEnd:
+        self.has_ended = True
         self.hang_up()
-        return self.ended.result()
+        return ProcessEnd(-9, "")
 
     def hang_up(self) -> None:
         """As the kernel does with the sockets of a process that has ended."""
-        if self.channel is not None:
-            with suppress(OSError):
-                self.channel._socket.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self._theirs.shutdown(socket.SHUT_RDWR)
 
 
 class Workers:
-    """A `Processes` whose next starts can be made to fail, to wait, or to bring a worker that never comes."""
-
-    address = "127.0.0.1"
+    """Their next starts can be made to fail, to wait, or to bring a worker that never comes."""
 
     def __init__(self) -> None:
         self.started: list[Worker] = []
@@ -88,24 +91,26 @@ class Workers:
         self.may_start = asyncio.Event()
         self.may_start.set()
 
-    async def start(self, specification: ProcessSpecification) -> Worker:
+    async def start(self, name: str, run_dir: Path, timeout_s: float) -> Worker:
         await self.may_start.wait()
         if self.errors:
             raise self.errors.pop(0)
-        self.started.append(Worker(specification, comes=not self.silent))
+        self.started.append(Worker(name, comes=not self.silent))
         self.silent = max(0, self.silent - 1)
-        return self.started[-1]
+        return await self.started[-1].open(timeout_s)
 
 
 @asynccontextmanager
 async def started(folder: Path, workers: Workers, **settings: Any) -> AsyncIterator[RewardPool]:
     settings = {"count": 1, "timeout_s": HANG_S, "start_timeout_s": HANG_S, **settings}
-    pool = RewardPool(folder, folder, workers, **settings)
-    try:
-        await pool.start()
-        yield pool
-    finally:
-        await pool.close()
+    pool = RewardPool(folder, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_module.RewardProcess, "start", workers.start)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.close()
 
 
 def ask(pool: RewardPool, *does: str) -> list[asyncio.Task[Any]]:
@@ -215,14 +220,14 @@ def test_a_worker_that_is_too_slow_to_start_is_ended(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=r"is not ready: it took longer than 0\.1 s"):
             async with started(tmp_path, workers, start_timeout_s=0.1):
                 pass
-        assert workers.started[0].ended.done()
+        assert workers.started[0].has_ended
         workers = Workers()
         async with started(tmp_path, workers, start_timeout_s=0.5) as pool:
             workers.silent = 1
             died, other = ask(pool, "die", "score")
             assert (await other).value == 1.0, "the one after it is quick enough"
             await asyncio.gather(died, return_exceptions=True)
-            assert workers.started[1].ended.done()
+            assert workers.started[1].has_ended
 
     run(work)
 
@@ -235,6 +240,6 @@ def test_a_worker_that_is_being_started_is_ended_when_the_pool_closes(tmp_path: 
             await asyncio.gather(*ask(pool, "die"), return_exceptions=True)
             while len(workers.started) < 2:
                 await asyncio.sleep(0.01)
-        assert workers.started[1].ended.done()
+        assert workers.started[1].has_ended
 
     run(work)

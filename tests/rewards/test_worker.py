@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.rewards.child import RewardProcess
 from areal_core.rewards.pool import RewardPool
 from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces.launcher import ProcessSpecification
-
 pytestmark = pytest.mark.slow
 
 HANG_S = 120.0
 PROGRAM = """
-import asyncio, os, sys, time
+import asyncio, os, socket, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from areal_core.rewards import worker
@@ -60,46 +55,37 @@ TERMS = {"odd": [RewardTerm("odd", odd)], "judge": [RewardTerm("judge", Judge())
 rollout = SimpleNamespace(reward_timeout_s=2.0)
 worker.load_run = lambda folder: SimpleNamespace(config=SimpleNamespace(rewards=[], rollout=rollout))
 worker.build_rewards = lambda selections: RewardSum(TERMS[os.environ["TERMS"]])
-worker.main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+worker.main(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))
 """
 
 
-class Worker:
-    """A `RunningProcess`."""
-
-    def __init__(self, specification: ProcessSpecification, terms: str) -> None:
-        self.name = specification.name
-        command = [sys.executable, "-c", PROGRAM, *specification.command[-3:]]
-        self._process = subprocess.Popen(command, env={**os.environ, "TERMS": terms})
-
-    async def wait(self) -> ProcessEnd:
-        return ProcessEnd(await asyncio.to_thread(self._process.wait), "")
-
-    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
-        self._process.kill()
-        return await self.wait()
-
-
 class Workers:
-    """A `Processes`."""
+    """Starts them with rewards of this test's."""
 
-    address = "127.0.0.1"
-
-    def __init__(self, terms: str = "odd") -> None:
-        self._terms = terms
+    def __init__(self) -> None:
         self.started = 0
 
-    async def start(self, specification: ProcessSpecification) -> Worker:
+    async def start(self, name: str, run_dir: Path, timeout_s: float) -> RewardProcess:
         self.started += 1
-        return Worker(specification, self._terms)
+        return await START(name, run_dir, timeout_s, program=("-c", PROGRAM))
 
 
-def test_every_completion_has_its_own_reward_whatever_a_reward_does(tmp_path: Path) -> None:
+START = RewardProcess.start
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    monkeypatch.setenv("TERMS", "odd")
+    made = Workers()
+    monkeypatch.setattr(RewardProcess, "start", made.start)
+    return made
+
+
+def test_every_completion_has_its_own_reward_whatever_a_reward_does(tmp_path: Path, workers: Workers) -> None:
     asked = ["one", "forks", "three", "leaves", "sixsix", "forks", "sevenseven"]
 
     async def work() -> list[Any]:
-        workers = Workers()
-        pool = RewardPool(tmp_path, tmp_path, workers, count=1, timeout_s=HANG_S, start_timeout_s=HANG_S)
+        pool = RewardPool(tmp_path, count=1, timeout_s=HANG_S, start_timeout_s=HANG_S)
         try:
             await pool.start()
             row: dict[str, Any] = {"row": {}}
@@ -119,12 +105,13 @@ def test_every_completion_has_its_own_reward_whatever_a_reward_does(tmp_path: Pa
             assert score.value == len(completion)
 
 
-def judged(tmp_path: Path, asked: list[str], timeout_s: float = HANG_S) -> tuple[list[Any], int, dict[str, float]]:
+def judged(
+    tmp_path: Path, workers: Workers, asked: list[str], timeout_s: float = HANG_S
+) -> tuple[list[Any], int, dict[str, float]]:
     """What a judge says of completions, how many processes were started, and what it has counted."""
 
     async def work() -> tuple[list[Any], int, dict[str, float]]:
-        workers = Workers("judge")
-        pool = RewardPool(tmp_path, tmp_path, workers, count=1, timeout_s=timeout_s, start_timeout_s=HANG_S)
+        pool = RewardPool(tmp_path, count=1, timeout_s=timeout_s, start_timeout_s=HANG_S)
         try:
             await pool.start()
             row: dict[str, Any] = {"row": {}}
@@ -137,9 +124,12 @@ def judged(tmp_path: Path, asked: list[str], timeout_s: float = HANG_S) -> tuple
     return asyncio.run(asyncio.wait_for(work(), HANG_S))
 
 
-def test_coroutines_score_several_at_a_time_and_each_its_own(tmp_path: Path) -> None:
+def test_coroutines_score_several_at_a_time_and_each_its_own(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERMS", "judge")
     asked = ["x" * (1 + n % 5) for n in range(24)]
-    found, started, metrics = judged(tmp_path, [*asked, "raises", "hangs"])
+    found, started, metrics = judged(tmp_path, workers, [*asked, "raises", "hangs"])
     assert [score.value for score in found[:24]] == [1.5 * len(completion) for completion in asked]
     assert found[3].components == {"judge": 4.0, "odd": 4.0}
     assert "reward 'judge' raised LookupError: no verdict" in str(found[24])
@@ -149,8 +139,11 @@ def test_coroutines_score_several_at_a_time_and_each_its_own(tmp_path: Path) -> 
     assert metrics["judge/most"] >= 4
 
 
-def test_a_coroutine_that_blocks_costs_its_process_and_one_completion(tmp_path: Path) -> None:
-    found, started, _ = judged(tmp_path, ["blocks", "one", "two"], timeout_s=2.0)
+def test_a_coroutine_that_blocks_costs_its_process_and_one_completion(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERMS", "judge")
+    found, started, _ = judged(tmp_path, workers, ["blocks", "one", "two"], timeout_s=2.0)
     assert isinstance(found[0], RewardError)
     assert "longer than rollout.reward_timeout_s" in str(found[0])
     assert [score.value for score in found[1:]] == [4.5, 4.5]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def _ledger_folders(run_dir: Path) -> tuple[Path, list[Path]]:
     """The ledger of a new epoch, and those before it."""
-    former = sorted(run_dir.glob("epochs/*/ledger"))
-    return run_dir / "epochs" / f"{len(former) + 1:06d}" / "ledger", former
+    former = sorted(run_dir.glob("attempts/*/ledger"))
+    return run_dir / "attempts" / f"{len(former) + 1}" / "ledger", former
 
 
 def _audited(run_dir: Path) -> list[str]:

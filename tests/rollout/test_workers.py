@@ -1,4 +1,4 @@
-"""Workflow workers over true channels: the same groups as in one event loop, and what becomes of them otherwise."""
+"""Rollout workers over true connections: the same groups as in one event loop, and what becomes of them otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
-from areal_core.interfaces.launcher import ProcessEnd
 from areal_core.messages import connect, private_folder
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum, RewardTerm
@@ -22,7 +21,7 @@ from areal_core.rollout import workers as module
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import LocalGroups
 from areal_core.rollout.remote import RemoteEngine, RemoteScorer, WorkerService
-from areal_core.rollout.workers import WorkflowWorkers
+from areal_core.rollout.workers import RolloutWorkers
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -30,70 +29,60 @@ if TYPE_CHECKING:
 
     from areal_core.data import Generation
     from areal_core.interfaces import GenerationRequest, RolloutWorkflow
-    from areal_core.messages import Channel
+    from areal_core.messages import Peer
 
 HANG_S = 60.0
 
 
 class Worker:
-    """A worker in a task of this event loop; a `RunningProcess`."""
+    """A worker in a task of this event loop."""
 
-    def __init__(self, specification: Any, workflow: RolloutWorkflow) -> None:
-        self.name = specification.name
-        self.channel: Channel | None = None
-        self.ended: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.ensure_future(self._serve(specification.command[-1], workflow))
+    def __init__(self, name: str, address: str, workflow: RolloutWorkflow) -> None:
+        self.name = name
+        self.peer: Peer | None = None
+        self._task = asyncio.ensure_future(self._serve(address, workflow))
 
     async def _serve(self, address: str, workflow: RolloutWorkflow) -> None:
-        self.channel = channel = await connect(address, HANG_S, self.name)
-        welcome = await channel.receive()
-        engine = RemoteEngine(channel, tells_places=welcome.tells_places, images=welcome.images)
-        runner = EpisodeRunner(workflow, engine, RemoteScorer(channel), FakeTokenizer(), max_retries=1)
+        self.peer = peer = await connect(address, HANG_S, self.name)
+        welcome = await peer.receive()
+        engine = RemoteEngine(peer, tells_places=welcome.tells_places, images=welcome.images)
+        runner = EpisodeRunner(workflow, engine, RemoteScorer(peer), FakeTokenizer(), max_retries=1)
         data = CountingDataset(7), CountingDataset(3)
-        service = WorkerService(channel, LocalGroups(runner, *data, [], RolloutSection()), engine)
-        channel.post(WorkflowsReady(*map(len, data)))
+        service = WorkerService(peer, LocalGroups(runner, *data, [], RolloutSection()), engine)
+        peer.notify(WorkflowsReady(*map(len, data)))
         await service.serve()
 
     async def die(self) -> None:
         """As by the out-of-memory killer."""
-        if self.channel is not None:
-            await self.channel.close()
+        if self.peer is not None:
+            await self.peer.close()
         self._task.cancel()
-        if not self.ended.done():
-            self.ended.set_result(ProcessEnd(-9, ""))
-
-    async def wait(self) -> ProcessEnd:
-        return await asyncio.shield(self.ended)
-
-    async def end(self, grace_s: float = 0.0) -> ProcessEnd:
-        await self.die()
-        return await self.wait()
+        await asyncio.gather(self._task, return_exceptions=True)
 
 
 class Workers:
-    """Starts them; a `Processes`."""
+    """Starts them, and those again that have died, as the driver does."""
 
-    def __init__(self, workflow: RolloutWorkflow) -> None:
+    def __init__(self, address: str, workflow: RolloutWorkflow) -> None:
         self.started: list[Worker] = []
-        self._workflow = workflow
+        self._address, self._workflow = address, workflow
+        self.restarts = True
 
-    async def start(self, specification: Any) -> Worker:
-        worker = Worker(specification, self._workflow)
+    def start(self, name: str) -> None:
+        worker = Worker(name, self._address, self._workflow)
         self.started.append(worker)
-        return worker
+        worker._task.add_done_callback(lambda _: self.start(name) if self.restarts else None)
 
 
 @asynccontextmanager
 async def running(
     workflow: RolloutWorkflow, engine: Any = None, rewards: RewardSum | None = None, count: int = 2
-) -> AsyncIterator[tuple[WorkflowWorkers, Workers, list[str]]]:
+) -> AsyncIterator[tuple[RolloutWorkers, Workers, list[str]]]:
     """Workers that are ready, who starts them, and what is told of them."""
-    processes, said = Workers(workflow), list[str]()
+    said = list[str]()
     with private_folder() as folder:
-        made = WorkflowWorkers(
-            folder,
-            folder,
-            processes,  # type: ignore[arg-type]
+        made = RolloutWorkers(
+            f"unix:{folder / 'socket'}",
             engine or FakeEngine(),
             rewards or RewardSum([]),
             count=count,
@@ -101,11 +90,17 @@ async def running(
             welcome=Welcome(trains=True, evaluates=True, tells_places=True, images=False),
             tell=said.append,
         )
+        processes = Workers(await made.listen(), workflow)
         try:
+            for number in range(count):
+                processes.start(f"worker-{number}")
             await made.start()
             yield made, processes, said
         finally:
+            processes.restarts = False
             await made.close()
+            for worker in processes.started:
+                await worker.die()
 
 
 def group(number: int = 5, timeout_s: float = HANG_S) -> RunGroup:
@@ -178,9 +173,7 @@ def test_what_a_lost_worker_had_is_begun_again_elsewhere() -> None:
                 assert len(facts.rewards) == 3
             while len(processes.started) < 3:
                 await asyncio.sleep(0.01)
-        assert said == [
-            "workflow-0 is replaced, for it was killed by SIGKILL; the episodes of data row 1 are begun again"
-        ]
+        assert said == ["worker-0 was lost; the episodes of data row 1 are begun again"]
 
     run(check())
 
@@ -200,8 +193,7 @@ def test_a_group_that_loses_one_worker_after_another_fails() -> None:
         assert batch is None
         assert facts.failed == 3
         assert (
-            facts.failure
-            == "4 workflow workers were lost with this prompt, data row 5, workflow-0 the last: see its log"
+            facts.failure == "4 rollout workers were lost with this prompt, data row 5, worker-0 the last: see its log"
         )
         assert failures == [(5, 0, 4, facts.failure)]
 
@@ -220,10 +212,9 @@ def test_workers_that_are_lost_one_after_another_end_the_run_and_say_with_what()
             ended = await asyncio.gather(*under_way, return_exceptions=True)
         causes = [error for error in ended if isinstance(error, RunError)]
         assert causes
-        assert "8 workflow workers were lost one after another, and no group ended in between" in str(causes[0])
-        assert "it had data row " in str(causes[0])
+        assert "8 rollout workers were lost one after another, and no group ended in between" in str(causes[0])
+        assert "the last, worker-0, had data row" in str(causes[0])
         assert "areal logs" in causes[0].hints[0]
-        assert len(processes.started) == module.LOSSES_IN_A_ROW
         assert "data rows 0, 1, 2, 3, 4 and 2 more" in said[0]
 
     run(check())
@@ -381,8 +372,7 @@ def test_many_workers_may_be_lost_at_once() -> None:
         async with running(workflow, count=8) as (workers, processes, said):
             under_way = [asyncio.ensure_future(workers.run(group(number))) for number in range(7)]
             await workflow.begun.wait()
-            for process in processes.started[:8]:
-                await process.die()
+            await asyncio.gather(*(process.die() for process in processes.started[:8]))
             workflow.go_on.set()
             for ended in under_way:
                 batch, _ = await ended

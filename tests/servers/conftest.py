@@ -1,4 +1,4 @@
-"""Requests that are issued all the time, and a proxy that spoils what a server answers."""
+"""Requests that are issued all the time, true servers that are started again, and a proxy that spoils answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
-from areal_core.launchers.keepers import Keepers
 from areal_core.testing.conformance.models import FIRST_FORCED, make_constant_model
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
+from tests.servers.starting import Starter
 
 TOKENS = 240
 AT_ONCE = 12
@@ -224,6 +224,28 @@ def proxied():
     return run
 
 
+@pytest.fixture(scope="session")
+def scratch_folder(tmp_path_factory):
+    """As every process of a run has one."""
+    os.environ["AREAL_SCRATCH"] = str(tmp_path_factory.mktemp("scratch"))
+    yield
+    del os.environ["AREAL_SCRATCH"]
+
+
+@pytest.fixture
+def starter(scratch_folder):
+    """`starter(settings, logs, model)`: what an engine takes as its `member`; its servers end with the test."""
+    made = []
+
+    def start(*arguments):
+        made.append(Starter(*arguments))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
 VERSIONS = 45
 
 
@@ -236,8 +258,9 @@ class Place:
         self.models = [make_constant_model(folder / f"model{version}", version) for version in range(VERSIONS)]
         self.loop = asyncio.new_event_loop()
         self.logs = folder / "logs"
-        self.keepers = Keepers(self.logs)
-        self.fleet = SGLangEngine(settings, self.logs, self.keepers)
+        self.model = ModelReference(str(self.models[0]), "float32")
+        self.starter = Starter(settings, self.logs, self.model)
+        self.fleet = SGLangEngine(settings, self.logs, self.starter)
         self.version = 0
 
     def run(self, work):
@@ -255,8 +278,8 @@ class Place:
         return self.fleet.roster.members[f"server-{number}"]
 
     def signal(self, number, kind):
-        """To the server's process and everything that it started, but not to its keeper."""
-        os.killpg(self.keepers.processes[f"server-{number}"].started.result(), kind)
+        """To the server's process and everything that it started."""
+        self.starter.signal(f"server-{number}", kind)
 
     def events(self):
         """What the servers wrote about requests."""
@@ -289,11 +312,12 @@ def settings(sglang_program, sglang_options, server_environment):
 
 
 @pytest.fixture(scope="module")
-def place(settings, tmp_path_factory):
+def place(settings, tmp_path_factory, scratch_folder):
     found = Place(tmp_path_factory.mktemp("faults"), settings)
     try:
-        found.run(found.fleet.start(ModelReference(str(found.models[0]), "float32")))
+        found.run(found.fleet.start(found.model))
         yield found
     finally:
         found.run(found.fleet.close())
+        found.starter.close()
         found.loop.close()

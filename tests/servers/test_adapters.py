@@ -1,6 +1,7 @@
 """Adapters that a true server takes by themselves, and whose tokens say their version."""
 
 import asyncio
+import signal
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ def getfixture(request):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_has_the_label_of_the_adapter_that_sampled_it(kind, getfixture, server_environment, tmp_path):
+def test_every_token_has_the_label_of_the_adapter_that_sampled_it(
+    kind, getfixture, server_environment, starter, tmp_path
+):
     """Requests that are under way while three adapters come, one after another, on a true server that then dies."""
     model = make_base(tmp_path / "model")
     folders = {version: write_version(tmp_path / f"v{version}", model, version) for version in range(1, VERSIONS)}
@@ -81,8 +84,9 @@ def test_every_token_has_the_label_of_the_adapter_that_sampled_it(kind, getfixtu
     )  # fmt: skip
 
     async def run():
-        (tmp_path / "logs").mkdir()
-        engine = kind_of_engine(settings, tmp_path / "logs")
+        reference = ModelReference(str(tmp_path / "model"))
+        servers = starter(settings, tmp_path / "logs", reference)
+        engine = kind_of_engine(settings, tmp_path / "logs", servers)
         found = []
 
         async def ask(number):
@@ -93,7 +97,7 @@ def test_every_token_has_the_label_of_the_adapter_that_sampled_it(kind, getfixtu
 
         done = asyncio.Event()
         async with asyncio.timeout(1200):
-            await engine.start(ModelReference(str(tmp_path / "model")))
+            await engine.start(reference)
             try:
                 asking = [asyncio.create_task(ask(number)) for number in range(REQUESTS)]
                 for version in range(1, VERSIONS):
@@ -102,8 +106,7 @@ def test_every_token_has_the_label_of_the_adapter_that_sampled_it(kind, getfixtu
                         await asyncio.sleep(0.01)
                         assert not any(task.done() for task in asking)
                     await engine.update_weights(WeightUpdate(version, folders[version]))
-                (member,) = engine.roster.members.values()
-                await member.process.end()  # it is started again, as its base, and catches up
+                servers.signal("server-0", signal.SIGKILL)  # it is started again, as its base, and synced
                 answered = len(found)
                 while len(found) < answered + REQUESTS:
                     await asyncio.sleep(0.01)

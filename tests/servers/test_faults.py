@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
-from areal_core.messages.credentials import Failed
+from areal_core.messages import Failed
+from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.testing.conformance.models import make_model
 from areal_core.training.publication import Publication
-from areal_servers.messages import ServerJoins, ServerLeaves
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 

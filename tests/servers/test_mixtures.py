@@ -89,7 +89,7 @@ def getfixture(request):
 
 
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=STALE)])
-def test_every_tensor_of_a_mixture_is_taken_over(kind, getfixture, server_environment, monkeypatch, tmp_path):
+def test_every_tensor_of_a_mixture_is_taken_over(kind, getfixture, server_environment, starter, monkeypatch, tmp_path):
     settings, engine = KINDS[kind]
     program, options = (getfixture(f"{kind}_{name}") for name in ("program", "options"))
 
@@ -103,7 +103,16 @@ def test_every_tensor_of_a_mixture_is_taken_over(kind, getfixture, server_enviro
             update_mode=update_mode,
             max_concurrent_requests=slots,
         )
-        return engine(own, folder)
+        servers = starter(own, folder)
+        made = engine(own, folder, servers)
+        plain = made.start
+
+        async def start(model):
+            servers.model = model
+            await plain(model)
+
+        made.start = start
+        return made
 
     monkeypatch.setattr(weight_updates, "make_model", make_mixture)
     Session(make).test_every_tensor_is_taken_over(tmp_path)

@@ -57,7 +57,7 @@ def difference(model, prompt, found):
     return float((own - torch.tensor(found.logprobs)).abs().max())
 
 
-def test_weights_are_read_in_parts(sglang_program, sglang_options, server_environment, tmp_path, monkeypatch):
+def test_weights_are_read_in_parts(sglang_program, sglang_options, server_environment, starter, tmp_path, monkeypatch):
     models = [make_model(tmp_path / str(seed), seed) for seed in range(2)]
     (tmp_path / "memory").mkdir()
     tensors = [shared(tmp_path / "memory", name, value) for name, value in models[1].state_dict().items()]
@@ -74,9 +74,10 @@ def test_weights_are_read_in_parts(sglang_program, sglang_options, server_enviro
     asked = [GenerationRequest(f"r{n}", prompt, SamplingParameters(max_new_tokens=20), n) for n in range(2)]
 
     async def work():
-        engine = SGLangEngine(settings, tmp_path / "logs", gpus=[0])
+        model = ModelReference(str(tmp_path / "0"), "float32")
+        engine = SGLangEngine(settings, tmp_path / "logs", starter(settings, tmp_path / "logs", model), [0])
         try:
-            await engine.start(ModelReference(str(tmp_path / "0"), "float32"))
+            await engine.start(model)
             first = await engine.generate(asked[0])
             for version in (1, 2):  # a server that is left in the middle of an update would refuse the next
                 await engine.release_memory()

@@ -46,7 +46,9 @@ def differing(model, tokens, column):
 
 
 @pytest.mark.parametrize("mode", ["recompute"])
-def test_a_server_tells_the_experts_of_every_token(mode, sglang_program, sglang_options, server_environment, tmp_path):
+def test_a_server_tells_the_experts_of_every_token(
+    mode, sglang_program, sglang_options, server_environment, starter, tmp_path
+):
     models = [make_mixture(tmp_path / str(seed), seed) for seed in range(2)]
     settings = SGLangConfig(
         program=sglang_program, options=sglang_options, environment=server_environment, servers=1, stream_interval=4,
@@ -58,9 +60,10 @@ def test_a_server_tells_the_experts_of_every_token(mode, sglang_program, sglang_
         return [GenerationRequest(f"{name}-{i}", [5 + i, 6, 7], sampling, i) for i in range(4)]
 
     async def work():
-        engine = SGLangEngine(settings, tmp_path / "logs")
+        model = ModelReference(str(tmp_path / "0"), "float32")
+        engine = SGLangEngine(settings, tmp_path / "logs", starter(settings, tmp_path / "logs", model))
         try:
-            await engine.start(ModelReference(str(tmp_path / "0"), "float32"))
+            await engine.start(model)
             first = await asyncio.gather(*map(engine.generate, asked("first", 20)))
             late = [asyncio.ensure_future(engine.generate(one)) for one in asked("late", TOKENS)]
             await asyncio.sleep(1.0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from areal_core.errors import RunError
+from areal_core.interfaces.launcher import Node, Place, ProcessGroup
+from areal_core.launchers.guard import kill_tree
+from areal_core.launchers.identity import processes_with
 from areal_core.launchers.local import LocalLauncher
 from areal_core.launchers.settings import LocalSettings
 from areal_core.testing.conformance import LauncherSuite
@@ -21,92 +24,60 @@ pytestmark = pytest.mark.slow
 
 
 class Nameless(LocalLauncher):
-    def _own(self, number: int, name: str) -> dict[str, str]:
-        return {}
-
-
-class Miscounts(LocalLauncher):
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        return super().bring(command, environment) - 1
-
-
-class KeepsVariables(LocalLauncher):
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        known = {name: value for name, value in environment.items() if name.startswith("AREAL_")}
-        return super().bring(command, known)
-
-
-class SplitsWords(LocalLauncher):
-    """As a shell does with what nobody has quoted."""
-
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        return super().bring(command, {name: value.split()[0] for name, value in environment.items()})
-
-
-class SeesNothing(LocalLauncher):
-    def lost(self) -> Mapping[str, str]:
-        return {}
-
-
-class SeesNoReason(LocalLauncher):
-    def lost(self) -> Mapping[str, str]:
-        return dict.fromkeys(super().lost(), "")
-
-
-class NamesAnother(LocalLauncher):
-    def lost(self) -> Mapping[str, str]:
-        return {f"host-{name}": reason for name, reason in super().lost().items()}
-
-
-class FearsForAll(LocalLauncher):
-    def lost(self) -> Mapping[str, str]:
-        return dict.fromkeys(self._wardens, "nobody knows")
-
-
-class FearsForTheOthers(FearsForAll):
-    def lost(self) -> Mapping[str, str]:
-        return super().lost() if LocalLauncher.lost(self) else {}
-
-
-class Hurries(LocalLauncher):
-    def close(self) -> None:
-        """Whoever waits for the supervisor's machine to forget them."""
-
-
-class Insists(LocalLauncher):
-    def close(self) -> None:
-        super().close()
-        for name in list(self._wardens):
-            self._wardens.pop(name)
-        self._wardens = None  # type: ignore[assignment]
-
-
-class Once(LocalLauncher):
-    has_brought = False
-
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        if Once.has_brought:
-            raise RuntimeError("nodes are there already")
-        Once.has_brought = True
-        return super().bring(command, environment)
+    async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
+        return [*await super().nodes(groups)] * 2
 
 
 class Renames(LocalLauncher):
     count = 0
 
-    def _own(self, number: int, name: str) -> dict[str, str]:
+    async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
         Renames.count += 1
-        return {**super()._own(number, name), "AREAL_NODE": f"node-{Renames.count}"}
+        return [Node(f"node-{Renames.count}", self.host)]
+
+
+class MovesMembers(LocalLauncher):
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
+        return await super().start(group, {index: Place("elsewhere") for index in places}, environment)
+
+
+class StartsOne(LocalLauncher):
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
+        return await super().start(group, dict([*places.items()][:1]), environment)
+
+
+class StartsOnce(LocalLauncher):
+    started: set[str]
+
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
+        self.started = getattr(self, "started", set())
+        if group.name in self.started:
+            raise RunError("it was started before")
+        self.started.add(group.name)
+        return await super().start(group, places, environment)
+
+
+class SaysNothing(LocalLauncher):
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
+        return await super().start(replace(group, command=["sleep", "600"]), places, environment)
+
+
+class ForgetsTheHub(LocalLauncher):
+    """Its members lie in a service of their own, which starts them again."""
+
+    async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Any:
+        words = ["sh", "-c", '(setsid sleep 600 &) ; exec "$@"', "sh", *group.command]
+        return await super().start(replace(group, command=words), places, environment)
 
 
 def suite_of(launcher: type[LocalLauncher]) -> LauncherSuite:
-    """The suite of a launcher with two nodes."""
+    """The suite of a launcher."""
 
     class Suite(LauncherSuite):
-        patience_s = 5.0
+        patience_s = 15.0
 
         def make(self) -> Any:
-            return launcher(LocalSettings(nodes=2))
+            return launcher(LocalSettings())
 
     return Suite()
 
@@ -114,45 +85,25 @@ def suite_of(launcher: type[LocalLauncher]) -> LauncherSuite:
 @pytest.mark.parametrize(
     ("launcher", "test", "words"),
     [
-        (Nameless, "test_each_node_has_one_warden_and_a_name_of_its_own", "nodes have one name"),
-        (Miscounts, "test_each_node_has_one_warden_and_a_name_of_its_own", "bring says that 1 nodes will come"),
-        (FearsForAll, "test_each_node_has_one_warden_and_a_name_of_its_own", "no process can be started on any node"),
-        (KeepsVariables, "test_a_warden_has_the_environment_that_is_given", "CONFORMANCE_WORDS is nothing"),
-        (SplitsWords, "test_a_warden_has_the_environment_that_is_given", "CONFORMANCE_WORDS is two"),
-        (SeesNothing, "test_a_node_whose_warden_is_killed_is_lost_by_name", "is not called lost"),
-        (SeesNoReason, "test_a_node_whose_warden_is_killed_is_lost_by_name", "was killed, and lost are"),
-        (NamesAnother, "test_a_node_whose_warden_is_killed_is_lost_by_name", "was killed, and lost are"),
-        (
-            FearsForTheOthers,
-            "test_a_node_whose_warden_is_killed_is_lost_by_name",
-            "one warden was killed, and lost are",
-        ),
-        (Hurries, "test_a_node_that_does_not_listen_any_more_is_ended", "stopped nodes go on"),
-        (Insists, "test_the_end_is_confirmed_when_close_returns", "'NoneType' object has no attribute"),
-        (Once, "test_nodes_are_brought_a_second_time", "nodes are there already"),
-        (Renames, "test_nodes_are_brought_a_second_time", "nodes have other names the second time"),
-        (SeesNothing, "test_a_node_that_cannot_be_brought_is_told", "wardens that end are not called lost"),
-        (SeesNoReason, "test_a_node_that_cannot_be_brought_is_told", "no reason is told"),
+        (Nameless, "test_nodes_have_names_of_their_own", "there are 1 nodes"),
+        (Renames, "test_nodes_have_names_of_their_own", "nodes have other names"),
+        (MovesMembers, "test_members_come_where_they_were_placed_with_what_they_are_told", "was placed on"),
+        (StartsOne, "test_members_come_where_they_were_placed_with_what_they_are_told", "gang-1 has not come"),
+        (StartsOne, "test_a_member_that_is_killed_is_noticed_and_leaves_nothing", "gang-1 has not come"),
+        (StartsOnce, "test_a_member_that_may_be_replaced_is_started_again", "goes has not come"),
+        (SaysNothing, "test_a_command_that_cannot_be_started_is_told", ""),
+        (ForgetsTheHub, "test_nothing_is_left_when_close_returns", "still there"),
+        (ForgetsTheHub, "test_groups_end_by_themselves_when_the_driver_is_gone", "still there"),
     ],
 )
-def test_a_broken_launcher_is_caught(
-    tmp_path: Path, launcher: type[LocalLauncher], test: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wardens: list[subprocess.Popen[bytes]] = []
-    made = subprocess.Popen
-
-    def remember(*arguments: Any, **more: Any) -> subprocess.Popen[bytes]:
-        wardens.append(made(*arguments, **more))
-        return wardens[-1]
-
-    monkeypatch.setattr("areal_core.launchers.local.subprocess.Popen", remember)
+def test_a_broken_launcher_is_caught(tmp_path: Path, launcher: type[LocalLauncher], test: str, words: str) -> None:
     try:
-        with pytest.raises((AssertionError, RunError, RuntimeError, AttributeError), match=words):
+        with pytest.raises((AssertionError, RunError, TimeoutError), match=words):
             getattr(suite_of(launcher), test)(tmp_path)
     finally:
-        for warden in wardens:
-            warden.kill()
-            warden.wait()
+        for path in tmp_path.glob("run/attempts/*/token"):
+            for pid in processes_with("AREAL_TOKEN", path.read_text()):
+                kill_tree(pid)
 
 
 def test_every_test_of_the_suite_catches_something() -> None:

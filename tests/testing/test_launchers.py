@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from areal_core.interfaces.launcher import NODE_VARIABLE
+from areal_core.launchers.node import NODE_VARIABLE
 from areal_core.testing.conformance import LauncherSuite
 
 if TYPE_CHECKING:
@@ -21,18 +21,16 @@ pytestmark = pytest.mark.slow
 
 class TestLocal(LauncherSuite):
     component = "core/local"
-    settings: ClassVar = {"nodes": 2}
 
 
-class TestJoined(LauncherSuite):
-    component = "core/joined"
+class TestExternal(LauncherSuite):
+    component = "core/external"
+    nodes = 2
     settings: ClassVar = {"nodes": 2, "host": "127.0.0.1"}
-    brings = False
-    ends_stopped_nodes = False
     _programs: ClassVar[list[subprocess.Popen[bytes]]] = []
 
     def start_nodes(self, run_dir: Path) -> None:
-        words = (sys.executable, "-m", "areal_core", "join", str(run_dir))
+        words = (sys.executable, "-m", "areal_core", "node", str(run_dir))
         for number in range(2):
             variables = {**os.environ, NODE_VARIABLE: f"node-{number}"}
             self._programs.append(subprocess.Popen(words, env=variables))
@@ -43,10 +41,3 @@ class TestJoined(LauncherSuite):
         yield
         while self._programs:
             assert self._programs.pop().wait(120) == 0
-
-
-class TestJoinedHere(TestJoined):
-    """This machine is a node as well, without a command of its own."""
-
-    nodes = 3
-    settings: ClassVar = {"nodes": 3, "host": "127.0.0.1", "here": True}

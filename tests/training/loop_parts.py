@@ -173,7 +173,7 @@ def train(
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)
-    trainer = Trainer(settings, learner, parts, folder, folder / "epochs/1/checkpoints", parts, journal)
+    trainer = Trainer(settings, learner, parts, folder, folder / "attempts/1/checkpoints", parts, journal)
     return trainer.run(step, 0, witness or Witness())
 
 

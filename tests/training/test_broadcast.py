@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,8 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from areal_core.errors import RunError
-from areal_core.messages import BlockingChannel, FrameDecoder, encode_frame
-from areal_core.messages.credentials import Failed
+from areal_core.messages import Failed, LoopThread, Peer, private_folder, serve
 from areal_core.messages.rollouts import Describe
 from areal_core.training.distribution import open_store
 from areal_core.training.rollouts import RolloutClient
@@ -40,16 +39,22 @@ def test_an_address_of_another_machine_is_said_to_be_none_of_this_one():
         open_store("203.0.113.1", HANG)
 
 
-def test_that_the_others_have_given_up_is_read_from_the_socket():
-    """Nobody else reads it while rank 0 sends tensors."""
-    own, other = socket.socketpair()
-    client = RolloutClient.__new__(RolloutClient)
-    client._channel, client._replies = BlockingChannel(own), {}
-    number = client.request(Describe())
-    (asked,) = FrameDecoder().feed(other.recv(1 << 16))
-    assert not client.has_failed(number)
-    for piece in encode_frame(Failed("no server took over the weights"), -asked.number):
-        other.sendall(piece)
-    assert client.has_failed(number)
-    own.close()
-    other.close()
+def test_that_the_others_have_given_up_is_known_without_waiting():
+    """While rank 0 sends tensors in its only thread."""
+
+    async def refuse(peer: Peer) -> None:
+        _, number = await peer.receive_request()
+        peer.reply(number, Failed("no server took over the weights"))
+        await peer.receive()
+
+    thread = LoopThread("server")
+    with private_folder() as folder:
+        server = thread.call(serve(f"unix:{folder / 'socket'}", refuse))
+        client = RolloutClient(server.address)
+        reply = client.request(Describe())
+        deadline = time.monotonic() + HANG.total_seconds()
+        while not client.has_failed(reply):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(RunError, match="no server took over"):
+            client.wait(reply, "an answer")

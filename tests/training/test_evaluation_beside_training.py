@@ -37,7 +37,7 @@ def hidden(folder: Path) -> list[str]:
 
 
 def checkpoint(folder: Path, step: int) -> Path:
-    return folder / f"epochs/1/checkpoints/step-{step:06d}"
+    return folder / f"attempts/1/checkpoints/step-{step:06d}"
 
 
 def owed(folder: Path, step: int) -> dict[str, float] | None:

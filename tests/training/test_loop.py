@@ -20,7 +20,7 @@ from areal_core.config.sections import (
 from areal_core.data.digest import chain_digests
 from areal_core.disk import DiskError, tree_size
 from areal_core.errors import RunError
-from areal_core.messages import ChannelClosed
+from areal_core.messages import PeerClosed
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.source import Interrupted
 from tests.training.loop_parts import Parts, config, metrics, train
@@ -74,13 +74,13 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert "export model" not in parts.asked
     again = Parts()
     engines: Any = {"actor": again}
-    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000002", engines)
+    witness = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", engines)
     assert again.asked == ["load 2"]
     assert [[number for number, _ in step] for step in witness.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert train(tmp_path, again, config(3), 2, witness)
     assert again.trained == [[8, 9, 10, 11]]
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
-    checkpoint = tmp_path / "epochs/1/checkpoints/step-000003"
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000003"
     state = json.loads((checkpoint / "trainer.json").read_text())
     assert len(state["steps"]) == 3
     (part,) = (checkpoint / "actor").iterdir()
@@ -99,7 +99,7 @@ def flip_a_bit(path: Path) -> None:
 def test_a_flipped_bit_is_refused_with_the_way_to_an_older_checkpoint(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     train(run, Parts(), config(2, checkpoint=CheckpointSection(every=1)))
-    first, last = (run / f"epochs/1/checkpoints/step-00000{step}" for step in (1, 2))
+    first, last = (run / f"attempts/1/checkpoints/step-00000{step}" for step in (1, 2))
     flip_a_bit(last / name)
     again: Any = Parts()
     with pytest.raises(RunError, match="the checkpoint is damaged: ") as raised:
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_refused_with_the_way_to_an_older_checkpoint(tmp_path: 
 def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
     """Whole, and not what its name says: the steps between would be lost."""
     train(tmp_path, Parts(), config(2, checkpoint=CheckpointSection(every=1)))
-    first, last = (tmp_path / f"epochs/1/checkpoints/step-00000{step}" for step in (1, 2))
+    first, last = (tmp_path / f"attempts/1/checkpoints/step-00000{step}" for step in (1, 2))
     shutil.rmtree(last)
     shutil.copytree(first, last)
     engines: Any = {"actor": Parts()}
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path) -> None:
     train(tmp_path, Parts(), config(1))
-    checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000001"
     path = checkpoint / "trainer.json"
     engines: Any = {"actor": Parts()}
     for text in ("{}", "[]", "", "not JSON"):
@@ -146,7 +146,7 @@ def test_a_checkpoint_without_its_state_is_refused_in_a_sentence(tmp_path: Path)
 
 def test_an_older_checkpoint_has_no_digests_and_is_loaded(tmp_path: Path) -> None:
     train(tmp_path, Parts(), config(1))
-    checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000001"
     state = json.loads((checkpoint / "trainer.json").read_text())
     del state["digest"], state["digests"]
     (checkpoint / "trainer.json").write_text(json.dumps(state))
@@ -158,7 +158,7 @@ def test_an_older_checkpoint_has_no_digests_and_is_loaded(tmp_path: Path) -> Non
 def test_what_the_trainer_saw_does_not_grow_with_the_run(tmp_path: Path) -> None:
     train(tmp_path, Parts(), config(4, checkpoint=CheckpointSection(every=1, keep=4)))
     states = [
-        json.loads((tmp_path / f"epochs/1/checkpoints/step-{step:06d}/trainer.json").read_text())
+        json.loads((tmp_path / f"attempts/1/checkpoints/step-{step:06d}/trainer.json").read_text())
         for step in range(1, 5)
     ]
     assert [(state["first"], len(state["steps"])) for state in states] == [(0, 1), (1, 1), (2, 1), (3, 1)]
@@ -188,7 +188,7 @@ def test_rollouts_that_fail_leave_a_checkpoint_and_their_words(tmp_path: Path) -
     assert parts.committed == [(2, "step-000002")]
 
 
-@pytest.mark.parametrize("error", [ChannelClosed("the rollout controller has died"), DiskError("the disk is full")])
+@pytest.mark.parametrize("error", [PeerClosed("the rollout controller has died"), DiskError("the disk is full")])
 def test_nothing_is_committed_where_nobody_can_commit(tmp_path: Path, error: RunError) -> None:
     parts = Failing(error, 2)
     with pytest.raises(type(error)):
@@ -214,7 +214,7 @@ def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exce
     assert [line["step"] for line in metrics(tmp_path)] == [1], "the step is not over before it is evaluated"
     again: Any = Parts()
     again.scores = [0.5, 0.75]
-    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000002", {"actor": again})
+    witness = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
     assert train(tmp_path, again, config(4, evaluation=section), 2, witness)
     found = [(line["step"], line.get("evaluation/reward")) for line in metrics(tmp_path)]
     assert found == [(1, None), (2, 0.5), (3, None), (4, 0.75)]
@@ -264,7 +264,10 @@ def test_checkpoints_are_kept_by_count_and_the_committed_one_always(tmp_path: Pa
     parts = Parts()
     train(tmp_path, parts, config(5, checkpoint=CheckpointSection(every=1, keep=2)))
     assert [step for step, _ in parts.committed] == [1, 2, 3, 4, 5]
-    assert sorted(path.name for path in (tmp_path / "epochs/1/checkpoints").iterdir()) == ["step-000004", "step-000005"]
+    assert sorted(path.name for path in (tmp_path / "attempts/1/checkpoints").iterdir()) == [
+        "step-000004",
+        "step-000005",
+    ]
 
 
 def test_evaluation_comes_when_it_is_due_and_keeps_the_best(tmp_path: Path) -> None:
@@ -310,4 +313,4 @@ def test_a_checkpoint_waits_for_as_much_room_as_the_last_one_took(
     assert parts.committed == [(1, "step-000001"), (2, "step-000002")]
     assert len(asked) == 3
     assert asked[0] == 0
-    assert asked[1] == asked[2] == tree_size(tmp_path / "epochs/1/checkpoints/step-000001")
+    assert asked[1] == asked[2] == tree_size(tmp_path / "attempts/1/checkpoints/step-000001")

@@ -30,7 +30,7 @@ def test_an_update_trains_each_role_that_has_work(tmp_path: Path) -> None:
     assert parts.trained == [[0, 1, 2, 3]] * 2
     (line,) = metrics(tmp_path)
     assert (line["train/loss"], line["train/critic/loss"], line["train/prepared"]) == (1, 2, 1)
-    checkpoint = tmp_path / "epochs/1/checkpoints/step-000001"
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000001"
     assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["actor", "critic"]
 
 
@@ -62,14 +62,14 @@ def test_an_average_follows_every_so_many_steps(tmp_path: Path) -> None:
     parts = Parts()
     train(tmp_path, parts, config(5), teacher=Role("teacher", follows=Follows("actor", every=2, decay=0.9)))
     assert [line for line in parts.asked if line.startswith("follow")] == ["follow with 0.9"] * 2
-    assert (tmp_path / "epochs/1/checkpoints/step-000005/teacher").is_dir(), "an average cannot be made again"
+    assert (tmp_path / "attempts/1/checkpoints/step-000005/teacher").is_dir(), "an average cannot be made again"
 
 
 def test_what_an_algorithm_keeps_comes_back_with_the_checkpoint(tmp_path: Path) -> None:
     train(tmp_path, Parts(), config(3))
     again = Parts()
     engines: Any = {"actor": again}
-    witness = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000003", engines)
+    witness = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000003", engines)
     assert float(witness.state["batches"]) == 3
 
 
@@ -84,7 +84,7 @@ def test_what_an_algorithm_keeps_may_be_any_tensor(tmp_path: Path) -> None:
 
     train(tmp_path, Keeps(), config(1))
     engines: Any = {"actor": Parts()}
-    state = restore_checkpoint(tmp_path / "epochs/1/checkpoints/step-000001", engines).state
+    state = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000001", engines).state
     assert state["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert state["same"].tolist() == state["again"].tolist() == [[0, 1, 2], [3, 4, 5]]
 

@@ -13,7 +13,7 @@ import pytest
 from areal_core.config.sections import CheckpointSection, EvaluationSection
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
-from areal_core.messages import ChannelClosed
+from areal_core.messages import PeerClosed
 from areal_core.training.checkpoint import restore_checkpoint
 from tests.training.loop_parts import Parts, config, metrics, train
 
@@ -87,7 +87,7 @@ def test_training_goes_on_and_what_is_written_is_of_the_step(tmp_path: Path) -> 
     assert train(tmp_path, parts, config(5, checkpoint=CheckpointSection(every=2)))
     assert in_order(parts, "snapshot 2", "batch 2", "batch 3", "commit 2", "snapshot 4", "commit 4", "commit 5")
     engine: Any = Parts()
-    states = [restore_checkpoint(tmp_path / f"epochs/1/checkpoints/step-00000{n}", {"actor": engine}) for n in (4, 5)]
+    states = [restore_checkpoint(tmp_path / f"attempts/1/checkpoints/step-00000{n}", {"actor": engine}) for n in (4, 5)]
     assert engine.asked == ["load 4", "load 5"]
     assert [int(state.state["batches"]) for state in states] == [4, 5]
     assert [(state.first, len(state.steps)) for state in states] == [(2, 2), (4, 1)]
@@ -129,11 +129,11 @@ def test_a_controller_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     class Gone(Snapshots):
         def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
             if step == 3:
-                raise ChannelClosed("the rollout controller has died")
+                raise PeerClosed("the rollout controller has died")
             return super().next_batch(step)
 
     parts = Gone(opens_at=9)
-    with pytest.raises(ChannelClosed):
+    with pytest.raises(PeerClosed):
         train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
     parts._gate.set()
     assert parts.committed == []
@@ -149,7 +149,7 @@ def test_a_disk_that_refuses_ends_the_run_in_its_words(tmp_path: Path) -> None:
         train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
     assert parts.asked[-1] == "publish 3", "it is noticed after the next step, not with the next checkpoint"
     assert parts.committed == []
-    assert not list((tmp_path / "epochs/1/checkpoints").iterdir())
+    assert not list((tmp_path / "attempts/1/checkpoints").iterdir())
 
 
 def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(

@@ -28,7 +28,7 @@ def execute(arguments: argparse.Namespace) -> int:
     require_folder(arguments.run_dir)
     import json
 
-    from areal_core.runs.auditing import audit_run
+    from areal_core.driver.auditing import audit_run
 
     report = audit_run(arguments.run_dir.resolve())
     if arguments.json:

@@ -70,7 +70,7 @@ def _last_lines(file: IO[bytes], count: int) -> list[str]:
 
 def _follow(path: Path, file: IO[bytes], run: RunFolder) -> None:
     """A log that is full is begun anew under the same name."""
-    from areal_core.runs.ownership import is_over
+    from areal_core.driver.attempts import is_over
 
     was_over = False
     while True:

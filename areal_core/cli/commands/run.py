@@ -38,7 +38,6 @@ SAFE_ON_RESUME = (
     "inference_engine.silence_timeout_s",
     "inference_engine.health_timeout_s",
     "inference_engine.restarts",
-    "inference_engine.restart_window_s",
     "training.phase_timeout_s",
     "training.collective_timeout_s",
     "launcher",
@@ -84,7 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         resolved = resolve(request.config, request.plugins, request.overrides)
         run_dir = _new_folder(resolved)
-    from areal_core.runs.execution import execute as execute_run
+    from areal_core.driver.execution import execute as execute_run
 
     return execute_run(
         resolved,
@@ -105,7 +104,7 @@ def _new_folder(resolved: Resolved) -> Path:
     other = "choose another: run_dir=PATH"
     require_place("the run folder", folder, other)
     for above in folder.resolve().parents:
-        if (above / CONFIG_FILE).is_file() and (above / "epochs").is_dir():
+        if (above / CONFIG_FILE).is_file() and (above / "attempts").is_dir():
             raise UsageError(f"the run folder {folder} would lie in that of another run, {above}", hints=(other,))
     if folder.exists():
         is_run = (folder / CONFIG_FILE).is_file()

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 SUMMARY = "say how a run is"
 NEXT = {
     "interrupted": "stopped after a checkpoint",
-    "recovering": "goes back to its last checkpoint in a new epoch, by itself; where it does not",
+    "recovering": "goes back to its last checkpoint in a new attempt, by itself; where it does not",
     "failed": "ended with an error; its logs: areal logs {run}",
-    "lost": "its owner is gone without a word",
-    "unreachable": "its owner does not answer, and cannot be seen from here",
+    "lost": "its driver is gone without a word",
+    "unreachable": "its driver does not answer, and cannot be seen from here",
 }
 
 
@@ -35,8 +35,8 @@ def execute(arguments: argparse.Namespace) -> int:
     require_folder(arguments.run_dir)
     import json
 
+    from areal_core.driver.status import run_status
     from areal_core.runs.folder import RunFolder
-    from areal_core.runs.watching import run_status
 
     run = RunFolder(arguments.run_dir.resolve())
     status = run_status(run)
@@ -49,26 +49,29 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _lines(status: dict[str, Any], run: Path) -> list[str]:
+    from areal_core.driver.recoveries import way_on
+    from areal_core.driver.status import waits_for
     from areal_core.runs.folder import RunFolder
-    from areal_core.runs.recoveries import way_on
-    from areal_core.runs.watching import waits_for
 
     state, since = status["state"], status["seconds_since_step"]
     of = "" if status["steps"] is None else f" of {status['steps']}"
     ago = "" if since is None or state != "running" else f", {since:.0f} s ago"
-    shown = "waiting for nodes" if status.get("waits_for_nodes") else state
-    lines = [f"{shown}  step {status['step']}{of}{ago}  (epoch {status['epoch']})"]
+    lines = [f"{state}  step {status['step']}{of}{ago}  (attempt {status['attempt']})"]
     lines += [f"  {name:22s} {value:.4g}" for name, value in status["metrics"].items()]
     kept = status["checkpoint"]
     lines.append(f"  {'last checkpoint':22s} {'none' if kept is None else f'step {kept}'}")
     if state == "running":
         lines += [f"  {'ending':22s} {waits_for(status)}"] if status["is_ending"] else []
-        lines.append(f"  {'owner':22s} process {status['pid']} on {status['host']}")
-        if status["node_rows"]:
-            lines += [f"  {name:22s} {text}" for name, text in status["node_rows"]]
-        else:
-            lines += [f"  {name:22s} {one['phase']}  on {one['node']}" for name, one in status["processes"].items()]
+        lines.append(f"  {'driver':22s} process {status['pid']} on {status['host']}")
+        lines += [f"  {name:22s} {_process(one)}" for name, one in status["processes"].items()]
     elif state in NEXT:
         now = "stopped before the first checkpoint" if state == "interrupted" and kept is None else NEXT[state]
         lines.append(f"{now.format(run=run)}; {way_on(RunFolder(run), has_failed=state == 'failed')}")
     return lines
+
+
+def _process(one: dict[str, Any]) -> str:
+    """What a process does, where, and since when it was not heard."""
+    silent = f"  silent for {one['silent_s']:.0f} s" if one["silent_s"] > 3 else ""
+    address = f"  at {one['address']}" if one["address"] else ""
+    return f"{one['phase']}  process {one['pid']} on {one['host']}{address}{silent}"

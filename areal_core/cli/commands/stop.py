@@ -32,9 +32,9 @@ def execute(arguments: argparse.Namespace) -> int:
     require_folder(arguments.run_dir)
     if not arguments.wait >= 0:
         raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
+    from areal_core.driver.recoveries import way_on
+    from areal_core.driver.status import stop_run
     from areal_core.runs.folder import RunFolder
-    from areal_core.runs.recoveries import way_on
-    from areal_core.runs.watching import stop_run
 
     run = RunFolder(arguments.run_dir.resolve())
     state = stop_run(run, now=arguments.now, patience_s=arguments.wait, say=complain)

@@ -101,7 +101,7 @@ class EventsSuite:
             with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "time": float(step), **METRICS[step - 1]}) + "\n")
             events.step_finished(run_dir, step, dict(METRICS[step - 1]))
-            folder = run_dir / "epochs" / "000001" / "checkpoints" / f"step-{step:08d}"
+            folder = run_dir / "attempts" / "1" / "checkpoints" / f"step-{step:08d}"
             folder.mkdir(parents=True, exist_ok=True)
             events.checkpoint_saved(run_dir, step, folder)
         events.run_finished(run_dir, outcome)

@@ -128,7 +128,7 @@ def test_the_death_of_the_process_fails_what_waits(model_folder, tmp_path):
         engine = HFEngine(HFConfig(device="cpu"), tmp_path, log_dir=tmp_path)
         await engine.start(ModelReference(str(model_folder)))
         await within(engine.generate(request("warm", [5], max_new_tokens=2)))
-        child = engine._process.started.result()
+        child = engine._process.pid
         os.kill(child, signal.SIGSTOP)
         tasks = [asyncio.ensure_future(engine.generate(request(i, [5], max_new_tokens=50))) for i in range(5)]
         update = asyncio.ensure_future(engine.update_weights(WeightUpdate(1, model_folder)))
@@ -165,7 +165,7 @@ def test_a_start_that_takes_too_long_leaves_no_process(model_folder):
         engine = HFEngine(HFConfig(device="cpu", start_timeout_s=0.2))
         with pytest.raises(RunError, match=r"start_timeout_s = 0\.2"):
             await engine.start(ModelReference(str(model_folder)))
-        return [process.started.result() for process in engine._keepers.processes.values()]
+        return [engine._process.pid]
 
     assert not any(Path(f"/proc/{child}").exists() for child in asyncio.run(work()))
 
@@ -179,7 +179,7 @@ from areal_core.interfaces import ModelReference
 async def main():
     engine = HFEngine(HFConfig(device="cpu"))
     await engine.start(ModelReference(sys.argv[1]))
-    print(engine._process.started.result(), flush=True)
+    print(engine._process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

@@ -9,8 +9,9 @@ import pytest
 
 from areal_core.config import resolve
 from areal_core.errors import ConfigError, UsageError
+from areal_core.interfaces.launcher import ProcessGroup
 from areal_core.testing.conformance import PluginSuite
-from areal_ray.actor import WardenActor
+from areal_ray.actor import Member
 from areal_ray.command import main
 from areal_ray.config import RaySettings
 
@@ -64,17 +65,12 @@ def test_a_missing_library_is_told_with_what_installs_it(folder, without_ray):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["launcher.address=null", "launcher.nodes=2"], "use nodes: 1 or strategy: PACK"),
+        (["launcher.address=null", "launcher.nodes=2"], "has one machine: leave launcher.nodes out"),
         (["launcher.address=ray://head:10001"], "ray://head:10001 is no address"),
-        (["placement.training=[0,1]"], "placement names GPU 1, and 1 nodes with 0 GPUs each have 0"),
-        (
-            ["placement.training=[0]", "launcher.gpus_per_node=1", "launcher.trainer_processes=2"],
-            "2 ranks do not fit on 1 GPUs",
-        ),
-        (["placement.generation=[15,16]", "launcher.nodes=2", "launcher.gpus_per_node=8"], "placement names GPU 16"),
+        (["placement.training=[0]", "launcher.trainer_processes=2"], "2 ranks do not fit on 1 GPUs"),
         ([], ""),
-        (["placement.generation=[15]", "launcher.nodes=2", "launcher.gpus_per_node=8"], ""),
-        (["launcher.address=null", "launcher.nodes=2", "launcher.strategy=PACK"], ""),
+        (["launcher.address=null"], ""),
+        (["placement.training=[0,1]", "placement.generation=[15]", "launcher.nodes=2"], ""),
     ],
 )
 def test_what_cannot_be_is_told(folder, with_ray, words, told):
@@ -106,20 +102,63 @@ def test_a_job_that_could_not_be_what_was_asked_for_is_not_submitted(folder, wit
     assert told in str(error.value)
 
 
-def test_an_actor_cleans_the_environment_and_kills_a_warden_that_does_not_end_itself(monkeypatch, tmp_path):
+def groups(*sizes, **more):
+    return [
+        ProcessGroup(f"g-{n}", "server", [], count=count, gpus_each=gpus, **more)
+        for n, (count, gpus) in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "bundles"),
+    [
+        ([], None, [0]),
+        (groups((1, 0), (2, 0)), None, [0]),
+        (groups((1, 0)), 3, [0, 0, 0]),
+        (groups((4, 1), (1, 2), (1, 0)), None, [1, 1, 1, 1, 2]),
+        (groups((16, 1)), 2, [8, 8]),
+        (groups((3, 1)), 2, [2, 2]),
+    ],
+)
+def test_a_bundle_for_each_member_with_gpus_or_for_each_machine(asked, nodes, bundles):
+    pytest.importorskip("ray")
+    from areal_ray.cluster import bundles_for
+
+    assert bundles_for(asked, nodes) == bundles
+
+
+def test_gpus_that_are_used_in_turns_are_counted_once_in_the_larger_parts():
+    pytest.importorskip("ray")
+    from areal_ray.cluster import bundles_for
+
+    ranks = ProcessGroup("trainer", "trainer", [], count=4, gpus_each=1, shares_gpus=True)
+    assert bundles_for([ranks, *groups((1, 2), (1, 2), shares_gpus=True)], None) == [2, 2]
+    assert bundles_for([ranks, *groups((1, 2), shares_gpus=True), *groups((1, 8))], None) == [8, 1, 1, 1, 1]
+
+
+def test_an_actor_cleans_the_environment_and_ends_what_it_has_started(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_SOMETHING", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    actor, told = WardenActor(False, {"OWN": "2"}), []
-    code = "import os, pathlib, time; print(*sorted(os.environ), flush=True); pathlib.Path('up').touch(); "
-    command = [sys.executable, "-c", f"{code} time.sleep(600)"]
-    holding = threading.Thread(target=lambda: told.append(actor.hold(command, {"GIVEN": "3"}, str(tmp_path))))
-    holding.start()
+    monkeypatch.chdir(tmp_path)
+    member, told = Member(), []
+    code = "import os, pathlib, time; pathlib.Path('up').write_text(' '.join(os.environ)); time.sleep(600)"
+    words = [sys.executable, "-c", code], {"GIVEN": "3"}, str(tmp_path)
+    running = threading.Thread(target=lambda: told.append(member.run(*words)))
+    running.start()
     deadline = time.monotonic() + 60
-    while not (tmp_path / "up").exists():
+    while not (tmp_path / "up").exists() or not (shown := {*(tmp_path / "up").read_text().split()}):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert actor.end(0.2) == []
-    holding.join(60)
-    assert not holding.is_alive()
-    assert {"OWN", "GIVEN", "CUDA_VISIBLE_DEVICES"} <= {*told[0].split()}
-    assert not {"RAY_SOMETHING", "OMP_NUM_THREADS"} & {*told[0].split()}
+    member.end()
+    running.join(60)
+    assert told == ["was killed by SIGKILL"]
+    assert "GIVEN" in shown
+    assert not {"RAY_SOMETHING", "OMP_NUM_THREADS"} & shown
+    member.end()
+
+
+def test_what_a_member_wrote_before_it_came_is_told(tmp_path):
+    assert (
+        Member().run(["sh", "-c", "echo some words; exit 3"], {}, str(tmp_path)) == "ended with exit code 3 some words"
+    )
+    assert "there is no program /no/such" in Member().run(["/no/such"], {}, str(tmp_path))

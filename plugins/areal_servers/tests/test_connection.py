@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from areal_core.launchers.node import free_port
+from areal_core.launchers.machine import free_port
 from areal_servers import connection as connections
 from areal_servers.connection import ServerConnection, raise_told
 from areal_servers.errors import RequestRefusedError, ServerLostError

@@ -7,7 +7,6 @@ import io
 import pickle
 from base64 import b64decode
 from inspect import signature
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,7 +81,7 @@ class Fleet:
         for number, served in enumerate(self._served):
             address, bodies = await served.__aenter__()
             member = Member(f"server-{number}", self.adapter, ServerConnection(address), "recompute", "mark-")
-            member.process = SimpleNamespace(gpus=(4 + 2 * number, 5 + 2 * number))
+            member.gpus = 4 + 2 * number, 5 + 2 * number
             member.state, member.has_memory = State.UPDATING, False
             self.roster.members[member.name] = member
             self.bodies.append(bodies)
@@ -212,7 +211,7 @@ def test_where_nobody_reads_the_trainer_is_told(replay, tmp_path):
 def test_beside_a_server_that_somebody_else_started_nobody_reads(replay, tmp_path):
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
-            fleet.roster.members["server-1"].process = None
+            fleet.roster.members["server-1"].gpus = ()
             with pytest.raises(RunError, match="of server-1 the run does not know the GPUs"):
                 await fleet.reading.read(3, ())
             return fleet.bodies

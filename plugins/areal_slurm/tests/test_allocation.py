@@ -3,8 +3,7 @@
 import pytest
 
 from areal_core.errors import RunError
-from areal_slurm.allocation import lost_nodes, own_address, parse_jobs, read_job, read_nodes
-from areal_slurm.commands import slurm
+from areal_slurm.allocation import NodeState, Share, own_address, parse_job, reach, read_job, read_nodes, slurm
 
 SEVERAL = """\
 JobId=7 HetJobId=7 HetJobOffset=0 JobName=run
@@ -22,17 +21,27 @@ JobId=8 HetJobId=7 HetJobOffset=1 JobName=run
 
 
 def test_nodes_and_what_the_job_has_of_them():
-    first, second = parse_jobs(SEVERAL)
-    assert first.parts == [("n[1-2]", "gpu:a100:2"), ("n9", "gpu:a100:1,gpu:h200:3")]
-    assert second.parts == [("cpu3", "none")]
-    assert [job.fields["HetJobOffset"] for job in (first, second)] == ["0", "1"]
+    fields, parts = parse_job("7", SEVERAL)
+    assert parts == [
+        ("n[1-2]", Share("gpu:a100:2", "0", 10)),
+        ("n9", Share("gpu:a100:1,gpu:h200:3", "0", 1)),
+        ("cpu3", Share("none", "1", 64)),
+    ]
+    assert [share.gpus for _, share in parts] == [2, 4, 0]
+    assert (fields["JobId"], fields["JobState"], fields["PreemptTime"]) == ("7", "RUNNING", "None")
 
 
-def test_whether_it_runs_and_is_preempted():
-    first, second = parse_jobs(SEVERAL)
-    assert (first.is_running, first.is_preempted) == (True, False)
-    assert second.is_preempted
-    assert not parse_jobs(SEVERAL.replace("JobState=RUNNING", "JobState=CANCELLED"))[0].is_running
+def test_of_an_array_only_the_own_job_counts():
+    """SLURM tells of all of them where it is asked for the one whose number is the array's."""
+    array = SEVERAL.replace("HetJobId", "ArrayJobId").replace("HetJobOffset=", "ArrayTaskId=")
+    assert [nodes for nodes, _ in parse_job("7", array)[1]] == ["n[1-2]", "n9"]
+    assert [nodes for nodes, _ in parse_job("8", array)[1]] == ["cpu3"]
+
+
+@pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "IDLE+NOT_RESPONDING"])
+def test_nodes_that_are_lost(state):
+    assert NodeState("h", 1, state).is_lost
+    assert not NodeState("h", 1, "MIXED+DRAIN").is_lost
 
 
 def test_a_missing_program_is_told(monkeypatch):
@@ -47,11 +56,15 @@ def test_the_true_ones(cluster, monkeypatch, tmp_path):
     words = ("--nodes=2", "--gres=gpu:1", "--output=/dev/null", "--wrap=sleep 600")
     job = cluster.run("sbatch", "--parsable", *words).strip()
     cluster.wait_for_job(job, ["RUNNING"], tmp_path / "none")
-    nodes = read_nodes(job)
-    assert [(node.name, node.gpus, node.group) for node in nodes] == [("n1", "gpu:1", None), ("n2", "gpu:1", None)]
-    assert read_job(job)[0].is_running
-    assert own_address(nodes) == "127.0.0.1"
-    assert lost_nodes(["n1", "n3"]) == {}
-    assert lost_nodes(["n1", "n7"]) == {"n7": "SLURM says that it is unknown"}
+    fields, shares = read_job(job)
+    assert shares == {"n1": Share("gpu:1", "", 1), "n2": Share("gpu:1", "", 1)}
+    assert fields["JobState"] == "RUNNING"
+    nodes = read_nodes(["n1", "n3"])
+    assert [(node.address, node.is_lost) for node in nodes.values()] == [("127.0.0.1", False)] * 2
+    assert own_address(["n1", "n3"]) == reach(nodes["n1"]) == "127.0.0.1"
+    cluster.kill("n3")
+    assert not reach(nodes["n3"])
+    with pytest.raises(RunError, match="Node n7 not found"):
+        read_nodes(["n1", "n7"])
     with pytest.raises(RunError, match=r"scontrol show job --details 99999: .*Invalid job id"):
         read_job("99999")

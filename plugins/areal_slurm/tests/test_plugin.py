@@ -15,5 +15,5 @@ class TestPlugin(PluginSuite):
 def test_outside_of_an_allocation_the_way_to_one_is_told(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UsageError, match="not inside of an allocation") as caught:
-        SlurmLauncher(SlurmSettings())
+        _ = SlurmLauncher(SlurmSettings()).host
     assert "areal slurm submit CONFIG" in str(caught.value)

@@ -30,7 +30,7 @@ def scrape(run_dir):
 def tracker(run_dir):
     made = PrometheusTracker(PrometheusSettings(port=0))
     for epoch in ("000001", "000002", "000003"):
-        (run_dir / "epochs" / epoch).mkdir(parents=True)
+        (run_dir / "attempts" / epoch).mkdir(parents=True)
     made.start(run_dir, {"seed": 1})
     yield made
     made.close()

@@ -1,6 +1,5 @@
 """The process that evaluates somebody else's model.
 
-It is `python -m areal_evaluation.address_evaluator RUN_DIR CONCURRENCY ADDRESS`, the address as JSON.
 Agents, data and rewards are those of the config. No model, tokenizer or inference engine is loaded.
 """
 
@@ -8,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from areal_core.background import watch_event_loop
 from areal_core.config import load_run
+from areal_core.driver import ASKED_TO_STOP
 from areal_core.errors import ConfigError, RunError, traceback_of
-from areal_core.launchers.warden import SCRATCH_VARIABLE
-from areal_core.messages.processes import Notice, ProcessEnded
+from areal_core.messages.hub import Notice
 from areal_core.rewards.pool import RewardPool
-from areal_core.runs import INTERRUPTED_EXIT_CODE, LinkedProcesses, RunFolder, run_event_loop, run_role
+from areal_core.runs import run_event_loop
 from areal_core.workflows.prompts import prompt_messages
 from areal_core.workflows.single_turn import SingleTurn
 from areal_evaluation.address import Address, look_for
@@ -37,42 +32,42 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import Endpoint, RewardScore
-    from areal_core.runs import Link
+    from areal_core.runs import Member, RunFolder
 
     Score = Callable[[str | None], Awaitable[RewardScore]]
     Players = Callable[[], Collection[str]]
     Play = Callable[[Mapping[str, Any], Endpoint, Score, Players], Awaitable[RewardScore]]
 
 
-def play(run: RunFolder, address: Address, concurrency: int, link: Link) -> int:
+def play(run: RunFolder, address: Address, concurrency: int, member: Member) -> int:
     """Play all episodes, or those that end before somebody interrupts; so many at a time, 0 for as many as in a run."""
     try:
-        run_event_loop(_play(run, address, concurrency, link))
+        run_event_loop(_play(run, address, concurrency, member))
     except asyncio.CancelledError:
-        return INTERRUPTED_EXIT_CODE
+        return ASKED_TO_STOP
     return 0
 
 
-async def _play(run: RunFolder, address: Address, concurrency: int, link: Link) -> None:
+async def _play(run: RunFolder, address: Address, concurrency: int, member: Member) -> None:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    config, processes = load_run(run.path).config, LinkedProcesses(link)
-    link.on_message(lambda said, _: processes.hear(said) if isinstance(said, ProcessEnded) else None)
+    loop = asyncio.get_running_loop()
+    member.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
+    config = load_run(run.path).config
     limits = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=limits, headers=address.headers, connector=connector) as client:
-        with link.phase("looking for the endpoint"):
+        with member.phase("looking for the endpoint"):
             await look_for(address, client)
-        with link.phase("loading workflow, data and rewards"):
+        with member.phase("loading workflow, data and rewards"):
             way, rows = await asyncio.to_thread(_load, config)
-            scorer = await _scorer(run, config, processes, link)
+            scorer = await _scorer(run, config, member)
         proxy = RecordingProxy(address, client)
         try:
             await proxy.start()
-            watch_event_loop(config.rollout.blocked_timeout_s, lambda text: link.post(Notice(text)))
-            link.enter("evaluating")
-            evaluator = AddressEvaluator(config, rows, way, scorer, proxy, link.post)
+            watch_event_loop(config.rollout.blocked_timeout_s, lambda text: member.notify(Notice(text)))
+            member.enter("evaluating")
+            evaluator = AddressEvaluator(config, rows, way, scorer, proxy, member.notify)
             await evaluator.play(concurrency or config.rollout.episodes_at_once)
         finally:
             await proxy.close()
@@ -85,18 +80,16 @@ def _load(config: RunConfig) -> tuple[Play, Any]:
     return way_of_playing(config), config.evaluation.dataset.build()
 
 
-async def _scorer(run: RunFolder, config: RunConfig, processes: LinkedProcesses, link: Link) -> RewardPool | None:
+async def _scorer(run: RunFolder, config: RunConfig, member: Member) -> RewardPool | None:
     if not config.rewards:
         return None
-    rollout, scratch = config.rollout, Path(os.environ[SCRATCH_VARIABLE])
+    rollout = config.rollout
     limits = {"timeout_s": rollout.reward_timeout_s, "start_timeout_s": config.training.phase_timeout_s}
     pool = RewardPool(
         run.path,
-        scratch,
-        processes,
         count=rollout.reward_processes,
         **limits,
-        tell=lambda text: link.post(Notice(text)),
+        tell=lambda text: member.notify(Notice(text)),
     )
     try:
         await pool.start()
@@ -284,8 +277,3 @@ class AddressEvaluator:
         return await self._scorer.score(
             {"prompt": prompt, "completion": completion, "finish_reason": reason, "row": dict(row)}
         )
-
-
-if __name__ == "__main__":
-    RUN, CONCURRENCY, ADDRESS = RunFolder(Path(sys.argv[1])), int(sys.argv[2]), Address(**json.loads(sys.argv[3]))
-    sys.exit(run_role(lambda link: play(RUN, ADDRESS, CONCURRENCY, link)))

@@ -19,21 +19,22 @@ from pydantic import ValidationError
 
 from areal_core.cli.output import complain
 from areal_core.config import EvaluationSection
+from areal_core.driver import Driver, RunState, claim, make_plan, model_group, rollout_groups
 from areal_core.errors import RunError, UsageError
-from areal_core.interfaces import Needs, ProcessSpecification
-from areal_core.messages import Credentials, private_folder
-from areal_core.runs import RunFolder, RunState, Supervisor, make_plan, model_reference, role_process
+from areal_core.interfaces import ProcessGroup
+from areal_core.messages import private_folder
+from areal_core.runs import RunFolder, model_reference
 from areal_evaluation.figures import by_category, work_out
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 from areal_evaluation.page import write_page
 from areal_evaluation.progress import show_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from areal_core.config import Resolved
-    from areal_core.runs import SupervisedProcess
+    from areal_core.driver import Process
     from areal_evaluation.address import Address
     from areal_evaluation.progress import Show
 
@@ -253,7 +254,7 @@ async def _supervise(
     except OSError as error:
         raise RunError(f"{folder.path} cannot be written: {error.strerror}") from error
 
-    def hear(_: SupervisedProcess, said: Any) -> None:
+    def hear(_: Process, said: Any) -> None:
         episodes.hear(said)
 
     def prepare() -> None:
@@ -264,35 +265,35 @@ async def _supervise(
             complain(text)
 
     preparation = RunState(folder)
-    supervisor = Supervisor(resolved.config.launcher.build(), Credentials.create(1), folder.log, hear, tell, signals)
+    driver = Driver(resolved.config.launcher.build(), folder, hear, tell, signals)
     try:
-        await supervisor.listen()
-        await supervisor.bring_nodes(folder.path)
-        steps: list[tuple[ProcessSpecification, Callable[[], None]]] = [
-            (evaluator_process(folder, asked), episodes.show)
-        ]
+        address = await driver.listen()
+        driver.begin(folder.attempt(1))
+        claim(folder.attempt(1), address, driver.credentials, driver.nonce)
         if resolved.config.model.source is not None and asked.address is None:
-            steps.insert(0, (role_process("prepare", "preparer", folder.path), prepare))
-        for specification, update in steps:
-            if not supervisor.signals:
-                process = supervisor.start(specification)
-                await supervisor.watch(process, update)
-                supervisor.forget(process)
+            await driver.start([model_group(folder.path)])
+            await driver.watch("model_initialization", prepare)
+            driver.forget("model_initialization")
+        if not signals:
+            await driver.start(evaluation_groups(resolved, folder, asked))
+            await driver.watch("evaluator", episodes.show)
         episodes.show()
     except RunError as error:
         error.hints = (*error.hints, "--output FOLDER keeps the logs of an evaluation")
         raise
     finally:
-        await supervisor.close()
+        await driver.close()
 
 
-def evaluator_process(folder: RunFolder, asked: Asked) -> ProcessSpecification:
-    """The process that plays the episodes."""
-    module, words = "evaluator", [str(folder.path), str(asked.concurrency or 0)]
+def evaluation_groups(resolved: Resolved, folder: RunFolder, asked: Asked) -> list[ProcessGroup]:
+    """The process that plays the episodes, and those that generate for it."""
+    words = [str(folder.path), str(asked.concurrency or 0)]
     if asked.address is not None:
-        module, words = "address_evaluator", [*words, json.dumps(asdict(asked.address))]
-    command = [sys.executable, "-m", f"areal_evaluation.{module}", *words]
-    return ProcessSpecification("evaluator", "evaluator", command, needs=Needs(cores=1), speaks=True)
+        words.append(json.dumps(asdict(asked.address)))
+    evaluator = ProcessGroup("evaluator", "evaluator", [sys.executable, "-m", "areal_evaluation", *words])
+    if asked.address is not None:
+        return [evaluator]
+    return [evaluator, *rollout_groups(resolved.config, folder.path, "evaluator")]
 
 
 def work_out_figures(

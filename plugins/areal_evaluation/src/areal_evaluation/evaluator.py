@@ -1,59 +1,55 @@
-"""The process that plays the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR CONCURRENCY`."""
+"""The process that plays the episodes of an evaluation."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import signal
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import load_run
 from areal_core.data import FinishReason
-from areal_core.messages.processes import Notice, ProcessEnded
-from areal_core.runs import INTERRUPTED_EXIT_CODE, LinkedProcesses, RunFolder, run_event_loop, run_role
+from areal_core.driver import ASKED_TO_STOP
+from areal_core.runs import run_event_loop
 from areal_core.runs.controller import RolloutHalf
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
     from areal_core.data import Episode
     from areal_core.rollout.evaluation import Played
-    from areal_core.runs import Link
+    from areal_core.runs import Member, RunFolder
 
 
-def play(run: RunFolder, concurrency: int, link: Link) -> int:
+def play(run: RunFolder, concurrency: int, member: Member) -> int:
     """Play all episodes, or those that end before somebody interrupts; so many at a time, 0 for as many as in a run."""
     try:
-        run_event_loop(_play(run, concurrency, link))
+        run_event_loop(_play(run, concurrency, member))
     except asyncio.CancelledError:
-        return INTERRUPTED_EXIT_CODE
+        return ASKED_TO_STOP
     return 0
 
 
-async def _play(run: RunFolder, concurrency: int, link: Link) -> None:
+async def _play(run: RunFolder, concurrency: int, member: Member) -> None:
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loop = asyncio.get_running_loop()
+    member.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
     resolved = load_run(run.path)
     rollout, section = resolved.config.rollout, resolved.config.evaluation
     assert section is not None
-    processes = LinkedProcesses(link)
-    link.on_message(lambda said, _: processes.hear(said) if isinstance(said, ProcessEnded) else None)
-    half = await RolloutHalf.begin(resolved, run, processes, lambda text: link.post(Notice(text)), trains=False)
+    half = await RolloutHalf.begin(resolved, run, member, trains=False)
     evaluator = half.evaluator(section)
     try:
-        with link.phase("starting the inference engine"):
+        with member.phase("starting the inference engine"):
             await half.ready()
-        link.post(EpisodesExpected(evaluator.episodes))
-        link.enter("evaluating")
+        member.notify(EpisodesExpected(evaluator.episodes))
+        member.enter("evaluating")
         began = time.monotonic()
 
         def take(played: Played) -> None:
             line = {"row": played.row, "sample": played.sample, "seconds": time.monotonic() - began}
             facts = describe_episode(played.episode, half.tokenizer) if played.episode else {"error": played.error}
-            link.post(EpisodePlayed({**line, **facts}))
+            member.notify(EpisodePlayed({**line, **facts}))
 
         width = {"batch_size": concurrency, "group_size": 1, "pipeline_depth": 1} if concurrency else {}
         await evaluator.play(take, rollout.model_copy(update=width))
@@ -90,8 +86,3 @@ def _messages(tokens: list[int], sampled: list[bool], tokenizer: Any) -> list[di
         text = tokenizer.decode([token for _, token in run])
         messages.append({"role": "assistant" if is_own else "context", "text": text, "sampled": is_own})
     return messages
-
-
-if __name__ == "__main__":
-    RUN, CONCURRENCY = RunFolder(Path(sys.argv[1])), int(sys.argv[2])
-    sys.exit(run_role(lambda link: play(RUN, CONCURRENCY, link)))

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from areal_core.messages.codec import message
+from areal_core.messages.frames import Message
 
 
-@message
-class EpisodesExpected:
+class EpisodesExpected(Message):
     """The engine is ready, and so many episodes will be played."""
 
     count: int
 
 
-@message
-class EpisodePlayed:
+class EpisodePlayed(Message):
     """An episode has ended; `line` is what stands of it in `samples.jsonl`."""
 
     line: Mapping[str, Any]

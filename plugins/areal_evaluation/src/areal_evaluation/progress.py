@@ -8,7 +8,7 @@ import time
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from areal_core.runs import Terminal
+from areal_core.driver import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

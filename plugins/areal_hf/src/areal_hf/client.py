@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
+import os
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,9 +16,8 @@ from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces import InferenceCapabilities, SamplingParameters
-from areal_core.interfaces.launcher import EndMeans, Needs, ProcessSpecification
-from areal_core.launchers.keepers import Keepers
-from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, private_folder, serve
+from areal_core.interfaces.launcher import describe_exit
+from areal_core.messages import Peer, PeerClosed, PeerCorrupt, private_folder, serve
 from areal_hf.messages import (
     Begun,
     Cancel,
@@ -31,17 +31,21 @@ from areal_hf.messages import (
     Update,
     Updated,
 )
+from areal_hf.spawning import spawn
 from areal_hf.stop_texts import cut_at_stop
 from areal_planning.mixture import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.interfaces import GenerationRequest, ModelReference, Processes, RunningProcess, WeightUpdate
+    from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate
+    from areal_core.runs import Member
     from areal_hf.config import HFConfig
 
+ENGINE = "hf"
+"""What the engine announces its address for the generating process as."""
 _DEATH_GRACE_S = 5.0
-"""How long a process whose channel has closed may take to end by itself, so that its exit code can be told."""
+"""How long a process whose peer has closed may take to end by itself, so that its exit code can be told."""
 
 
 class HFEngine:
@@ -50,7 +54,7 @@ class HFEngine:
     Args:
         settings: of the plugin.
         scratch: private folder for the socket; without one it is made.
-        processes: starts the process; without it this program does.
+        member: of the run, whose driver starts the generating process; without it this program does.
         log_dir: where the process writes `hf.log` if this program starts it; else beside the socket.
         deterministic: one request at a time, as if the settings said so.
     """
@@ -59,7 +63,7 @@ class HFEngine:
         self,
         settings: HFConfig,
         scratch: Path | None = None,
-        processes: Processes | None = None,
+        member: Member | None = None,
         log_dir: Path | None = None,
         *,
         deterministic: bool = False,
@@ -74,10 +78,10 @@ class HFEngine:
         )
         self._cleanup = contextlib.ExitStack()
         self._folder = scratch or self._cleanup.enter_context(private_folder())
-        self._keepers = Keepers(log_dir or self._folder)
-        self._processes: Processes = processes or self._keepers
-        self._process: RunningProcess | None = None
-        self._channel: Channel | None = None
+        self._member = member
+        self._log = (log_dir or self._folder) / "hf.log"
+        self._process: asyncio.subprocess.Process | None = None
+        self._peer: Peer | None = None
         self._receiving: asyncio.Task[None] | None = None
         self._limits = Loaded(0, 0, 0)
         self._numbers = 0
@@ -107,40 +111,40 @@ class HFEngine:
             raise
 
     async def _start(self, model: ModelReference) -> None:
-        connected: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        connected: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
         finished = asyncio.Event()
 
-        async def accept(channel: Channel) -> None:
+        async def accept(peer: Peer) -> None:
             if connected.done():
                 return
-            connected.set_result(channel)
+            connected.set_result(peer)
             await finished.wait()
 
         self._cleanup.callback(finished.set)
         server = await serve(f"unix:{self._folder / f'hf-{id(self):x}.sock'}", accept)
         self._cleanup.callback(server.close)
-        command = [sys.executable, "-m", "areal_hf.server", server.address]
-        needs = Needs(cores=self._settings.threads)
-        self._process = await self._processes.start(
-            ProcessSpecification("hf", "engine", command, needs=needs, end=EndMeans.REPLACED)
-        )
-        exited: asyncio.Future[Any] = asyncio.ensure_future(self._process.wait())
+        exited: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._member is not None:
+            self._member.announce(ENGINE, server.address)  # the process that the driver has started asks for it
+        else:
+            self._process = await spawn(server.address, self._log, self._settings.threads)
+            exited = asyncio.ensure_future(self._process.wait())
         waited: set[asyncio.Future[Any]] = {connected, exited}
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             exited.cancel()
         if not connected.done():
-            end = (await self._process.wait()).describe()
-            raise RunError(f"the embedded engine could not start with {model.path}: it {end}")
-        self._channel = connected.result()
+            raise RunError(f"the embedded engine could not start with {model.path}: {await self._last_words()}")
+        self._peer = connected.result()
         try:
-            self._channel.post(Load(self._settings.model_dump_json(), model))
-            self._limits = await self._channel.receive()
-        except ChannelClosed:
-            raise RunError(f"the embedded engine could not load {model.path}: {await self._last_words()}") from None
+            self._peer.notify(Load(self._settings.model_dump_json(), model))
+            self._limits = await self._peer.receive()
+        except PeerClosed:
+            kind = RunError if self._member is None else PeerClosed
+            raise kind(f"the embedded engine could not load {model.path}: {await self._last_words()}") from None
         self._ended = None
-        self._receiving = start_task(self._receive(self._channel), "answers of the embedded engine")
+        self._receiving = start_task(self._receive(self._peer), "answers of the embedded engine")
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
@@ -183,16 +187,16 @@ class HFEngine:
         unsent = [waiting for waiting in self._unsent if waiting.number != number]
         if len(unsent) < len(self._unsent):
             self._unsent = unsent
-        elif self._channel is not None:
-            with contextlib.suppress(ChannelClosed):
-                self._channel.post(Cancel(number))
+        elif self._peer is not None:
+            with contextlib.suppress(PeerClosed):
+                self._peer.notify(Cancel(number))
 
     def _send_requests(self) -> None:
         unsent, self._unsent = self._unsent, []
-        if unsent and self._channel is not None:
-            # A channel that has closed fails these requests where its end is noticed.
-            with contextlib.suppress(ChannelClosed):
-                self._channel.post(Generate(unsent))
+        if unsent and self._peer is not None:
+            # A peer that has closed fails these requests where its end is noticed.
+            with contextlib.suppress(PeerClosed):
+                self._peer.notify(Generate(unsent))
 
     def _check(self, request: GenerationRequest) -> None:
         limits = self._limits
@@ -205,9 +209,9 @@ class HFEngine:
         if number is None:
             check_sampling(sampling)
             number = self._sampling[sampling] = len(self._sampling)
-            assert self._channel is not None
-            with contextlib.suppress(ChannelClosed):
-                self._channel.post(NewSampling(sampling))
+            assert self._peer is not None
+            with contextlib.suppress(PeerClosed):
+                self._peer.notify(NewSampling(sampling))
         return number
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
@@ -218,14 +222,14 @@ class HFEngine:
         """See `InferenceEngine.update_weights`."""
         if self._ended is not None:
             raise self._ended
-        assert self._channel is not None
+        assert self._peer is not None
         assert update.path is not None, "it receives no broadcast"
         if update.version in self._updates:
             raise RunError(f"weights of version {update.version} are being taken over already")
         result: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._updates[update.version] = result
-        with contextlib.suppress(ChannelClosed):  # the end of the engine fails this request, with its cause
-            self._channel.post(Update(update.version, update.path))
+        with contextlib.suppress(PeerClosed):  # the end of the engine fails this request, with its cause
+            self._peer.notify(Update(update.version, update.path))
         try:
             async with asyncio.timeout(self._settings.update_timeout_s):
                 error = await result
@@ -253,22 +257,20 @@ class HFEngine:
             self._ended = RunError("the embedded engine was closed")
         if self._receiving is not None:
             self._receiving.cancel()
-        if self._channel is not None:
-            await self._channel.close()
-        if self._process is not None:
-            await self._process.end()
-        await self._keepers.close()  # also of a process whose start was given up
+        if self._peer is not None:
+            await self._peer.close()
+        await self._end_process()
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         for future in pending:
             future.cancel()
         self._generations.clear()
         self._cleanup.close()
 
-    async def _receive(self, channel: Channel) -> None:
+    async def _receive(self, peer: Peer) -> None:
         reason = "has died"
         try:
             while True:
-                message = await channel.receive()
+                message = await peer.receive()
                 if isinstance(message, Finished):
                     self._finish(message)
                 elif isinstance(message, Begun):
@@ -279,9 +281,9 @@ class HFEngine:
                     update = self._updates.get(message.version)
                     if update is not None and not update.done():
                         update.set_result(message.error)
-        except ChannelCorrupt as error:
+        except PeerCorrupt as error:
             reason = f"sent an answer that makes no sense ({error.message})"
-        except ChannelClosed:
+        except PeerClosed:
             pass
         except (LookupError, TypeError, ValueError) as error:
             reason = f"sent an answer that makes no sense ({error!r})"
@@ -327,16 +329,25 @@ class HFEngine:
         first = torch.zeros(1, *shape, dtype=dtype)
         return [{ROUTED_EXPERTS: torch.cat([first, each])} for each in torch.split(told, computed)]
 
+    async def _end_process(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+
     async def _last_words(self) -> str:
         """How the process ends: by itself where it was about to, and what it wrote last."""
-        assert self._process is not None
+        if self._process is None:
+            return "its log, hf.log, says why"
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
-        return f"it {(await self._process.end()).describe()}"
+        await self._end_process()
+        words = "\n".join(self._log.read_text(errors="replace")[-4000:].splitlines()[-15:])
+        return f"it {describe_exit(self._process.returncode)}; the end of its log:\n{words}"
 
     async def _fail(self, reason: str) -> None:
         """End the process where it still runs, and everything that waits for it."""
-        self._ended = LostError(f"the embedded engine {reason}: {await self._last_words()}")
+        kind = LostError if self._member is None else PeerClosed  # of its own process the driver tells how it ended
+        self._ended = kind(f"the embedded engine {reason}: {await self._last_words()}")
         pending: list[asyncio.Future[Any]] = [*self._generations.values(), *self._updates.values()]
         self._generations.clear()
         for future in pending:

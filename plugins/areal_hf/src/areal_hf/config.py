@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from areal_core.config import Seconds, Settings
+from areal_core.interfaces import ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import StoredModel
@@ -48,6 +51,11 @@ class HFConfig(Settings):
     )
     start_timeout_s: Seconds = Field(300.0, gt=0, description="Seconds that loading the model may take.")
     update_timeout_s: Seconds = Field(300.0, gt=0, description="Seconds that taking over new weights may take.")
+
+    def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
+        """The process that generates."""
+        del config, run_dir
+        return [ProcessGroup("hf", "engine", [sys.executable, "-m", "areal_hf"], cores_each=self.threads)]
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """What a plan for GPUs leaves out."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_core.interfaces import ModelReference, SamplingParameters
-from areal_core.messages import message
+from areal_core.messages.frames import Message
 
 
-@message
-class Load:
+class Load(Message):
     """Load the model; `settings` is the plugin's section as JSON. Answered with `Loaded`."""
 
     settings: str
     model: ModelReference
 
 
-@message
-class Loaded:
+class Loaded(Message):
     """The model is ready, and what it can take, in tokens.
 
     Attributes:
@@ -31,15 +29,13 @@ class Loaded:
     experts_dtype: str = ""
 
 
-@message
-class NewSampling:
+class NewSampling(Message):
     """Sampling settings that requests name by number, counted from 0."""
 
     sampling: SamplingParameters
 
 
-@message
-class NewRequest:
+class NewRequest(Message):
     """One sequence to continue.
 
     Attributes:
@@ -57,53 +53,46 @@ class NewRequest:
     images: tuple[str, ...] = ()
 
 
-@message
-class Generate:
+class Generate(Message):
     """Sequences to continue."""
 
     requests: list[NewRequest]
 
 
-@message
-class Refused:
+class Refused(Message):
     """A request cannot be served; why."""
 
     number: int
     text: str
 
 
-@message
-class Begun:
+class Begun(Message):
     """Requests that have a slot: they are generated from."""
 
     numbers: list[int]
 
 
-@message
-class Cancel:
+class Cancel(Message):
     """Nobody wants the answer to a request any more."""
 
     number: int
 
 
-@message
-class Update:
+class Update(Message):
     """Take over the weights in a folder. Answered with `Updated`."""
 
     version: int
     folder: Path
 
 
-@message
-class Updated:
+class Updated(Message):
     """Whether the weights were taken over, and why not."""
 
     version: int
     error: str | None
 
 
-@message
-class Finished:
+class Finished(Message):
     """Requests that have ended, one behind another.
 
     Attributes:

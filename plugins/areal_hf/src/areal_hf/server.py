@@ -1,16 +1,13 @@
 """The process that generates: one thread, one event loop, a step of all live requests in each of its turns.
 
-    python -m areal_hf.server ADDRESS
-
-Requests come over the channel. Between two steps the loop reads what has arrived and writes what has ended; generating
-in a second thread would halve the throughput of small models, whose cost is Python.
+Requests come over the connection. Between two steps the loop reads what has arrived and writes what has ended;
+generating in a second thread would halve the throughput of small models, whose cost is Python.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 from base64 import b64decode
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import logging
 
 from areal_core.errors import RunError
-from areal_core.messages import Channel, ChannelClosed, ChannelCorrupt, connect
+from areal_core.messages import Peer, PeerClosed, PeerCorrupt, connect
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
 from areal_hf.messages import (
@@ -89,14 +86,14 @@ def limits_for(settings: HFConfig, model: PreTrainedModel) -> Limits:
 
 
 class Server:
-    """Connects the channel to the scheduler.
+    """Connects the peer to the scheduler.
 
     Args:
-        channel: to the engine's client, which has checked every request.
+        peer: to the engine's client, which has checked every request.
         load: its first message: settings and model.
     """
 
-    def __init__(self, channel: Channel, load: Load) -> None:
+    def __init__(self, peer: Peer, load: Load) -> None:
         settings = HFConfig.model_validate_json(load.settings)
         torch.set_num_threads(settings.threads)
         reference = load.model
@@ -106,24 +103,24 @@ class Server:
         limits = limits_for(settings, model)
         ways = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
         self._scheduler = Scheduler(model, limits, **ways)
-        self._channel = channel
+        self._peer = peer
         self._requests: dict[int, LiveRequest] = {}
         self._sampling: list[SamplingParameters] = []
         self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         told = () if (experts := self._scheduler.experts) is None else (experts.mixture.shape, experts.mixture.dtype)
-        channel.post(Loaded(limits.sequence_length, self._scheduler.cache_tokens, vocabulary, *told))
+        peer.notify(Loaded(limits.sequence_length, self._scheduler.cache_tokens, vocabulary, *told))
 
     async def run(self) -> None:
-        """Serve until the channel closes."""
+        """Serve until the peer closes."""
         while True:
             if self._scheduler.idle:
-                self._handle(await self._channel.receive())
-            for message in self._channel.receive_ready():
+                self._handle(await self._peer.receive())
+            for message in self._peer.receive_ready():
                 self._handle(message)
             outputs = self._scheduler.step()
             if begun := self._scheduler.begun:
-                self._channel.post(Begun(begun))
+                self._peer.notify(Begun(begun))
                 self._scheduler.begun = []
             if outputs is not None:
                 self._report(outputs)
@@ -153,7 +150,7 @@ class Server:
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - a picture may make a library raise anything
             told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self._channel.post(Refused(new.number, told))
+            self._peer.notify(Refused(new.number, told))
         else:
             self._requests[new.number] = request
 
@@ -163,14 +160,14 @@ class Server:
             self._scheduler.update_weights(version, folder)
         except RunError as refusal:
             error = refusal.message
-        self._channel.post(Updated(version, error))
+        self._peer.notify(Updated(version, error))
 
     def _report(self, outputs: Outputs) -> None:
         for number in outputs.numbers:
             self._requests.pop(number, None)
         columns = outputs.tokens, outputs.versions, outputs.logprobs, outputs.experts
         data = b"".join(column.numpy().tobytes() for column in columns)
-        self._channel.post(Finished(outputs.numbers, outputs.counts, outputs.stopped, data, outputs.computed))
+        self._peer.notify(Finished(outputs.numbers, outputs.counts, outputs.stopped, data, outputs.computed))
 
 
 def _read(model: str, images: tuple[str, ...]) -> Pictures:
@@ -180,18 +177,14 @@ def _read(model: str, images: tuple[str, ...]) -> Pictures:
 
 async def main(address: str) -> None:
     """Connect, load the model that the first message names, and serve until the client is gone."""
-    channel = await connect(address, _CONNECT_TIMEOUT_S, "hf")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    peer = await connect(address, _CONNECT_TIMEOUT_S, "hf")
     try:
-        server = Server(channel, await channel.receive())
+        server = Server(peer, await peer.receive())
         # The model's modules live as long as the process; walking them again and again costs milliseconds each time.
         gc.freeze()
         await server.run()
-    except ChannelCorrupt:
+    except PeerCorrupt:
         raise
-    except ChannelClosed:
+    except PeerClosed:
         return
-
-
-if __name__ == "__main__":
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    asyncio.run(main(sys.argv[1]))

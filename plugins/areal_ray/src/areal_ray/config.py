@@ -19,34 +19,28 @@ INSTALL = "pip install 'areal-ray[ray]'"
 
 
 class RaySettings(LauncherSettings):
-    """Nodes of a Ray cluster: one bundle of a placement group for each node of the run."""
+    """Processes on a Ray cluster: one placement group with a bundle for each rank and server that has GPUs."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    nodes: int = Field(1, ge=1)
-    """nodes of the run"""
-    maximum_nodes: int = Field(0, ge=0)
-    """more nodes that the run takes when the cluster has them, up to so many in all, and asks the cluster's autoscaler
-    for: used by servers that come and go (inference_engine.servers: {minimum, maximum}); 0 for none"""
-    gpus_per_node: int = Field(0, ge=0)
-    """GPUs that the run has on each node; those are counted through all nodes, and placement names them"""
-    cpus_per_node: float = Field(1.0, gt=0)
-    """CPUs that Ray books for the run on each node; nothing holds the run to them"""
+    nodes: int | None = Field(None, ge=1)
+    """machines over which the run is spread in equal parts; null: its GPUs are where Ray finds them, and a run without
+    GPUs is on one machine"""
     resources: dict[str, float] = Field(default={})
-    """Ray's custom resources that each node must have, such as `{H200: 8}`"""
+    """of Ray, that are booked with each bundle: one CPU where nothing is said; nothing holds the run to them"""
     labels: dict[str, str] = Field(default={})
     """Ray's label selectors that each node must match, such as `{region: "in(eu,us)"}`"""
     excluded_nodes: list[str] = Field(default=[])
     """nodes that the run must not use, by Ray's name of them, host or address"""
-    strategy: Literal["STRICT_SPREAD", "SPREAD", "PACK"] = "STRICT_SPREAD"
-    """Ray's placement: STRICT_SPREAD takes as many machines as there are nodes; the others may put several on one"""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK"] = "PACK"
+    """Ray's placement of GPUs where `nodes` is null: on few machines, on many, or on one"""
     address: str | None = "auto"
     """of the cluster, HOST:PORT; auto: the one that this machine belongs to; null: one of this machine alone, which
     begins and ends with the run"""
     host: str | None = None
-    """this machine's address in the cluster, on which this program listens for the nodes; null: what Ray says"""
+    """this machine's address in the cluster, on which the driver listens; null: what Ray says"""
     runtime_env: dict[str, Any] = Field(default={})
-    """Ray's runtime environment of the nodes' programs, such as `{env_vars: {NCCL_DEBUG: INFO}}`"""
+    """Ray's runtime environment of the run's processes, such as `{env_vars: {NCCL_DEBUG: INFO}}`"""
     pass_environment: list[str] = Field(default=["AREAL_*", "HF_*", "NCCL_*", "TORCH_*", "WANDB_*", "PYTHONPATH"])
     """variables of this program's environment that nodes are given as well, by name or pattern"""
     placement_timeout_s: Seconds = Field(120.0, gt=0)
@@ -54,25 +48,15 @@ class RaySettings(LauncherSettings):
 
     def passed(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variables of an environment that nodes are given."""
-        return {
-            name: value
-            for name, value in environment.items()
-            if any(fnmatchcase(name, pattern) for pattern in self.pass_environment)
-        }
+        names = [name for name in environment if any(fnmatchcase(name, one) for one in self.pass_environment)]
+        return {name: environment[name] for name in names}
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The library is there, and what is asked for can be at all."""
         if importlib.util.find_spec("ray") is None:
             yield f"the launcher ray needs the library ray, which is not installed: {INSTALL}"
-        if self.address is None and self.nodes > 1 and self.strategy == "STRICT_SPREAD":
-            yield "a cluster of this machine alone (address: null) has one machine: use nodes: 1 or strategy: PACK"
-        if self.address is not None and "://" in self.address:
+        if self.address is None and (self.nodes or 1) > 1:
+            yield "a cluster of this machine alone (launcher.address: null) has one machine: leave launcher.nodes out"
+        if "://" in (self.address or ""):
             yield f"{self.address} is no address: write HOST:PORT, auto or null, on a node of the cluster"
-        training, generation = config.placement.training or [], config.placement.generation or []
         yield from super().check(config)
-        there = self.nodes * self.gpus_per_node
-        if (highest := max((*training, *generation), default=-1)) >= there:
-            yield (
-                f"placement names GPU {highest}, and {self.nodes} nodes with {self.gpus_per_node} GPUs each have "
-                f"{there}, counted from 0: raise launcher.gpus_per_node or launcher.nodes"
-            )

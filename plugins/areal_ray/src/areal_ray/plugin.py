@@ -7,15 +7,9 @@ from areal_core.plugins import Command, Component, hookimpl
 
 @hookimpl
 def areal_launchers() -> list[Component]:
-    """Nodes of a Ray cluster."""
-    return [
-        Component(
-            "ray",
-            "nodes of a Ray cluster, or of one that it starts on this machine",
-            target="areal_ray.launcher:RayLauncher",
-            config="areal_ray.config:RaySettings",
-        )
-    ]
+    """Processes on a Ray cluster."""
+    summary = "processes on a Ray cluster, or on one that it starts on this machine"
+    return [Component("ray", summary, target="areal_ray.launcher:RayLauncher", config="areal_ray.config:RaySettings")]
 
 
 @hookimpl

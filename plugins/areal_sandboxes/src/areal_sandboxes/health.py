@@ -14,4 +14,5 @@ def check_bubblewrap() -> Finding:
     try:
         return Finding(True, Bubblewrap(BubblewrapSettings()).description)
     except ConfigError as error:
-        return Finding(False, "; ".join((error.message, *error.hints)))
+        why = "; ".join((error.message, *error.hints))
+        return Finding(True, f"not usable here, and needed only where a config names sandboxes/bubblewrap: {why}")

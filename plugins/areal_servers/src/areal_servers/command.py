@@ -1,6 +1,6 @@
 """Start an inference server of a config's kind, and let it join a run in progress.
 
-    areal serve --run RUN_DIR            a further server for this run, of the run's own config
+    areal serve --join RUN_DIR           a further server for this run, of the run's own config
     areal serve CONFIG                   a server by itself; name its address in inference_engine.addresses
 
 Ctrl-C takes the server out: it ends when the run has let go of it.
@@ -25,7 +25,7 @@ def main(words: Sequence[str]) -> int:
         prog="areal serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_request_arguments(parser)
-    parser.add_argument("--run", metavar="RUN_DIR", type=Path, help="the run that the server shall join")
+    parser.add_argument("--join", metavar="RUN_DIR", type=Path, help="the run that the server shall join")
     parser.add_argument("--name", help="of the server in logs and in the live view; by default one is made")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another than loopback needs a key")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one")
@@ -34,16 +34,16 @@ def main(words: Sequence[str]) -> int:
     request = read_request(arguments)
     from areal_core.config import load_run, resolve
 
-    if arguments.run is None:
+    if arguments.join is None:
         resolved = resolve(request.config, request.plugins, request.overrides)
     elif request.config is not None:
-        raise UsageError("--run takes the config from the run, so CONFIG cannot be named as well")
+        raise UsageError("--join takes the config from the run, so CONFIG cannot be named as well")
     else:
-        resolved = load_run(arguments.run, request.overrides, request.plugins)
+        resolved = load_run(arguments.join, request.overrides, request.plugins)
     from areal_servers.serve import serve
 
     where = {"host": arguments.host, "port": arguments.port, "gpus": arguments.gpus}
-    return serve(resolved, arguments.run, name=arguments.name, **where)
+    return serve(resolved, arguments.join, name=arguments.name, **where)
 
 
 def numbers(words: str) -> list[int]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
-from areal_core.launchers.keepers import Keepers
+from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 from areal_servers.answer import Conversations
-from areal_servers.messages import ServerJoins, ServerLeaves, ServerStanding
 from areal_servers.roster import Roster, State
 from areal_servers.routing import Router
 from areal_servers.tending import Tending
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.data import Generation
-    from areal_core.interfaces import GenerationRequest, ModelReference, Processes
+    from areal_core.interfaces import GenerationRequest, ModelReference
+    from areal_core.launchers.member import Member
     from areal_servers.interface import ServerAdapter
     from areal_servers.settings import FleetSettings
 
@@ -41,8 +41,8 @@ class ServerFleet:
         settings: of the fleet.
         adapter: speaks to servers of one kind.
         log_dir: for the list of transitions, `servers.jsonl`.
-        processes: start the run's own servers; without it this program does, with their logs in `log_dir`.
-        gpus: that the run's own servers may use; None leaves the choice to the environment.
+        member: this process in the run that starts servers; without it those of `settings.addresses` alone are used.
+        gpus: of the run's own servers, by their numbers in `placement`; None where it names none.
     """
 
     def __init__(
@@ -50,20 +50,19 @@ class ServerFleet:
         settings: FleetSettings,
         adapter: ServerAdapter,
         log_dir: Path,
-        processes: Processes | None = None,
+        member: Member | None = None,
         gpus: Sequence[int] | None = None,
     ) -> None:
         self.capabilities = replace(adapter.capabilities(), tells_places=True)
         self.adapter = adapter
         self.settings = settings
         self._log_dir = Path(log_dir)
-        self._processes = processes or Keepers(self._log_dir)
-        self._gpus = gpus
+        self._member, self._gpus = member, gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
         self._router = Router(self.roster, settings.max_concurrent_requests, Conversations(settings.update_mode))
         note = self._log_dir / "broadcast_group"
         groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s, note)
-        self._updater = Updater(self.roster, groups, settings.update_timeout_s)
+        self._updater = Updater(self.roster, groups, settings.update_timeout_s, member)
         self._tending: Tending | None = None
         self._vocabulary = _UNLIMITED
         # What one part does alone is its own; see `InferenceEngine`, `BroadcastReceiver` and `MemorySharer`.
@@ -77,6 +76,11 @@ class ServerFleet:
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
+        if self.settings.servers and self._member is None:
+            raise RunError(
+                "servers are started by a run, and this is none",
+                hints=["start one with `areal serve`, then set servers=0 and name it in addresses"],
+            )
         folder = Path(model.path)
         try:
             description: dict[str, Any] = json.loads((folder / "config.json").read_text())
@@ -90,8 +94,8 @@ class ServerFleet:
         # A model that sees has the vocabulary of its language model.
         self._vocabulary = int((description | (description.get("text_config") or {})).get("vocab_size", _UNLIMITED))
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter)
-        await self._tending.start(self._processes, self._gpus)
+        self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter, self._member)
+        await self._tending.start(self._gpus)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
@@ -122,7 +126,7 @@ class ServerFleet:
         return metrics
 
     async def close(self) -> None:
-        """See `InferenceEngine.close`: servers that the run started end, all others go on."""
+        """See `InferenceEngine.close`: servers go on; those of the run end with it."""
         self.roster.fail(RunError("the servers were closed"))
         if self._tending is not None:
             await self._tending.close()

@@ -23,10 +23,12 @@ class ServerCommand:
     Attributes:
         arguments: of the operating system, the program first.
         environment: added to the run's own.
+        health_path: answers as soon as the server serves; see `ServerAdapter`.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
+    health_path: str = "/health"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from areal_core.errors import RunError
     from areal_core.interfaces import UpdateMode, WeightUpdate
-    from areal_core.launchers.launched import LaunchedProcess
     from areal_servers.answer import Answer
     from areal_servers.connection import ServerConnection
     from areal_servers.interface import ServerAdapter, ServerIdentity, WeightGroup
@@ -60,7 +59,9 @@ class Member:
         connection: to it.
         mode: what becomes of live requests' keys and values at an update.
         mark: of the run, in front of each version in the server's labels, so that no other run's are believed.
-        process: where the run started it itself.
+        is_own: whether the run starts it itself. Its address is empty while no process of it serves.
+        gpus: of one of the run's own, by their numbers in `placement`, in the order of its ranks; empty where the run
+            names none.
         state: where it is in its life.
         identity: what it said of itself, None before.
         version: of its weights; 0 of a process that was just started, -1 while that is not known.
@@ -70,7 +71,6 @@ class Member:
         has_read: the version whose weights it has read by itself, every tensor of them.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
         has_memory: False after it gave its GPU's memory away, until the next update.
-        starts: of its process, when, within the last `restart_window_s`.
         asked_at: when its program last asked that it be used; None where it did not join.
         doubted: set when something happened that whoever watches it should look at.
     """
@@ -80,7 +80,8 @@ class Member:
     connection: ServerConnection
     mode: UpdateMode
     mark: str = ""
-    process: LaunchedProcess | None = None
+    is_own: bool = False
+    gpus: tuple[int, ...] = ()
     state: State = State.STARTING
     identity: ServerIdentity | None = None
     version: int = -1
@@ -90,7 +91,6 @@ class Member:
     has_read: int = -1
     has_served: bool = False
     has_memory: bool = True
-    starts: list[float] = field(default_factory=list)
     asked_at: float | None = None
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
 

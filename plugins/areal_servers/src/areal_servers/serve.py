@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from areal_core.driver.serving import INTERVAL_S, Joining
 from areal_core.errors import RunError, UsageError
-from areal_core.interfaces.launcher import Needs
-from areal_core.launchers.keepers import Keepers
-from areal_core.launchers.launched import LaunchedProcess
+from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, make_scratch
+from areal_core.launchers.machine import free_port, visible_gpus
 from areal_core.runs import RunFolder, model_reference
-from areal_servers.connection import ServerConnection
-from areal_servers.errors import RequestRefusedError, ServerLostError
-from areal_servers.joining import INTERVAL_S, Joining
+from areal_core.runs.server import is_healthy_at, last_words
 from areal_servers.settings import LOOPBACK, FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.config import Resolved
-    from areal_servers.fleet import ServerFleet
     from areal_servers.interface import ServerCommand
 
 
@@ -58,60 +57,80 @@ def serve(
             hints=["choose one with inference_engine=sglang or vllm"],
         )
     run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
-    fleet: ServerFleet = chosen.build(log_dir=run.logs)
-    if host not in LOOPBACK and not fleet.settings.key:
+    settings = chosen.settings.with_key(run.path)
+    if host not in LOOPBACK and not settings.key:
         raise UsageError(
             f"a server on {host} can be reached by others, and has no key",
             hints=["set inference_engine.api_key=env:NAME, here and in the run"],
         )
     if resolved.config.model.source is not None and not run.model_note.is_file():
-        hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --run"
+        hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --join"
         raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
-    model = model_reference(resolved, run)
-    needs = Needs(gpus=None if gpus is None else tuple(gpus))
-    server = LaunchedProcess(Keepers(run.logs, adopts_orphans=True), name, needs, fleet.settings.key)
-    port = port or asyncio.run(server.find_place()).port
+    model, port = model_reference(resolved, run), port or free_port()
     address = f"http://{host}:{port}"
     joining = None if run_dir is None else Joining(run, name, address, _say)
-    _say(f"starting {fleet.adapter.name} of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
-    asyncio.run(_serve(fleet, fleet.adapter.command(model, host, port), server, address, joining))
+    scratch = make_scratch()
+    os.environ[SCRATCH_VARIABLE] = str(scratch)
+    if gpus is not None:
+        shown = visible_gpus()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in gpus)
+    adopt_orphans()
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    try:
+        command = settings.server_command(model, host, port, run.path)
+        _say(f"starting a server of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
+        if joining is not None:
+            joining.renew()  # a name that is taken is told before anything is started
+        try:
+            _keep(command, run.log(name), address, settings.start_timeout_s, joining, interrupted)
+        finally:
+            if joining is not None:
+                _say("leaving: requests that it works on are finished, or go on elsewhere")
+                with suppress(RunError):
+                    joining.leave(settings.drain_timeout_s)
+    finally:
+        end_descendants()
+        shutil.rmtree(scratch, ignore_errors=True)
     return 0
 
 
-async def _serve(
-    fleet: ServerFleet, command: ServerCommand, server: LaunchedProcess, address: str, joining: Joining | None
+def _keep(
+    command: ServerCommand,
+    log: Path,
+    address: str,
+    limit_s: float,
+    joining: Joining | None,
+    interrupted: threading.Event,
 ) -> None:
-    """Until somebody interrupts."""
-    interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
-    if joining is not None:
-        await joining.renew()  # a name that is taken is told before anything is started
-    await server.start("server", command.arguments, command.environment)
-    connection = ServerConnection(address, fleet.settings.key)
-    is_ready, deadline = joining is not None, time.monotonic() + fleet.settings.start_timeout_s
-    try:
-        while not interrupted.is_set():
-            if not server.is_running or (not is_ready and time.monotonic() > deadline):
-                raise RunError(f"the server {'has ended' if is_ready else 'did not start'}: {server.last_words()}")
-            if joining is not None:
-                await joining.renew()
-            elif not is_ready:
-                with suppress(ServerLostError, RequestRefusedError):
-                    await connection.get(fleet.adapter.health_path, fleet.settings.health_timeout_s)
-                    is_ready = True
-                    _say(f"ready at {address}")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_S):
-                    await interrupted.wait()
+    """Start the server's program, and return when somebody interrupts."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # some write their keys into their logs
+    environment = {**os.environ, **command.environment}
+    try:  # in a session of its own, for Ctrl-C is not its
+        server = subprocess.Popen(
+            command.arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RunError(f"{command.arguments[0]} cannot be started: {error.strerror}") from error
     finally:
+        os.close(file)
+    is_ready, deadline = joining is not None, time.monotonic() + limit_s
+    while not interrupted.wait(INTERVAL_S):
+        if server.poll() is not None or (not is_ready and time.monotonic() > deadline):
+            raise RunError(f"the server {'has ended' if is_ready else 'did not start'}: {last_words(log)}")
         if joining is not None:
-            _say("leaving: requests that it works on are finished, or go on elsewhere")
-            with suppress(RunError):
-                await joining.leave(fleet.settings.drain_timeout_s)
-        await connection.close()
-        await server.end()
+            joining.renew()
+        elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):
+            is_ready = True
+            _say(f"ready at {address}")
 
 
 def _say(line: str) -> None:

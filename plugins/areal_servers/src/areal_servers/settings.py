@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
+from importlib.util import find_spec
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from areal_core.config import Seconds, Secret, ServerBounds, Settings
+from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Processes
+    from areal_core.interfaces import ModelReference
+    from areal_core.interfaces.launcher import ProcessGroup
+    from areal_servers.interface import ServerCommand
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OptionValue = bool | int | float | str | list[int | str]
@@ -71,10 +76,8 @@ class FleetSettings(Settings):
     drain_timeout_s: Seconds = Field(60.0, ge=0)
     """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
     restarts: int = Field(3, ge=0)
-    """times that a server of the run is started again within `restart_window_s`"""
+    """times within five minutes that a server of the run is started again"""
     _made_key: str = PrivateAttr("")
-    restart_window_s: Seconds = Field(300.0, gt=0)
-    """seconds after which a start of a server no longer counts"""
 
     @field_validator("servers", mode="before")
     @classmethod
@@ -134,22 +137,74 @@ class FleetSettings(Settings):
         """What the servers ask for; empty for nothing."""
         return self._made_key if self.api_key is None else self.api_key.get()
 
-    def with_key(self, run_dir: Path, processes: Processes | None) -> Self:
+    def with_key(self, run_dir: Path, host: str = "") -> Self:
         """The same, with the run's own key where none is named and others can reach its servers.
 
         Args:
-            run_dir: holds the key, for the user alone; servers outlive whoever made it.
-            processes: of a run, in which one is made where it is needed; None to use what is there.
+            run_dir: holds the key, for the user alone; whichever process of the run comes first makes it.
+            host: where servers of the run listen; empty to use a key that is there.
         """
         file = run_dir / "servers.key"
-        is_open = processes is not None and processes.host not in LOOPBACK and bool(self.servers)
+        is_open = bool(host and self.servers) and host not in LOOPBACK
         if is_open and self.api_key is None and not file.is_file():
-            with NamedTemporaryFile("w", dir=run_dir, delete=False) as made:  # of the user alone
+            with NamedTemporaryFile("w", dir=run_dir) as made, suppress(FileExistsError):  # of the user alone
                 made.write(secrets.token_urlsafe(32))
-            os.replace(made.name, file)  # noqa: PTH105 - a name, not a path
+                made.flush()
+                os.fsync(made.fileno())  # another machine may read it at once
+                os.link(made.name, file)
         found = self.model_copy()
         found._made_key = file.read_text() if file.is_file() else ""
         return found
+
+    def gpus_of_servers(self, generation: Sequence[int] | None) -> list[tuple[int, ...]]:
+        """For each server that the run starts, its share of the GPUs that generate; empty where none are named."""
+        most, each = self.bounds.maximum, self.tensor_parallel * self.data_parallel
+        if generation is None:
+            return [()] * most
+        return [tuple(generation[each * n : each * (n + 1)]) for n in range(min(most, len(generation) // each))]
+
+    def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
+        """The servers that the run starts, each by itself."""
+        from areal_core.driver import role_group
+        from areal_core.interfaces.launcher import EndMeans
+
+        placement = config.placement
+        has_gpus = placement.generation is not None or (self.is_elastic and placement.training is not None)
+        return [
+            role_group(
+                f"server-{number}",
+                "server",
+                run_dir,
+                gpus_each=self.tensor_parallel * self.data_parallel if has_gpus else 0,
+                gpus=None if placement.is_counted else gpus or None,
+                cores_each=0,
+                end=EndMeans.REPLACED,
+                restarts=self.restarts,
+                shares_gpus=placement.in_turns,
+            )
+            for number, gpus in enumerate(self.gpus_of_servers(placement.generation))
+        ]
+
+    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
+        """How a server of `model` is started on this machine, listening on `host`; with the run's key, if it has one.
+
+        Whoever asks has a private folder, `AREAL_SCRATCH`, that outlives the server.
+        """
+        raise NotImplementedError
+
+    def check_program(self, package: str, name: str) -> None:
+        """That the program is there, where servers are to be started with the one beside areal.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.servers and not self.program and find_spec(package) is None:
+            raise ConfigError(
+                f"{name} is not installed beside areal, and the run is to start {name} servers",
+                hints=[
+                    f"pip install 'areal-{package}[engine]'; or set program, where it is installed, or addresses",
+                ],
+            )
 
 
 def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is done for each server as long as the run lasts: start it, bring it up, watch it, begin again, let it go."""
+"""What is done for each server as long as the run lasts: bring it up, watch it, bring it up again, let it go."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces import Needs, SamplingParameters
-from areal_core.launchers.launched import LaunchedProcess
+from areal_core.interfaces import SamplingParameters
+from areal_core.messages.hub import Restart
 from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
 from areal_servers.interface import Piece
 from areal_servers.roster import Member, State
-from areal_servers.settings import LOOPBACK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from areal_core.interfaces import ModelReference, Processes
+    from areal_core.interfaces import ModelReference
+    from areal_core.launchers.member import Member as RunMember
+    from areal_core.messages.hub import Server, Servers
     from areal_servers.interface import ServerAdapter
     from areal_servers.roster import Roster
     from areal_servers.settings import FleetSettings
@@ -34,10 +35,10 @@ LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s
 POLL_S = 0.25
 TOLD_S = 5.0
 """With fewer servers than the minimum, which is told then."""
-PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0), State.WAITING: (2.0, 5.0)}
+PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0)}
 """Until a server is tried again: at first, and at most."""
 REVIVAL_S = 30.0
-"""A process of the run that was ready before and does not come back within so long is started anew."""
+"""A server of the run that was healthy before and is not again within so long is ended and started again."""
 
 
 @dataclass
@@ -74,15 +75,9 @@ class Admission:
         await self.updater.bring_in(member, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
-        is_revived = member.process and member.version < 0 and member.has_served  # an adopted one may be loading
-        patience = REVIVAL_S if is_revived else self.settings.start_timeout_s
+        patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
         deadline = time.monotonic() + patience
         while True:
-            if member.process is not None and not member.process.is_running:
-                words = member.process.last_words()
-                if member.has_served or "address already in use" in words.lower():  # a port is taken now and then
-                    raise ServerLostError(f"has ended: {words}")
-                raise ServerRefusedError(f"ended before it was ready; {words}")
             try:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 return
@@ -106,8 +101,6 @@ class Admission:
             await asyncio.sleep(POLL_S)
             if member.has_served:
                 raise ServerLostError(f"failed its first request: {words}") from None
-            if member.process is not None:
-                words = f"{words}; {member.process.last_words()}"
             raise ServerRefusedError(f"is healthy but cannot serve this model: {words}") from None
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
@@ -121,34 +114,38 @@ class Admission:
 class Tending(Admission):
     """Tends the servers of a fleet, each in a task of its own: brings them up, and does whatever else they need.
 
+    The driver of the run starts the run's own servers, and says when one serves and when it does so no more. Each time
+    one serves at a new address it begins from nothing known.
+
     Attributes:
         adapter: speaks the servers' language.
+        run: this process in the run that starts servers; None where all servers are somebody else's.
     """
 
     adapter: ServerAdapter
+    run: RunMember | None = None
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _has_begun: bool = False
-    _placing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Until a server is started, another would find the same room."""
 
-    async def start(self, processes: Processes, gpus: Sequence[int] | None) -> None:
+    async def start(self, gpus: Sequence[int] | None) -> None:
         """Begin to tend the servers that the settings name, and return when enough of them are ready.
 
         Args:
-            processes: start those of the run itself.
-            gpus: for these, divided among them; None leaves the choice to the environment.
+            gpus: of the run's own servers; None where they are not named.
 
         Raises:
             RunError: too few became ready; says why.
         """
-        ranks = self.settings.tensor_parallel * self.settings.data_parallel  # of one server
-        own, is_elastic = None if gpus is None else tuple(gpus), self.settings.is_elastic
-        for number in range(self.settings.bounds.maximum):
-            fixed = own and own[number * ranks : (number + 1) * ranks]
-            needs = Needs(gpus=own, spare=ranks) if is_elastic else Needs(gpus=fixed)
-            self._add(f"server-{number}", "", LaunchedProcess(processes, f"server-{number}", needs, self.settings.key))
+        least = self.settings.bounds.minimum - len(self.settings.addresses)
+        for number, own in enumerate(self.settings.gpus_of_servers(gpus)):
+            member = self._add(f"server-{number}", "", own)
+            if self.settings.is_elastic and number >= least:
+                self.roster.move(member, State.WAITING)
         for address in self.settings.addresses:
-            self._add(address.split("//")[1], address)
+            self._tend(self._add(address.split("//")[1], address))
+        if self.run is not None and self.settings.servers:
+            loop = asyncio.get_running_loop()
+            self.run.watch("server", lambda servers: _in_loop(loop, self._see, servers))
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
         while len(self.roster.ready) < self.settings.bounds.minimum:
             if self.roster.failure is not None:
@@ -170,7 +167,7 @@ class Tending(Admission):
                     hints=["each needs a name and an address of its own; choose another --name"],
                 )
         if name not in [member.name for member in known]:
-            self._add(name, address)
+            self._tend(self._add(name, address))
         self.roster.members[name].asked_at = time.monotonic()
 
     def leave(self, name: str, address: str) -> None:
@@ -187,66 +184,68 @@ class Tending(Admission):
             start_task(member.connection.close(), f"closing the connection to {name}")
 
     async def close(self) -> None:
-        """Let go of all servers, and end those of the run itself; safe to call twice."""
+        """Ask nothing further of any server; safe to call twice."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        members = self.roster.members.values()
-        await asyncio.gather(*(member.connection.close() for member in members))
-        await asyncio.gather(*(member.process.end() for member in members if member.process))
+        await asyncio.gather(*(member.connection.close() for member in self.roster.members.values()))
 
-    def _add(self, name: str, address: str, process: LaunchedProcess | None = None) -> None:
-        connection = ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
-        member = Member(name, self.adapter, connection, self.settings.update_mode, self.roster.mark, process)
+    def _add(self, name: str, address: str, gpus: tuple[int, ...] = ()) -> Member:
+        mode, mark = self.settings.update_mode, self.roster.mark
+        member = Member(name, self.adapter, self._connect(address), mode, mark, is_own=not address, gpus=gpus)
         self.roster.members[name] = member
-        self._tasks[name] = start_task(self._tend(member), f"tending {name}")
+        return member
 
-    async def _tend(self, member: Member) -> None:
+    def _connect(self, address: str) -> ServerConnection:
+        return ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
+
+    def _tend(self, member: Member) -> None:
+        self._tasks[member.name] = start_task(self._keep(member), f"tending {member.name}")
+
+    def _see(self, servers: Servers) -> None:
+        """The driver says which of the run's own servers serve, and which it starts no more."""
+        if self.roster.failure is not None:
+            return
+        serving = {server.name: server for server in servers.serving}
+        for member in [one for one in self.roster.members.values() if one.is_own]:
+            server = serving.get(member.name)
+            if member.connection.address != (server.address if server else ""):
+                self._begin(member, server)
+            if (why := servers.failed.get(member.name)) and member.state is not State.REFUSED:
+                self.roster.lose(member, why, State.REFUSED)
+
+    def _begin(self, member: Member, server: Server | None) -> None:
+        """A process of one of the run's own servers is gone, and another one may serve in its place."""
+        if task := self._tasks.pop(member.name, None):
+            task.cancel()
+        if member.connection.address:
+            self.roster.lose(member, "its process has ended", State.WAITING if self.settings.is_elastic else State.LOST)
+        member.connection = self._connect(server.address if server else "")
+        if server is not None:  # one that was adopted holds what the attempt before gave it
+            member.version, member.has_memory = 0 if server.is_fresh else -1, True
+            self._tend(member)
+
+    async def _keep(self, member: Member) -> None:
         """Until the server is gone for good: whatever fails is tried again, for its cause may pass."""
-        pause = 0.0
+        pause, why = 0.0, ""
         while member.state is not State.GONE:
             was_up = False
             try:
-                if member.process is not None and not member.process.is_running:
-                    async with self._placing:
-                        await self._launch(member, member.process)
                 await self.bring_up(member)
                 pause, was_up = 0.0, True
                 await self._watch(member)
-            except (ServerRefusedError, RunError) as error:
-                is_homeless = isinstance(error, RunError) and member.process and not member.process.is_running
-                waits = is_homeless and self.settings.is_elastic
-                self.roster.lose(member, str(error), State.WAITING if waits else State.REFUSED)
-            except (*FAULTS, OSError) as error:
-                self.roster.lose(member, str(error))
-            if member.process is not None and not was_up:
-                await member.process.end()  # it could not be brought up; a new start may help
+            except (ServerRefusedError, *FAULTS, OSError) as error:
+                why = str(error)
+                self.roster.lose(member, why, State.REFUSED if isinstance(error, ServerRefusedError) else State.LOST)
             if member.state in PAUSES_S and member.is_forsaken:
                 self.roster.move(member, State.GONE, "its program is not heard any more")
             elif member.state in PAUSES_S:
                 first, longest = PAUSES_S[member.state]
                 pause = min(longest, max(first, 2 * pause))
                 await asyncio.sleep(pause)
-                if was_up and member.process is not None and not member.process.is_running:
-                    # Its clients may have met a closed port before its end was told.
-                    self.roster.note(member, member.process.last_words(), aloud=True)
-
-    async def _launch(self, member: Member, process: LaunchedProcess) -> None:
-        if not member.starts and (address := await process.adopt()):
-            member.connection.address = address
-            return
-        now, window = time.monotonic(), self.settings.restart_window_s
-        member.starts = [start for start in member.starts if now - start < window]
-        if len(member.starts) > self.settings.restarts:
-            raise ServerRefusedError(f"ended {len(member.starts)} times in {window:g} s; {process.last_words()}")
-        _, host, port, _ = await process.find_place()
-        member.starts.append(now)
-        if host not in LOOPBACK and not self.settings.key:
-            raise ServerRefusedError(f"would listen on {host} without a key: set inference_engine.api_key=env:NAME")
-        member.version, member.has_memory = 0, True
-        member.connection.address = f"http://{host}:{port}"
-        command = self.adapter.command(self.model, host, port)
-        await process.start("server", command.arguments, command.environment)
+                if member.is_own and not was_up and self.run is not None:
+                    self.run.notify(Restart(member.name, why))
+                    return  # it begins anew when the driver says where
 
     async def _watch(self, member: Member) -> None:
         misses = 0
@@ -259,8 +258,6 @@ class Tending(Admission):
                 await self._drain(member)
             if member.state in (State.LOST, State.GONE):
                 return
-            if member.process is not None and not member.process.is_running:
-                raise ServerLostError(member.process.last_words())
             try:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
                 misses = 0
@@ -276,8 +273,6 @@ class Tending(Admission):
             await member.wait_idle(POLL_S)
         self.roster.move(member, State.GONE)
         await member.connection.close()
-        if member.process is not None:
-            await member.process.end()
 
     async def _watch_over_all(self) -> None:
         """The fleet has failed where too few servers have been ready for too long, or will be."""
@@ -296,3 +291,9 @@ class Tending(Admission):
             elif self._has_begun and lacking_s > TOLD_S and not is_told:
                 is_told = True
                 sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, see: Callable[[Servers], None], servers: Servers) -> None:
+    """In the thread of the connection to the driver, which outlives the loop."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(see, servers)

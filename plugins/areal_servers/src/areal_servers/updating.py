@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, WeightUpdate
+from areal_core.messages.hub import Restart, Updating
 from areal_servers.checks import check_fit, describe_folder
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, in_time, known_form
 from areal_servers.interface import WeightGroup
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+    from areal_core.launchers.member import Member as RunMember
     from areal_servers.interface import ServerAdapter
     from areal_servers.roster import Member, Roster
+
+POLL_S = 0.05
 
 
 class BroadcastGroups:
@@ -111,13 +115,15 @@ class Updater:
         roster: the servers.
         groups: in which weights are broadcast to them.
         timeout_s: of an update of one server.
+        run: this process in the run that starts the servers; None where none does.
 
     Attributes:
         timings: of the last update, in seconds; the slowest server's.
     """
 
-    def __init__(self, roster: Roster, groups: BroadcastGroups, timeout_s: float) -> None:
+    def __init__(self, roster: Roster, groups: BroadcastGroups, timeout_s: float, run: RunMember | None = None) -> None:
         self._roster = roster
+        self._run = run
         self._groups = groups
         self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
@@ -167,6 +173,12 @@ class Updater:
         if not self._is_agreed:
             await self._changing.acquire()
             self._is_agreed = True
+            self._tell_driver(True)
+
+    def _tell_driver(self, is_updating: bool) -> None:
+        """What dies while weights change leaves the run's own servers in a state that the next attempt cannot use."""
+        if self._run is not None:
+            self._run.notify(Updating(is_updating))
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
@@ -179,6 +191,7 @@ class Updater:
             await self._groups.joined()
             await self._change(update)
         finally:
+            self._tell_driver(False)
             self._changing.release()
 
     async def _change(self, update: WeightUpdate) -> None:
@@ -259,5 +272,12 @@ class Updater:
             await member.release_memory()
         except (ServerLostError, RequestRefusedError) as error:
             self._roster.lose(member, f"did not give its memory away: {error}")
-            if member.process is not None:
-                await member.process.end()  # the trainer counts on this memory
+            await self._end_process(member, "did not give its memory away")
+
+    async def _end_process(self, member: Member, why: str) -> None:
+        """Return when the memory of one of the run's own servers, on which the trainer counts, is free."""
+        connection = member.connection
+        if self._run is not None and member.is_own:
+            self._run.notify(Restart(member.name, why))
+            while member.connection is connection:
+                await asyncio.sleep(POLL_S)

@@ -9,20 +9,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from areal_core.errors import RunError
 from areal_core.interfaces import (
     GenerationRequest,
     InferenceCapabilities,
     ModelReference,
-    Place,
-    ProcessEnd,
     SamplingParameters,
     TensorDescription,
 )
+from areal_core.messages.hub import Restart, Server, Servers
 from areal_servers import tending
 from areal_servers.errors import ServerLostError, UpdateRefusedError
 from areal_servers.fleet import ServerFleet
-from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
+from areal_servers.interface import Chunk, ServerIdentity
 from areal_servers.settings import FleetSettings
 
 TOKENS = 16
@@ -87,9 +85,6 @@ class FakeAdapter:
     def of(self, connection):
         return self.servers[connection.address]
 
-    def command(self, model, host, port):
-        return ServerCommand([host, str(port)])
-
     async def set_label(self, connection, label):
         self._label(self.of(connection), label)
 
@@ -115,6 +110,8 @@ class FakeAdapter:
             await asyncio.sleep(0.001)
             if not is_first:
                 await server.is_open.wait()
+            if not server.is_healthy:
+                raise ServerLostError("broke off")
             labels.append((server.label, place, place + 1))
             is_last = place == count - 1
             yield Chunk([int(server.version)], [-0.5], "length" if is_last else None, list(labels) if is_last else None)
@@ -193,18 +190,19 @@ def running(tmp_path, monkeypatch):
     """`async with running({name: FakeServer}) as fleet`: a fleet of servers that somebody else started."""
     monkeypatch.setattr(tending, "PAUSES_S", dict.fromkeys(tending.PAUSES_S, (0.05, 0.05)))
     monkeypatch.setattr(tending, "POLL_S", 0.02)
+    monkeypatch.setattr(tending, "REVIVAL_S", 0.2)
     model = write_weights(tmp_path / "model")
 
     @asynccontextmanager
-    async def run(servers, processes=None, /, **settings):
+    async def run(servers, driver=None, /, **settings):
         by_address = {f"http://{name}": server for name, server in servers.items()}
-        if processes is not None:
-            processes.by_address = by_address
+        if driver is not None:
+            driver.by_address = by_address
         monkeypatch.setattr(tending, "ServerConnection", lambda address, *_: FakeConnection(address, by_address))
         defaults = {"servers": {"minimum": len(servers), "maximum": 0}, "addresses": list(by_address)}
         defaults |= {"health_interval_s": 0.02, "start_timeout_s": 120.0, "drain_timeout_s": 1.0}
         adapter = FakeAdapter(by_address)
-        fleet = ServerFleet(FleetSettings(**{**defaults, **settings}), adapter, tmp_path / "logs", processes)
+        fleet = ServerFleet(FleetSettings(**{**defaults, **settings}), adapter, tmp_path / "logs", driver)
         try:
             fleet.first_weights = model
             await fleet.start(ModelReference(str(model), "float32"))
@@ -212,88 +210,66 @@ def running(tmp_path, monkeypatch):
         finally:
             await fleet.close()
 
-    run.server, run.write_weights = FakeServer, write_weights
+    run.server, run.write_weights, run.adapter = FakeServer, write_weights, FakeAdapter({})
     run.log = (tmp_path / "logs" / "servers.jsonl").read_text
     run.request, run.until, run.states = request, until, states
     return run
 
 
-class FakeProcess:
-    """A server of this process; it ends when it is told to."""
+class FakeDriver:
+    """The driver's part for servers: what starts at once, and again after an end, takes the next fate.
 
-    def __init__(self, name, server):
-        self.name = name
-        self.server = server
-        self._over = asyncio.get_running_loop().create_future()
+    A fate is a server, or the reason why none will come.
+    """
 
-    def die(self, code, words):
-        if self.server is not None:
-            self.server.is_healthy = False
-        if not self._over.done():
-            self._over.set_result(ProcessEnd(code, words))
-
-    @property
-    def is_running(self):
-        return not self._over.done()
-
-    async def wait(self):
-        return await asyncio.shield(self._over)
-
-    async def end(self, grace_s=0.0):
-        self.die(-15, "")
-        return await self.wait()
-
-
-class FakeProcesses:
-    """Each start takes the next fate: a server, or the words of one that ends at once, or an error."""
-
-    def __init__(self, *fates):
-        self.address = "127.0.0.1"
+    def __init__(self, *fates, starts=1, host="127.0.0.1"):
+        self.host = host
         self.fates = list(fates)
-        self.specifications = []
-        self.started = []
+        self.starts = starts
         self.by_address = {}
-        self.ports = 0
-        self.rooms = self.most_at_once = 0
-        self.asked = []
+        self.servers = {}
+        self.serving = {}
+        self.failed = {}
+        self.told = []
 
-    async def adopt(self, name):
-        return None
+    def watch(self, role, changed):
+        assert role == "server"
+        self.changed = changed
+        for number in range(self.starts):
+            self.start(f"server-{number}")
 
-    async def find_place(self, needs):
-        self.asked.append(needs)
-        at_once = sum(process.is_running for process in self.started)
-        await asyncio.sleep(0.01)
-        if needs.spare is not None and self.rooms <= at_once:
-            raise RunError("no node has room")
-        self.ports += 1
-        return Place("", self.address, self.ports)
+    def tell(self):
+        self.changed(Servers(tuple(self.serving.values()), dict(self.failed)))
 
-    async def start(self, specification):
-        self.specifications.append(specification)
+    def start(self, name, is_fresh=True):
         fate = self.fates.pop(0)
-        if isinstance(fate, Exception):
-            raise fate
-        server = None if isinstance(fate, str) else fate
-        process = FakeProcess(specification.name, server)
-        host, port = specification.command
-        if server is not None:
-            self.by_address[f"http://{host}:{port}"] = server
+        if isinstance(fate, str):
+            self.failed[name] = fate
         else:
-            process.die(1, fate)
-        self.started.append(process)
-        self.most_at_once = max(self.most_at_once, sum(process.is_running for process in self.started))
-        return process
+            address = f"http://{self.host}:{len(self.by_address) + 1}"
+            self.servers[name] = self.by_address[address] = fate
+            self.serving[name] = Server(name, address, is_fresh)
+        self.tell()
+
+    def end(self, name, is_again=True):
+        self.servers.pop(name).is_healthy = False
+        del self.serving[name]
+        self.tell()
+        if is_again:
+            self.start(name)
+
+    def notify(self, message):
+        self.told.append(message)
+        if isinstance(message, Restart):
+            self.end(message.name)
 
 
 @pytest.fixture
-def own(running, monkeypatch):
-    """`async with own(*fates) as (fleet, processes)`."""
+def own(running):
+    """`starting, driver = own(*fates)`, then `async with starting as fleet`: servers that the run starts."""
 
-    def run(*fates, address="127.0.0.1", rooms=0, **settings):
-        processes = FakeProcesses(*fates)
-        processes.address, processes.rooms = address, rooms
-        settings = {"servers": 1, "addresses": [], **settings}
-        return running({}, processes, **settings), processes
+    def run(*fates, starts=1, **settings):
+        driver = FakeDriver(*fates, starts=starts)
+        return running({}, driver, **{"servers": 1, "addresses": [], **settings}), driver
 
     return run

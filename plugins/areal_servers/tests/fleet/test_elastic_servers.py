@@ -1,4 +1,4 @@
-"""Servers that come and go with their nodes: between a minimum and a maximum, wherever there is room."""
+"""Servers that come and go with their nodes: between a minimum and a maximum, wherever the driver finds room."""
 
 from __future__ import annotations
 
@@ -20,53 +20,36 @@ def names(fleet, state):
     return sorted(name for name, member in fleet.roster.members.items() if str(member.state) == state)
 
 
-def test_the_run_begins_with_the_minimum_and_more_servers_start_when_there_is_room(running, own):
+def test_the_run_begins_with_the_minimum_and_more_servers_join_when_there_is_room(running, own):
     async def check():
-        starting, processes = own(*(running.server() for _ in range(4)), servers=bounds(2, 4), rooms=2)
+        starting, driver = own(*(running.server() for _ in range(4)), starts=2, servers=bounds(2, 4))
         async with starting as fleet:
-            assert len(names(fleet, "ready")) == 2
-            await running.until(lambda: len(names(fleet, "waiting for room")) == 2, "the others wait")
-            assert len(processes.started) == 2
-            processes.rooms = 3
-            await running.until(lambda: len(names(fleet, "ready")) == 3, "a third one starts")
-            assert {needs.spare for needs in processes.asked} == {1}
-            processes.rooms = 9
-            await running.until(lambda: len(names(fleet, "ready")) == 4, "no more than the maximum")
-            assert processes.fates == []
-
-    asyncio.run(check())
-
-
-def test_two_servers_never_find_the_same_room(running, own):
-    async def check():
-        starting, processes = own(running.server(), running.server(), servers=bounds(1, 8), rooms=1)
-        async with starting as fleet:
-            await running.until(lambda: len(names(fleet, "waiting for room")) == 7, "the others wait")
-            assert len(processes.started) == 1
-            assert processes.most_at_once == 1
+            assert names(fleet, "ready") == ["server-0", "server-1"]
+            assert names(fleet, "waiting for room") == ["server-2", "server-3"]
+            driver.start("server-3")
+            await running.until(lambda: len(names(fleet, "ready")) == 3, "a third one serves")
+            driver.start("server-2")
+            await running.until(lambda: len(names(fleet, "ready")) == 4, "all serve")
 
     asyncio.run(check())
 
 
 def test_where_its_node_goes_a_server_is_gone_and_its_requests_end_elsewhere_with_their_tokens(running, own):
     async def check():
-        first, second, third = (running.server() for _ in range(3))
-        starting, processes = own(first, second, third, servers=bounds(1, 2), rooms=2)
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=bounds(1, 2))
         async with starting as fleet:
             await running.until(lambda: len(names(fleet, "ready")) == 2, "both serve")
             going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=40))) for n in range(6)]
-            await running.until(lambda: first.pieces and second.pieces, "both work")
+            await running.until(lambda: all(one.requests for one in fleet.roster.ready), "both work")
             await asyncio.sleep(0.02)
-            processes.rooms = 1
-            processes.started[0].die(-100, "")  # as a node that is lost is told
+            driver.end("server-0", is_again=False)
             found = await asyncio.gather(*going)
             assert [len(one.output_ids) for one in found] == [40] * 6
-            await running.until(lambda: names(fleet, "waiting for room"), "there is no room any more")
+            assert names(fleet, "waiting for room") == ["server-0"]
             assert fleet.roster.failure is None
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5
-            processes.rooms = 2
+            driver.start("server-0")
             await running.until(lambda: len(names(fleet, "ready")) == 2, "it is back on another node")
-            assert processes.started[2].server is third
 
     asyncio.run(check())
 
@@ -74,30 +57,28 @@ def test_where_its_node_goes_a_server_is_gone_and_its_requests_end_elsewhere_wit
 def test_below_the_minimum_it_is_said_and_after_a_while_the_run_ends_with_what_to_do(running, own, monkeypatch, capsys):
     async def check():
         monkeypatch.setattr(tending, "TOLD_S", 0.1)
-        starting, processes = own(running.server(), running.server(), servers=bounds(2, 3), rooms=2)
+        starting, driver = own(running.server(), running.server(), starts=2, servers=bounds(2, 3))
         async with starting as fleet:
             fleet._tending.settings = fleet.settings.model_copy(update={"start_timeout_s": 2.0})
-            processes.rooms = 1
-            processes.started[0].die(-100, "")
+            driver.end("server-0", is_again=False)
             await running.until(lambda: len(names(fleet, "ready")) == 1, "one is left")
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5, "it goes on with the rest"
             await running.until(lambda: fleet.roster.failure, "the deadline")
             with pytest.raises(RunError, match="1 of 2 servers are ready, since 2 s") as caught:
                 await fleet.generate(running.request())
-            assert "waiting for room: no node has room" in str(caught.value)
+            assert "server-0 waiting for room: its process has ended" in str(caught.value)
             assert "give the run more nodes, lower servers.minimum" in caught.value.hints[0]
         assert "1 of 2 servers are ready; the run goes on so for 2 s" in capsys.readouterr().err
 
     asyncio.run(check())
 
 
-def test_too_little_room_at_the_start_ends_it_in_words(own):
+def test_too_little_room_at_the_start_ends_it_in_words(running, own):
     async def check():
-        starting, _ = own(servers=bounds(2, 3), rooms=0, start_timeout_s=0.5)
-        with pytest.raises(RunError, match="0 of 2 servers are ready") as caught:
+        starting, _ = own(running.server(), servers=bounds(2, 3), start_timeout_s=0.5)
+        with pytest.raises(RunError, match="1 of 2 servers are ready"):
             async with starting:
                 pass
-        assert "server-2 waiting for room: no node has room" in str(caught.value)
 
     asyncio.run(check())
 
@@ -106,8 +87,7 @@ def test_a_config_that_no_server_can_be_started_with_ends_the_start_at_once(own)
     """Those that wait for room would fare no better."""
 
     async def check():
-        words = ["error: unrecognized arguments: --no-such-option"]
-        starting, _ = own(*words * 100, servers=bounds(1, 4), rooms=1)
+        starting, _ = own("ended before it was ready: unrecognized arguments: --no-such-option", servers=bounds(1, 4))
         with pytest.raises(RunError, match="--no-such-option"):
             async with asyncio.timeout(60), starting:
                 pass

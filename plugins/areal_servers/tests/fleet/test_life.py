@@ -11,10 +11,10 @@ import pytest
 from areal_core import background
 from areal_core.errors import RunError
 from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_servers import roster
 from areal_servers.errors import RequestRefusedError, ServerLostError
 from areal_servers.interface import ServerIdentity
-from areal_servers.messages import ServerJoins, ServerLeaves
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)

@@ -1,4 +1,4 @@
-"""Servers that the run starts itself: started again when they end, told of when they cannot be."""
+"""Servers that the run's driver starts: synced when they come again, ended when they do not do what they should."""
 
 from __future__ import annotations
 
@@ -7,154 +7,153 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import EndMeans, GenerationRequest, SamplingParameters, WeightUpdate
+from areal_core.interfaces import ModelReference, WeightUpdate
+from areal_core.messages.hub import Restart, Updating
 from areal_servers.errors import ServerLostError
+from areal_servers.fleet import ServerFleet
+from areal_servers.settings import FleetSettings
 
 pytestmark = pytest.mark.slow
 
-HANG_S = 60
-KILLED = "server-0.log: was killed by SIGKILL"
+
+def restarts(driver):
+    return [message for message in driver.told if isinstance(message, Restart)]
 
 
-def request(most=16):
-    return GenerationRequest("r", [1, 2], SamplingParameters(max_new_tokens=most), 0)
-
-
-async def until(condition, what):
-    try:
-        async with asyncio.timeout(HANG_S):
-            while not condition():
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise AssertionError(f"waited in vain for: {what}") from None
-
-
-def test_a_server_that_dies_is_started_again_and_catches_up(running, own, capsys):
+def test_a_server_that_dies_is_synced_when_it_comes_again_and_used(running, own):
     async def check():
-        starting, processes = own(running.server(), running.server())
+        starting, driver = own(running.server(), running.server())
         async with starting as fleet:
-            assert len((await fleet.generate(request())).output_ids) == 16
+            assert len((await fleet.generate(running.request())).output_ids) == 16
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            member = fleet.roster.members["server-0"]
-            processes.started[0].die(-9, "")
-            await until(lambda: str(member.state) == "lost", "the loss is noticed, with nothing under way")
-            assert set((await fleet.generate(request())).versions) == {1}
-            assert processes.started[1].server.version == "1"
-        assert processes.started[1].server.is_healthy is False, "it ended with the fleet"
-        assert "killed by SIGKILL" in capsys.readouterr().err
+            driver.end("server-0", is_again=False)
+            await running.until(lambda: running.states(fleet) == {"server-0": "lost"}, "the loss is told")
+            going = asyncio.create_task(fleet.generate(running.request()))
+            driver.start("server-0")
+            assert set((await going).versions) == {1}
+            assert driver.servers["server-0"].version == "1"
+            assert restarts(driver) == []
 
     asyncio.run(check())
 
 
-def test_the_end_of_a_process_is_told_also_where_its_port_was_found_closed_first(running, own, capsys):
+def test_a_request_that_is_under_way_when_its_server_dies_goes_on_elsewhere(running, own):
     async def check():
-        starting, processes = own(running.server(), running.server())
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
         async with starting as fleet:
-            assert len((await fleet.generate(request())).output_ids) == 16
-            processes.started[0].server.is_healthy = False
-            member = fleet.roster.members["server-0"]
-            fleet.roster.on_change = lambda: str(member.state) == "lost" and processes.started[0].die(-9, "")
-            await until(lambda: len(processes.started) == 2 and str(member.state) == "ready", "it is started again")
-        told = [line for line in capsys.readouterr().err.splitlines() if " lost: " in line]
-        assert told == [f"server-0 lost: {why}" for why in ("/health: ClientConnectorError", KILLED)]
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=60))) for n in range(6)]
+            await running.until(lambda: all(one.requests for one in fleet.roster.ready), "both work")
+            await asyncio.sleep(0.02)
+            driver.end("server-1")
+            assert [len(found.output_ids) for found in await asyncio.gather(*going)] == [60] * 6
 
     asyncio.run(check())
 
 
-def test_why_a_server_could_not_be_brought_up_is_not_replaced_by_the_end_that_the_run_gave_it(running, own, capsys):
+def test_a_server_of_an_attempt_before_is_given_the_weights_whatever_it_holds(running, own):
+    """It may be in the middle of anything, and the number of its weights means nothing any more."""
+
     async def check():
-        first, second, third = running.server(), running.server(), running.server()
+        server = running.server()
+        server.label, server.version = "another-7", "7"
+        server.is_open.clear()
+        starting, driver = own(server, starts=0)
+        entering = asyncio.create_task(starting.__aenter__())
+        await running.until(lambda: hasattr(driver, "changed"), "it is watched")
+        driver.start("server-0", is_fresh=False)
+        fleet = await entering
+        assert server.label == fleet.roster.members["server-0"].label(0)
+        assert set((await fleet.generate(running.request())).versions) == {0}
+        await starting.__aexit__(None, None, None)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_silent_for_too_long_is_ended_and_started_again(running, own):
+    async def check():
+        starting, driver = own(running.server(), running.server())
+        async with starting as fleet:
+            former = driver.servers["server-0"]
+            former.is_healthy = False
+            await running.until(lambda: restarts(driver), "the driver is asked")
+            assert restarts(driver)[0].name == "server-0"
+            assert "was not healthy within 0.2 s" in restarts(driver)[0].why
+            assert set((await fleet.generate(running.request())).versions) == {0}
+            assert driver.servers["server-0"] is not former
+
+    asyncio.run(check())
+
+
+def test_a_server_that_fails_its_first_request_after_it_came_again_is_started_once_more(running, own):
+    async def check():
+        second = running.server()
         second.first_fault = ServerLostError("CUDA out of memory")
-        starting, processes = own(first, second, third)
+        starting, driver = own(running.server(), second, running.server())
         async with starting as fleet:
-            assert len((await fleet.generate(request())).output_ids) == 16
-            member = fleet.roster.members["server-0"]
-            processes.started[0].die(-9, "")
-            await until(lambda: len(processes.started) == 3 and str(member.state) == "ready", "the third one serves")
-            told = capsys.readouterr().err
-        assert "failed its first request: CUDA out of memory" in told
-        assert "SIGTERM" not in told
+            driver.end("server-0")
+            await running.until(lambda: driver.fates == [] and fleet.roster.ready, "the third one serves")
+            (asked,) = restarts(driver)
+            assert asked.why == "failed its first request: CUDA out of memory"
 
     asyncio.run(check())
 
 
-def test_a_port_that_was_taken_meanwhile_is_another_try(running, own):
+def test_a_server_that_the_driver_gives_up_ends_the_start_in_its_words(own):
     async def check():
-        starting, processes = own("OSError: [Errno 98] Address already in use", running.server())
-        async with starting as fleet:
-            assert len((await fleet.generate(request())).output_ids) == 16
-        assert len(processes.started) == 2
-
-    asyncio.run(check())
-
-
-@pytest.mark.parametrize(
-    ("fates", "words"),
-    [
-        (["error: unrecognized arguments: --no-such-option"], "--no-such-option"),
-        ([RunError("there is no node for the process server-0")], "there is no node"),
-        (["address already in use"] * 3, "ended 3 times"),
-    ],
-)
-def test_a_server_that_cannot_be_started_ends_the_start_in_its_words(own, fates, words):
-    async def check():
-        starting, _ = own(*fates, restarts=2)
-        with pytest.raises(RunError, match=words):
-            async with starting:
+        starting, _ = own("ended before it was ready: unrecognized arguments: --no-such-option")
+        with pytest.raises(RunError, match="--no-such-option"):
+            async with asyncio.timeout(60), starting:
                 pass
 
     asyncio.run(check())
 
 
-def test_a_server_listens_where_its_node_is_reached_and_is_started_once(running, own, monkeypatch):
+def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
     async def check():
-        monkeypatch.setenv("KEY", "secret")
-        starting, processes = own(running.server(), address="10.0.0.7", api_key="env:KEY")
+        starting, driver = own(running.server(), running.server(), "ended 4 times in 300 s", starts=2, servers=2)
         async with starting as fleet:
-            assert fleet.roster.members["server-0"].connection.address.startswith("http://10.0.0.7:")
-        (one,) = processes.specifications
-        assert (one.command[0], one.role, one.end) == ("10.0.0.7", "server", EndMeans.REPLACED)
-        starting, processes = own(running.server(), address="10.0.0.7")
-        with pytest.raises(RunError, match=r"would listen on 10\.0\.0\.7 without a key"):
-            async with starting:
-                pass
-        assert processes.specifications == []
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            driver.end("server-1")
+            await running.until(lambda: running.states(fleet)["server-1"] == "refused", "it is given up")
+            assert "ended 4 times in 300 s" in fleet.roster.explain()
+            assert len((await fleet.generate(running.request())).output_ids) == 16
+            assert fleet.roster.failure is None
 
     asyncio.run(check())
 
 
-def test_a_cause_that_passes_takes_no_server_out_for_good(running, own):
-    """A disk is full for a while: no keeper can be started, then the server ends at once, more often than allowed."""
-
+def test_the_driver_knows_when_weights_change(running, own):
     async def check():
-        full = [RunError("its keeper cannot be started: No space left on device")] * 3
-        starting, processes = own(
-            running.server(),
-            *full,
-            *["No space left on device"] * 4,
-            running.server(),
-            restarts=2,
-            restart_window_s=0.5,
-        )
+        starting, driver = own(running.server())
         async with starting as fleet:
-            member = fleet.roster.members["server-0"]
-            processes.started[0].die(-9, "")
-            await until(lambda: str(member.state) == "refused", "it was given up for now")
-            assert set((await fleet.generate(request())).versions) == {0}
-            assert processes.fates == []
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            assert driver.told == [Updating(True)]
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert driver.told == [Updating(True), Updating(False)]
 
     asyncio.run(check())
 
 
-def test_restarts_are_counted_within_a_window_and_not_over_the_whole_life(running, own):
+def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, own):
     async def check():
-        starting, processes = own(*(running.server() for _ in range(6)), restarts=1, restart_window_s=0.4)
+        former = running.server()
+        starting, driver = own(former, running.server())
         async with starting as fleet:
-            member = fleet.roster.members["server-0"]
-            for life in range(5):
-                await asyncio.sleep(0.4)
-                processes.started[life].die(-9, "")
-                await until(lambda n=life: len(processes.started) == n + 2, "it is started again")
-                await until(lambda: str(member.state) == "ready", "it is ready again")
+            former.release_fault = ServerLostError("/flush_cache failed")
+            await fleet.release_memory()
+            assert restarts(driver) == [Restart("server-0", "did not give its memory away")]
+            assert not former.is_healthy
+            await running.until(lambda: fleet.roster.ready, "the next one serves")
+
+    asyncio.run(check())
+
+
+def test_without_a_run_there_is_nobody_to_start_servers(running, tmp_path):
+    async def check():
+        fleet = ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path)
+        with pytest.raises(RunError, match="servers are started by a run") as caught:
+            await fleet.start(ModelReference(str(tmp_path)))
+        assert "areal serve" in caught.value.hints[0]
 
     asyncio.run(check())

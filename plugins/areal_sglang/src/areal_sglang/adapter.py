@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-import tempfile
 from base64 import b64decode, b64encode
 from contextlib import suppress
 from types import MappingProxyType
@@ -60,7 +60,7 @@ class SGLangAdapter:
 
     Args:
         settings: of the fleet.
-        scratch: a private folder for the file with the servers' key, which lives as long as the adapter.
+        scratch: a private folder that outlives a server of this machine, for the file with its key; for `command`.
 
     Attributes:
         mixture: of the model, where servers shall tell which experts tokens went through.
@@ -78,14 +78,7 @@ class SGLangAdapter:
         self._settings = settings
         self.mixture: Mixture | None = None
         self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
-        self._key_file: Any = None
-        if settings.key:
-            # Everybody can read a command line, and SGLang reads no environment. The file goes with this object.
-            made = tempfile.NamedTemporaryFile("w", prefix="key-", suffix=".yaml", dir=scratch)  # noqa: SIM115
-            self._key_file = made
-            self._key_file.write(json.dumps({"api-key": settings.key}))
-            self._key_file.flush()
-
+        self._scratch = scratch
         self._prompts = ImagePrompts("")
 
     def serve(self, model: ModelReference) -> None:
@@ -136,17 +129,24 @@ class SGLangAdapter:
         }
         if settings.adapter_rank is not None:
             options |= lora.options_for(settings.adapter_rank)
-        if self._key_file is not None and "config" in settings.options:
-            raise ServerRefusedError("the key reaches SGLang by its own `config`: write what that says into `options`")
-        if self._key_file is not None:
-            options["config"] = self._key_file.name
+        if settings.key:
+            if "config" in settings.options:
+                raise ServerRefusedError(
+                    "the key reaches SGLang by its own `config`: write what that says into `options`"
+                )
+            # Everybody can read a command line, and SGLang reads no environment.
+            assert self._scratch is not None
+            file = os.open(self._scratch / "server-key.yaml", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(file, "w") as key_file:
+                key_file.write(json.dumps({"api-key": settings.key}))
+            options["config"] = str(self._scratch / "server-key.yaml")
         fixed = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS}
         if ImagePrompts(model.path).sees:
             options |= pictures.options_for(model.path)
             fixed |= pictures.ENVIRONMENT
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
         environment = {**fixed, **settings.environment}
-        return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
+        return ServerCommand([*program, *option_arguments(options | settings.options)], environment, self.health_path)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
         """From `/server_info`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.interfaces import ModelReference, StoredModel
+    from areal_servers.interface import ServerCommand
 
 
 class SGLangConfig(FleetSettings):
@@ -63,3 +66,10 @@ class SGLangConfig(FleetSettings):
             from areal_planning.mixture import model_problems
 
             yield from model_problems(model)
+
+    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
+        """See `FleetSettings.server_command`."""
+        from areal_sglang.adapter import SGLangAdapter
+
+        self.check_program("sglang", "SGLang")
+        return SGLangAdapter(self.with_key(run_dir, host), Path(os.environ["AREAL_SCRATCH"])).command(model, host, port)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from areal_core.errors import ConfigError
 from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.reading import Reading
@@ -14,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference, Processes
+    from areal_core.interfaces import ModelReference
+    from areal_core.launchers.member import Member
     from areal_sglang.config import SGLangConfig
 
 
@@ -25,20 +24,13 @@ class SGLangEngine(ServerFleet):
         self,
         settings: SGLangConfig,
         log_dir: Path,
-        processes: Processes | None = None,
+        member: Member | None = None,
         gpus: Sequence[int] | None = None,
-        scratch: Path | None = None,
     ) -> None:
-        if settings.servers and not settings.program and find_spec("sglang") is None:
-            raise ConfigError(
-                "SGLang is not installed beside areal, and the run is to start SGLang servers",
-                hints=["pip install 'areal-sglang[engine]'; or set program, where it is installed, or addresses"],
-            )
-        settings = settings.with_key(log_dir.parent, processes)
-        # Servers on other nodes see the run's folder, and not this node's own.
-        seen_by_all = log_dir if processes is not None and log_dir.is_dir() else scratch
-        self._speaker = SGLangAdapter(settings, seen_by_all)
-        super().__init__(settings, self._speaker, log_dir, processes, gpus)
+        settings.check_program("sglang", "SGLang")
+        settings = settings.with_key(log_dir.parent, member.host if member else "")
+        self._speaker = SGLangAdapter(settings)
+        super().__init__(settings, self._speaker, log_dir, member, gpus)
         self._reading = Reading(self._speaker, self.roster, self._updater, settings.update_timeout_s)
         self.read_tensors, self.update_weights = self._reading.read, self._reading.update_weights
 

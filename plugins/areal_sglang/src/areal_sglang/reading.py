@@ -50,12 +50,12 @@ class Reading:
         if not tensors:
             await self._begin(version)
         else:
-            copies = {one.name: [pickled(tensors, gpu) for gpu in _gpus(one)] for one in self._readers}
+            copies = {one.name: [pickled(tensors, gpu) for gpu in one.gpus] for one in self._readers}
             await self._try(lambda one: self._adapter.read(one.connection, copies[one.name]))
             self._names |= {shared.tensor.name for shared in tensors}
         if not self._readers:
             raise RunError(f"no server reads weights in GPU memory: {self._fault or self._roster.explain()}")
-        return [gpu for member in self._readers for gpu in _gpus(member)]
+        return [gpu for member in self._readers for gpu in member.gpus]
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: who has read every tensor needs nothing but the version's name."""
@@ -72,7 +72,7 @@ class Reading:
         await self._updater.agree()
         held = [member for member in self._roster.those(State.UPDATING) if not member.has_memory]
         self._version, self._names, self._readers = version, set(), []
-        if others := [member.name for member in held if not _gpus(member)]:
+        if others := [member.name for member in held if not member.gpus]:
             self._fault = self._fault or f"of {', '.join(others)} the run does not know the GPUs"
         if not self._fault:
             self._readers = held
@@ -97,11 +97,6 @@ class Reading:
 
         have = await asyncio.gather(*map(succeeds, self._readers))
         self._readers = [member for member, has in zip(self._readers, have, strict=True) if has]
-
-
-def _gpus(member: Member) -> Sequence[int]:
-    """Of a server that the run has started, in the order of its ranks."""
-    return member.process.gpus if member.process is not None else ()
 
 
 class _Tensor:

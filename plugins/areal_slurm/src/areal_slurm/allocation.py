@@ -1,6 +1,6 @@
 """The allocation that this program is inside of: its job, nodes and their GPUs, as SLURM's controller knows them.
 
-Everything is read from `scontrol show job`, not from the environment, which describes the moment of the start: nodes
+Everything is read with SLURM's own commands, not from the environment, which describes the moment of the start: nodes
 go while a job with `--no-kill` lasts, and options for GPUs have many names.
 """
 
@@ -9,57 +9,71 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from areal_core.errors import RunError, UsageError
-from areal_slurm.commands import slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+TIMEOUT_S = 60.0
+"""A controller that is busy or fails over to another one answers late."""
+ANSWER_S = 3.0
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _GPUS = re.compile(r"\bgpu(?::[^:(),\s]+)?:\d+")
-_DISCARD_PORT = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of the allocation.
+class Share(NamedTuple):
+    """What the job has of a node.
 
     Attributes:
-        name: of SLURM's.
-        gpus: that the job has there, as `srun --gres` takes them; `none` where it has none.
-        group: which component of a heterogeneous job has it; None for other jobs.
+        gres: its GPUs, as `srun --gres` takes them; `none` where it has none.
+        component: which one of a heterogeneous job has the node; empty for other jobs.
+        cores: how many of them.
     """
 
-    name: str
-    gpus: str = "none"
-    group: int | None = None
+    gres: str = "none"
+    component: str = ""
+    cores: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """How many there are."""
+        return sum(int(part.rpartition(":")[2]) for part in self.gres.split(",") if part != "none")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One component of a job; most jobs have one.
+class NodeState(NamedTuple):
+    """A node as SLURM's controller knows it; `port` is that of its daemon."""
 
-    Attributes:
-        fields: as `scontrol show job` names them.
-        parts: expressions of nodes, each with the GPUs that the job has on every one of them.
+    address: str
+    port: int
+    state: str
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the controller does not reach it or has given it up, which takes minutes."""
+        return "*" in self.state or "NOT_RESPONDING" in self.state or self.state.startswith("DOWN")
+
+
+def slurm(*command: str) -> str:
+    """What one of SLURM's commands answers.
+
+    Raises:
+        RunError: it is not there, refuses, or does not answer in time.
     """
-
-    fields: Mapping[str, str]
-    parts: Sequence[tuple[str, str]]
-
-    @property
-    def is_running(self) -> bool:
-        """Whether nobody has cancelled it."""
-        return self.fields.get("JobState") == "RUNNING"
-
-    @property
-    def is_preempted(self) -> bool:
-        """Whether another job has been given its place."""
-        return self.fields.get("PreemptTime", "None") != "None"
+    try:
+        done = subprocess.run(command, input="", capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except FileNotFoundError:
+        hint = "run this where SLURM's commands are, in its PATH"
+        raise RunError(f"there is no {command[0]} on this machine", hints=[hint]) from None
+    except subprocess.TimeoutExpired:
+        told = f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s"
+        raise RunError(told, hints=["ask SLURM: scontrol ping"]) from None
+    if done.returncode:
+        raise RunError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
 
 
 def own_job() -> str:
@@ -69,54 +83,42 @@ def own_job() -> str:
         UsageError: this program is inside of none.
     """
     if not (number := os.environ.get("SLURM_JOB_ID")):
-        raise UsageError(
-            "launcher.type is slurm, and this program is not inside of an allocation: SLURM_JOB_ID is not set",
-            hints=[
-                "submit it: areal slurm submit CONFIG --nodes=N",
-                "or get an allocation: salloc --nodes=N --no-kill",
-            ],
-        )
+        hints = ["submit it: areal slurm submit CONFIG --nodes=N", "or get an allocation: salloc --nodes=N --no-kill"]
+        raise UsageError("launcher.type is slurm, and this program is not inside of an allocation", hints=hints)
     return number
 
 
-def read_job(number: str) -> list[Job]:
-    """The components of a job, the leading one first.
+def read_job(number: str) -> tuple[dict[str, str], dict[str, Share]]:
+    """A job as it is now: its fields, and what it has of which nodes.
 
     Raises:
         RunError: SLURM does not answer.
     """
-    return parse_jobs(slurm("scontrol", "show", "job", "--details", number))
+    fields, parts = parse_job(number, slurm("scontrol", "show", "job", "--details", number))
+    return fields, {name: share for nodes, share in parts for name in expand(nodes)}
 
 
-def parse_jobs(text: str) -> list[Job]:
-    """The components of a job, as `scontrol show job --details` tells of them."""
-    blocks = re.split(r"^(?=JobId=)", text, flags=re.MULTILINE)
-    return [_parse(block) for block in blocks if block.startswith("JobId=")]
+def parse_job(number: str, text: str) -> tuple[dict[str, str], list[tuple[str, Share]]]:
+    """A job, as `scontrol show job --details` tells of it, and for the last one of an array of all others as well.
 
-
-def _parse(block: str) -> Job:
-    head, parts = {}, []
-    for line in block.splitlines():
+    Returns:
+        Its fields, of a heterogeneous one those of the first component; expressions of nodes of all components, each
+        with what the job has of every one of them.
+    """
+    components: list[dict[str, str]] = []
+    parts, is_own = [], False
+    for line in text.splitlines():
         fields = dict(_FIELD.findall(line))
-        if "Nodes" in fields and "CPU_IDs" in fields:
-            parts.append((fields["Nodes"], ",".join(_GPUS.findall(line.partition(" GRES=")[2])) or "none"))
-        else:
-            head.update(fields)
-    return Job(head, parts)
-
-
-def read_nodes(number: str) -> list[Node]:
-    """The nodes that the job has now.
-
-    Raises:
-        RunError: SLURM does not answer.
-    """
-    jobs, nodes = read_job(number), []
-    for job in jobs:
-        group = int(job.fields["HetJobOffset"]) if "HetJobOffset" in job.fields else None
-        for expression, gpus in job.parts:
-            nodes += [Node(name, gpus, group) for name in expand(expression)]
-    return nodes
+        if "JobId" in fields and (is_own := number in (fields["JobId"], fields.get("HetJobId"))):
+            components.append({})
+        if is_own and "Nodes" in fields and "CPU_IDs" in fields:
+            gres = ",".join(_GPUS.findall(line.partition(" GRES=")[2])) or "none"
+            ends = [part.partition("-")[::2] for part in fields["CPU_IDs"].split(",")]
+            cores = sum(int(last or first) - int(first) + 1 for first, last in ends)
+            parts.append((fields["Nodes"], Share(gres, components[-1].get("HetJobOffset", ""), cores)))
+        elif is_own:
+            components[-1] |= fields
+    return components[0], parts
 
 
 def expand(expression: str) -> list[str]:
@@ -124,31 +126,34 @@ def expand(expression: str) -> list[str]:
     return slurm("scontrol", "show", "hostnames", expression).split() if expression else []
 
 
-def lost_nodes(names: Sequence[str]) -> dict[str, str]:
-    """Those of some nodes that SLURM's controller does not reach or has given up, with the reason."""
-    states = dict(
-        line.split()[:2] for line in slurm("sinfo", "-h", "-N", "-n", ",".join(names), "-o", "%N %T").splitlines()
-    )
-    found = {name: states.get(name, "unknown") for name in names}
-    return {name: f"SLURM says that it is {s}" for name, s in found.items() if s[-1] == "*" or s in ("down", "unknown")}
+def read_nodes(names: Sequence[str]) -> dict[str, NodeState]:
+    """What SLURM says of some nodes.
+
+    Raises:
+        RunError: it does not answer, or does not know one of them.
+    """
+    port = dict(re.findall(r"^(\w+) *= (\S+)", slurm("scontrol", "show", "config"), re.MULTILINE))["SlurmdPort"]
+    text = slurm("scontrol", "show", "node", "-o", ",".join(names)) if names else ""
+    facts = [{"Port": port, **dict(_FIELD.findall(line))} for line in text.splitlines() if line.strip()]
+    return {fact["NodeName"]: NodeState(fact["NodeAddr"], int(fact["Port"]), fact["State"]) for fact in facts}
 
 
-def own_address(nodes: Sequence[Node]) -> str:
+def reach(node: NodeState) -> str:
+    """The address from which this machine reaches SLURM's daemon on a node; empty where it does not."""
+    with suppress(OSError), socket.create_connection((node.address, node.port), ANSWER_S) as connection:
+        return str(connection.getsockname()[0])
+    return ""
+
+
+def own_address(names: Sequence[str]) -> str:
     """The address from which this machine reaches the other nodes, so that they reach it under that.
 
     Raises:
         RunError: there is no way to them.
     """
     here = os.environ.get("SLURMD_NODENAME")
-    others = [node.name for node in nodes if node.name != here] or [node.name for node in nodes]
-    tried = []
-    for name in others[:8]:
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            address = dict(_FIELD.findall(slurm("scontrol", "show", "node", "-o", name)))["NodeAddr"]
-            tried.append(f"{name} ({address})")
-            probe.connect((address, _DISCARD_PORT))  # sends nothing; the kernel chooses the way
-            return str(probe.getsockname()[0])
-    raise RunError(
-        f"the address under which other nodes reach this one cannot be told: no way to {', '.join(tried)}",
-        hints=["name it: launcher.host=ADDRESS"],
-    )
+    nodes = read_nodes(names)
+    for name in sorted(nodes, key=lambda name: name == here):
+        if address := reach(nodes[name]):
+            return address
+    raise RunError(f"none of the nodes answers: {', '.join(nodes)}", hints=["ask SLURM: sinfo"])

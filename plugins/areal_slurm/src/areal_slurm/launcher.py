@@ -1,87 +1,40 @@
-"""Wardens on the nodes of an allocation: one `srun` step a node.
+"""Members on the nodes of an allocation: a group is a step of `srun`, one task for each member.
 
-What SLURM says of a step is taken for less than what wardens say of themselves: `srun` ends with 0 when its node is
-lost, and it lasts for minutes after a node that is cut off. So a step that has ended, however, is a node that is gone;
-and where a step cannot be ended, its warden's lease is waited for, within which it ends everything by itself.
+SLURM starts and kills, and is not asked how anything is: `srun` ends with 0 where a node is lost, and minutes late.
+Members tell the driver's hub that they live, and end by themselves when it hangs up.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
+import signal
+import sys
 import tempfile
-import time
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
-from areal_core.cli.output import complain
+from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import NODE_VARIABLE, describe_exit
-from areal_slurm.allocation import expand, lost_nodes, own_address, own_job, read_nodes
-from areal_slurm.commands import slurm
+from areal_core.interfaces.launcher import Node, describe_exit
+from areal_core.launchers import member_environment
+from areal_slurm.allocation import Share, expand, own_address, own_job, reach, read_job, read_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from areal_slurm.allocation import Node
+    from areal_core.interfaces.launcher import Place, ProcessGroup
     from areal_slurm.config import SlurmSettings
 
-GRACE_S = 10.0
-"""For a warden that was let go of to end its processes and itself."""
-CANCEL_S = 20.0
-"""For SLURM to end a step."""
-FORGET_S = 90.0
-"""After which a warden that cannot be reached has ended everything, counted from when it was let go of."""
-ASK_EVERY_S = 5.0
-POLL_S = 0.05
+PATIENCE_S = 0.5
+"""For `srun`, which kills its step when it is asked to end, and then waits for nodes that are lost."""
 WORDS_BYTES = 2000
-STEP = """\
-trap : TERM USR1  # a notice is for the warden
-set -e
-{setup}
-set +e
-"$@"
-code=$?
-trap - TERM
-[ $code = 3 ] && [ -n "$AREAL_SLURM_REQUEUE" ] || exit $code
-# The supervisor is gone. Where its node is lost, which a job with --no-kill outlives, nobody but this node gives the
-# allocation back and begins again.
-lost() {{
-    case "$(scontrol show node -o {batch_host})" in *State=DOWN*) return 0;; esac
-    names="$(scontrol show hostnames "$(squeue -h -j {job} -t RUNNING -o %N | paste -sd,)")"
-    [ -n "$names" ] && ! grep -qx {batch_host} <<< "$names"  # back already, and no longer the job's
-}}
-for try in $(seq 120); do
-    lost && echo "the node of the supervisor, {batch_host}, is lost: the job begins again" &&
-        exec scontrol requeue {job}
-    sleep 10
-done
-"""
-"""On each node around its warden, whose exit code 3 says that its supervisor is gone or silent without a word."""
-
-
-@dataclass
-class Step:
-    """What brings a warden to a node: a `srun`, and the file with what it writes."""
-
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-
-    @property
-    def words(self) -> str:
-        """The end of what was written."""
-        with open(self.output.fileno(), "rb", closefd=False) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
-            return file.read().decode(errors="replace").strip()
-
-    def describe(self) -> str:
-        """How it has ended."""
-        code = self.process.returncode
-        how = f"its step {describe_exit(code)}"
-        if not code:
-            how += ", as it does when SLURM gives up the node or somebody cancels the step"
-        return f"{how}: {self.words}" if self.words else how
+SRUN = (
+    *("srun", "--overlap", "--overcommit", "--distribution=arbitrary", "--mem=0", "--cpu-bind=none", "--export=ALL"),
+    *("--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--unbuffered"),
+)
+"""Of a step that shares all that the job has, and whose members end one by one."""
 
 
 class SlurmLauncher:
@@ -90,115 +43,128 @@ class SlurmLauncher:
     Args:
         settings: see `SlurmSettings`.
 
-    Raises:
-        UsageError: there is no allocation.
-        RunError: SLURM does not answer.
     """
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
-        self._job = own_job()
-        self.host = settings.host or own_address(read_nodes(self._job))
-        self._steps: dict[str, Step] = {}
-        self._lost: dict[str, str] = {}
+        self._shares: dict[str, Share] = {}
+        self._groups: list[SlurmGroup] = []
 
-    def bring(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """See `Launcher.bring`: every node of the allocation that is not excluded and not known to be lost."""
-        excluded = set(expand(",".join(self._settings.exclude)))
-        nodes = [node for node in read_nodes(self._job) if node.name not in excluded]
-        if not nodes:
-            raise RunError(
-                f"the job {self._job} has no node for the run; left out: {', '.join(sorted(excluded)) or 'none'}",
-                hints=["shorten launcher.exclude, or ask for more nodes"],
-            )
-        self._lost = lost_nodes([node.name for node in nodes])
-        # The variables of SLURM say what this process was given, and srun would take them for what a step is to have.
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SLURMD_"))}
-        if "SLURM_CONF" in os.environ:
-            inherited["SLURM_CONF"] = os.environ["SLURM_CONF"]
-        inherited.pop("CUDA_VISIBLE_DEVICES", None)  # of this node; each step is told its own
-        for node in nodes:
-            if node.name not in self._lost:
-                output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the step
-                process = subprocess.Popen(
-                    self._srun(node, command),
-                    env={**inherited, **environment, NODE_VARIABLE: node.name},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                self._steps[node.name] = Step(process, output)
-        return len(nodes)
+    @cached_property
+    def host(self) -> str:
+        """See `Launcher`. A launcher that only tells what it would do needs no allocation.
 
-    def _srun(self, node: Node, command: Sequence[str]) -> list[str]:
-        """The command of a step that has everything which the job has on a node."""
-        settings = self._settings
-        program = [*settings.wrapper, settings.python or command[0], *command[1:]]
-        batch_host = os.environ.get("SLURMD_NODENAME", "localhost")
-        script = STEP.format(setup=settings.setup, batch_host=batch_host, job=self._job)
+        Raises:
+            UsageError: there is no allocation.
+            RunError: SLURM does not answer.
+        """
+        return self._settings.host or own_address([*read_job(own_job())[1]])
+
+    async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
+        """See `Launcher.nodes`: those of the allocation that are neither excluded nor lost, this one first."""
+        del groups  # an allocation has what it has
+        _, self._shares = await asyncio.to_thread(read_job, own_job())
+        left_out = dict.fromkeys(expand(",".join(self._settings.exclude)), "excluded")
+        known = await asyncio.to_thread(read_nodes, [name for name in self._shares if name not in left_out])
+        # SLURM takes minutes to notice that a node is gone; a step that includes one does not start at all.
+        answers = await asyncio.gather(*(asyncio.to_thread(reach, node) for node in known.values()))
+        for (name, node), answer in zip(known.items(), answers, strict=True):
+            if node.is_lost or not answer:
+                left_out[name] = f"{node.state}{'' if answer else ', does not answer'}"
+        here = os.environ.get("SLURMD_NODENAME")
+        found = [
+            Node(name, known[name].address, share.gpus, share.cores)
+            for name, share in sorted(self._shares.items(), key=lambda item: item[0] != here)
+            if name not in left_out
+        ]
+        if not found:
+            why = ", ".join(f"{name} ({reason})" for name, reason in left_out.items()) or "none"
+            hints = ["shorten launcher.exclude, or ask for more nodes"]
+            raise RunError(f"the job {own_job()} has no node for the run; left out: {why}", hints=hints)
+        return found
+
+    async def start(
+        self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]
+    ) -> SlurmGroup:
+        """See `Launcher.start`: one step; where nodes differ in what the job has there, one for those that do not."""
+        alike: dict[Share, dict[int, Place]] = {}
+        for index, place in places.items():
+            share = self._shares.get(place.node, Share())  # a lost one: `srun` says so
+            alike.setdefault(share._replace(cores=0), {})[index] = place
+        # The variables of SLURM say what this process was given, and srun would take them for what a step is to have;
+        # GPUs are those of this node, and each step is told its own.
+        away = "SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES"
+        kept = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(away)}
+        kept |= {**environment, **group.environment}
+        running = SlurmGroup(group.name)
+        self._groups.append(running)
+        for share, some in alike.items():
+            await running.step(self._srun(group, share, some), {**kept, **member_environment(group, some)})
+        return running
+
+    def _srun(self, group: ProcessGroup, share: Share, places: Mapping[int, Place]) -> list[str]:
+        """The command of a step."""
+        settings, program = self._settings, [*group.command]
+        if settings.python and program[0] == sys.executable:
+            program[0] = settings.python
         return [
-            "srun",
-            f"--jobid={self._job}",
-            *([] if node.group is None else [f"--het-group={node.group}"]),
-            "--nodes=1",
-            "--ntasks=1",
-            f"--nodelist={node.name}",
-            f"--gres={node.gpus}",
-            f"--job-name={self._name(node.name)}",
-            *("--mem=0", "--cpu-bind=none", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--export=ALL"),
-            *("--input=none", "--unbuffered"),
+            *SRUN,
+            f"--jobid={own_job()}",
+            *([f"--het-group={share.component}"] if share.component else []),
+            f"--job-name={group.name}",
+            f"--ntasks={len(places)}",
+            f"--nodelist={','.join(place.node for place in places.values())}",  # of each task, in their order
+            f"--gres={share.gres}",
             *settings.srun_options,
-            *("bash", "-c", script, "areal-node", *program),
+            *(["bash", "-c", f'set -e\n{settings.setup}\nset +e\nexec "$@"', group.name] if settings.setup else []),
+            *settings.wrapper,
+            *program,
         ]
 
-    @staticmethod
-    def _name(node: str) -> str:
-        return f"areal-{os.getpid()}-{node}"
-
-    def lost(self) -> Mapping[str, str]:
-        """See `Launcher.lost`: a step that has ended is a node that is gone, whatever its exit code."""
-        ended = {name: step.describe() for name, step in self._steps.items() if step.process.poll() is not None}
-        return {**self._lost, **ended}
-
-    def close(self) -> None:
-        """See `Launcher.close`: wardens end when they are let go of; those that do not are ended by SLURM."""
-        steps, self._steps = self._steps, {}
-        began = time.monotonic()
-        for name, step in steps.items():
-            if (code := step.process.poll()) is not None and code != 0:
-                complain(f"the node {name}: {step.describe()}")
-        if left := _wait(steps, began + GRACE_S):
-            self._cancel(left)
-            left = _wait(left, time.monotonic() + CANCEL_S)
-        while left and time.monotonic() < began + FORGET_S:
-            with suppress(RunError):  # a controller that does not answer says nothing of the nodes
-                gone = lost_nodes(list(left))
-                left = {name: step for name, step in left.items() if name not in gone}
-            left = _wait(left, time.monotonic() + ASK_EVERY_S)
-        if left:
-            complain(f"SLURM does not end the steps on {', '.join(left)}; their processes have ended by themselves")
-        for step in steps.values():
-            step.process.kill()
-            step.process.wait()
-            step.output.close()
-
-    def _cancel(self, steps: Mapping[str, Step]) -> None:
-        """Have SLURM kill steps."""
-        names = {self._name(name) for name in steps}
-        try:
-            for line in slurm("squeue", "-h", "--steps", "-o", "%i %j", "--user", str(os.getuid())).splitlines():
-                step, _, name = line.partition(" ")
-                if name in names:
-                    slurm("scancel", "--signal=KILL", step)
-        except RunError as error:
-            complain(f"steps cannot be cancelled: {error}")
+    async def close(self) -> None:
+        """See `Launcher.close`."""
+        await asyncio.gather(*(group.end() for group in self._groups))
+        self._groups.clear()
 
 
-def _wait(steps: Mapping[str, Step], deadline: float) -> dict[str, Step]:
-    """Wait for steps to end; those that have not."""
-    while True:
-        left = {name: step for name, step in steps.items() if step.process.poll() is None}
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(POLL_S)
+class SlurmGroup:
+    """See `RunningGroup`.
+
+    Args:
+        name: of the group.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._steps: dict[asyncio.subprocess.Process, asyncio.Task[str]] = {}
+
+    async def step(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start some of the members."""
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the step
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        self._steps[process] = start_task(_watch(process, output), f"step of {self._name}")
+
+    async def wait(self) -> str:
+        """See `RunningGroup.wait`."""
+        return "\n".join([await asyncio.shield(words) for words in self._steps.values()])
+
+    async def end(self, grace_s: float = 0.0) -> None:
+        """See `RunningGroup.end`."""
+        for number, patience_s in ((0, grace_s), (signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, None)):
+            for process in self._steps:
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.kill(process.pid, number)  # `Process.send_signal` may take the exit code away
+            if self._steps:
+                await asyncio.wait(self._steps.values(), timeout=patience_s)
+
+
+async def _watch(process: asyncio.subprocess.Process, output: IO[bytes]) -> str:
+    """How `srun` has ended, with the end of what it wrote."""
+    code = await process.wait()
+    with output:
+        output.seek(max(0, output.seek(0, os.SEEK_END) - WORDS_BYTES))
+        words = output.read().decode(errors="replace").strip()
+    return f"srun {describe_exit(code)}: {words}"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from areal_core.cli.output import complain
 from areal_core.errors import RunError
 from areal_core.runs import RunFolder
-from areal_slurm.allocation import own_job, read_job
-from areal_slurm.commands import slurm
+from areal_slurm.allocation import own_job, read_job, slurm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,12 +51,15 @@ def requeue(run_dir: Path, outcome: str, signal: int) -> None:
     try:
         number = own_job()
         job = read_job(number)[0]
-        if not job.is_running or not (signal == signals.SIGUSR1 or job.is_preempted):
+        is_preempted = job["PreemptTime"] != "None"
+        if job["JobState"] != "RUNNING" or not (is_preempted or signal == signals.SIGUSR1):
             return
-        if not job.is_preempted and last_step(run_dir) <= _steps.get(run_dir, 0):
-            limit = f"the time limit of the job {number} ({job.fields.get('TimeLimit')})"
+        if not is_preempted and last_step(run_dir) <= _steps.get(run_dir, 0):
+            limit = f"the time limit of the job {number} ({job['TimeLimit']})"
             complain(f"no step was committed within {limit}, so the job is not queued again; give it more: {again}")
             return
+        if "ArrayJobId" in job:  # the number of the last one of an array would mean all of it
+            number = f"{job['ArrayJobId']}_{job['ArrayTaskId']}"
         slurm("scontrol", "requeue", number)
     except RunError as error:
         complain(f"the job cannot be queued again: {error}; {again}")

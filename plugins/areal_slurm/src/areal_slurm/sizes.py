@@ -1,4 +1,4 @@
-"""What a job asks SLURM for, held against what the run's placement needs, before it waits in a queue."""
+"""What a job asks SLURM for, held against the GPUs that the run's placement needs, before it waits in a queue."""
 
 from __future__ import annotations
 
@@ -21,38 +21,25 @@ def gpus_of(gres: str | None) -> int | None:
     return sum(int(match[1] or 1) for match in found) if found else None
 
 
-def says_more(further: Sequence[str]) -> bool:
-    """Whether other options of sbatch speak of nodes and GPUs as well, or of further groups of nodes."""
-    return any(re.match(r"hetjob\b|-N|-G|--(nodes|gres|gpus)", option) for option in further)
-
-
-def check_sizes(config: RunConfig, nodes: str, gpus: int | None) -> None:
-    """Refuse a job that is too small, or has other GPUs than they were counted with.
+def check_sizes(config: RunConfig, nodes: str, gres: str | None, further: Sequence[str]) -> None:
+    """Refuse a job with fewer GPUs than the placement needs.
 
     Args:
         config: of the run.
         nodes: the option of sbatch, `2` or `2-4`; in another form it is left to SLURM.
-        gpus: that each is asked to have, None where the job does not say.
+        gres: the option of sbatch; without GPUs in it the job may get them in another way, which is left to SLURM.
+        further: options of sbatch; where they speak of nodes and GPUs as well, all is left to SLURM.
 
     Raises:
-        UsageError: it is; says what is needed.
+        UsageError: it has; says what is needed.
     """
-    placement, counted = config.placement, config.launcher.keywords().get("gpus_per_node")
-    named = [*(placement.training or ()), *(placement.generation or ())]
-    if not named:
+    needed = len({*(config.placement.training or ()), *(config.placement.generation or ())})
+    each, least = gpus_of(gres), re.fullmatch(r"(\d+)(?:-\d+)?", nodes)
+    is_more_said = any(re.match(r"hetjob\b|-N|-G|--(nodes|gres|gpus)", option) for option in further)
+    if not each or least is None or is_more_said or int(least[1]) * each >= needed:
         return
-    if counted and gpus is not None and counted != gpus:
-        raise UsageError(
-            f"the placement counts with launcher.gpus_per_node={counted}, and --gres asks for {gpus} on each node",
-            hints=[f"--gres gpu:{counted}, or launcher.gpus_per_node={gpus}"],
-        )
-    each, least = counted or gpus, re.fullmatch(r"(\d+)(?:-\d+)?", nodes)
-    if not each or least is None:
-        return
-    needed = max(named) // each + 1
-    if int(least[1]) < needed:
-        raise UsageError(
-            f"the placement needs {needed} nodes with {each} GPUs each, GPU {max(named)} being the last, and --nodes "
-            f"{nodes} asks for {least[1]}" + ("" if least[1] == nodes else " at least"),
-            hints=[f"--nodes {needed}, or a placement on fewer GPUs"],
-        )
+    has = f"{int(least[1]) * each}{'' if least[1] == nodes else ' at least'}"
+    raise UsageError(
+        f"the placement needs {needed} GPUs, and --nodes {nodes} --gres {gres} asks for {has}",
+        hints=[f"--nodes {-(-needed // each)}, or a placement on fewer GPUs"],
+    )

@@ -12,26 +12,28 @@ import re
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.output import say
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
-from areal_core.config import load_run, resolve
-from areal_core.errors import ConfigError, RunError, UsageError
-from areal_core.runs import RunFolder, execute, write_down
-from areal_slurm.commands import slurm
+from areal_core.config import Resolved, load_run, resolve
+from areal_core.driver import execute, write_down
+from areal_core.errors import RunError, UsageError
+from areal_core.runs import RunFolder
+from areal_slurm.allocation import slurm
 from areal_slurm.config import SlurmSettings
 from areal_slurm.requeue import VARIABLE
-from areal_slurm.sizes import check_sizes, gpus_of, says_more
+from areal_slurm.sizes import check_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from areal_core.config import Resolved
-
+Job = tuple[Path, Mapping[Path, Resolved], Resolved]
+"""The folder of a run, or of an array the one that holds a folder for each run; what each run is that is to be written,
+by its folder; and what all of them have in common."""
 SCRIPT_NAME, LOG_NAME = "slurm.sh", "slurm.log"
 TASK_FOLDER = "task-"
 PASSED_ON = ("nodes", "time", "partition", "account", "qos", "gres", "cpus-per-task", "mem", "exclude", "array")
@@ -40,42 +42,18 @@ SCRIPT = """\
 #!/bin/bash
 {directives}
 
+# SLURM begins a job again whose first node is back before it was given up. A job that has lost it for good is kept
+# without this script until the time limit (--no-kill): the second node has it queued again.
+LOST='until scontrol show node -o "$0" | grep -q State=DOWN; do sleep 20; done; exec scontrol requeue "$1"'
+JOB=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+[ "${{SLURM_JOB_NUM_NODES:-1}}" = 1 ] || srun --job-name=watch --overlap --no-kill --nodes=1 --ntasks=1 --relative=1 \
+    --mem=0 --gres=none --input=none bash -c "$LOST" "$SLURMD_NODENAME" "${{JOB:-$SLURM_JOB_ID}}" &> /dev/null &
+
 # Starts the run, and goes on with it whenever the job is queued again.
 trap '' USR1  # the warning before the time limit, until areal listens
 {setup}export {variable}=1
 exec {python} -m areal_core run --resume {folder}
 """
-
-
-@dataclass
-class Submission:
-    """A job to be.
-
-    Attributes:
-        folder: of the run; of an array, the one that holds a folder for each run.
-        runs: what each run is, by its folder.
-        options: of sbatch.
-        settings: of the launcher.
-    """
-
-    folder: Path
-    runs: Mapping[Path, Resolved]
-    settings: SlurmSettings
-    options: Sequence[str] = field(default_factory=list)
-    is_array: bool = False
-
-    @property
-    def script(self) -> str:
-        """The batch script."""
-        folder = shlex.quote(str(self.folder))
-        setup = f"set -e\n{self.settings.setup}\nset +e\n" if self.settings.setup else ""
-        return SCRIPT.format(
-            directives="\n".join(f"#SBATCH {option}" for option in self.options),
-            setup=setup,
-            variable=VARIABLE,
-            python=shlex.quote(sys.executable),
-            folder=f"{folder}/{TASK_FOLDER}$SLURM_ARRAY_TASK_ID" if self.is_array else folder,
-        )
 
 
 def main(words: Sequence[str]) -> int:
@@ -85,20 +63,12 @@ def main(words: Sequence[str]) -> int:
     )
     add_request_arguments(parser)
     parser.add_argument("--resume", metavar="RUN_DIR", type=Path, help="go on with this run in a new job")
-    parser.add_argument("--nodes", metavar="N", default="1", help="of the allocation; by default 1")
-    parser.add_argument("--time", metavar="TIME", help="limit of one turn of the job, as sbatch takes it: 4:00:00")
-    parser.add_argument("--partition", metavar="NAME", help="to submit to")
-    parser.add_argument("--account", metavar="NAME", help="that is charged")
-    parser.add_argument("--qos", metavar="NAME", help="quality of service")
-    parser.add_argument("--gres", metavar="LIST", help="what each node is to have: gpu:8")
-    parser.add_argument("--cpus-per-task", metavar="N", help="cores of each node; or --sbatch=--exclusive for all")
-    parser.add_argument("--mem", metavar="SIZE", help="memory of each node")
-    parser.add_argument("--exclude", metavar="NODES", help="nodes that the job must not get")
-    parser.add_argument("--array", metavar="LIST", help="a run for each number, which is its seed: 0-3, 1,5,7, 0-9%%2")
+    for option in PASSED_ON:
+        more = ": a run for each number, which is its seed: 0-3, 1,5,7, 0-9%%2" if option == "array" else ""
+        parser.add_argument(f"--{option}", metavar="VALUE", help=f"as sbatch takes it{more}")
+    parser.set_defaults(nodes="1")
     parser.add_argument("--warn", metavar="S", type=int, default=180, help="seconds before the limit; by default 180")
-    parser.add_argument(
-        "--sbatch", metavar="OPTION", action="append", default=[], help="any other: --sbatch=--exclusive"
-    )
+    parser.add_argument("--sbatch", metavar="OPTION", action="append", default=[], help="another: --sbatch=--exclusive")
     parser.add_argument("--dry-run", action="store_true", help="print the script, write and submit nothing")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return submit(parser.parse_intermixed_args(words))
@@ -107,115 +77,97 @@ def main(words: Sequence[str]) -> int:
 def submit(arguments: argparse.Namespace) -> int:
     """Check what is asked, write it, submit it, and say how it is followed and stopped."""
     request = read_request(arguments)
-    submission = _again(arguments, request) if arguments.resume else _new(arguments, request)
+    folder, runs, resolved = _again(arguments, request) if arguments.resume else _new(arguments, request)
+    text = _script(arguments, folder, resolved)
     if arguments.dry_run:
-        say(submission.script)
+        say(text)
         return 0
-    for folder, resolved in list(submission.runs.items())[:1]:  # an array's differ in their seeds alone
-        execute(resolved, run_dir=folder, resume=None, dry_run=True, allow_changed_plugins=False)
-    script = submission.folder / SCRIPT_NAME
+    for run, one in list(runs.items())[:1]:  # an array's differ in their seeds alone
+        execute(one, run_dir=run, resume=None, dry_run=True, allow_changed_plugins=False)
+    script = folder / SCRIPT_NAME
     try:
-        for folder, resolved in submission.runs.items():
-            write_down(resolved, RunFolder(folder))
-        script.write_text(submission.script)
+        for run, one in runs.items():
+            write_down(one, RunFolder(run))
+        script.write_text(text)
         job = slurm("sbatch", "--parsable", str(script)).strip().partition(";")[0]
     except RunError:
         if not arguments.resume:
-            shutil.rmtree(submission.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
+    nodes = "" if arguments.nodes == "1" else f" --nodes {arguments.nodes}"
     rows = {
         "job": job,
-        "run folder": submission.folder,
-        "script": script,
-        "follow": f"squeue --jobs={job}; tail -F {submission.folder / submission_log(submission, '*')}",
+        "run folder": folder,
+        "follow": f"squeue --jobs={job}; tail -F {_log(arguments, '*', folder)}",
         "stop in order": f"scancel --batch --signal=INT {job}",
         "stop at once": f"scancel {job}",
-        "go on later": f"areal slurm submit --resume {next(iter(submission.runs), arguments.resume)}"
-        f"{'' if arguments.nodes == '1' else f' --nodes {arguments.nodes}'}",
+        "go on later": f"areal slurm submit --resume {next(iter(runs), folder)}{nodes}",
     }
-    for label, text in rows.items():
-        say(f"{label:<15}{text}")
+    for label, value in rows.items():
+        say(f"{label:<15}{value}")
     return 0
 
 
-def submission_log(submission: Submission, task: str) -> str:
-    """Where the job writes, below the folder."""
-    return f"{TASK_FOLDER}{task}/{LOG_NAME}" if submission.is_array else LOG_NAME
+def _log(arguments: argparse.Namespace, task: str, folder: Path) -> Path:
+    """Where the job writes."""
+    return folder / (f"{TASK_FOLDER}{task}" if arguments.array else "") / LOG_NAME
 
 
-def _new(arguments: argparse.Namespace, request: Request) -> Submission:
+def _new(arguments: argparse.Namespace, request: Request) -> Job:
     """A job of a new run, or of several."""
-    gpus = _gpus(arguments)
-    resolved = _resolve(request, gpus)
+    resolved = _resolve(request)
     name = f"{resolved.name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     folder = (resolved.run_dir or Path("runs") / name).resolve()
     require_place("the run folder", folder, "choose another: run_dir=PATH")
     if folder.exists():
-        raise UsageError(
-            f"the run folder {folder} exists already",
-            hints=[f"go on with it: areal slurm submit --resume {folder}", "choose another: run_dir=PATH"],
-        )
+        hints = [f"go on with it: areal slurm submit --resume {folder}", "choose another: run_dir=PATH"]
+        raise UsageError(f"the run folder {folder} exists already", hints=hints)
     runs = {folder: resolved}
     if arguments.array:
         numbers = task_numbers(arguments.array)
-        runs = {folder / f"{TASK_FOLDER}{n}": _resolve(request, gpus, f"seed={n}") for n in numbers}
-    return _submission(arguments, folder, runs, resolved)
+        runs = {folder / f"{TASK_FOLDER}{n}": _resolve(request, f"seed={n}") for n in numbers}
+    return folder, runs, resolved
 
 
-def _again(arguments: argparse.Namespace, request: Request) -> Submission:
+def _again(arguments: argparse.Namespace, request: Request) -> Job:
     """Another job of a run that there is."""
     if request.config or request.overrides or arguments.array:
-        raise UsageError(
-            "--resume goes on with the run as it is: CONFIG, section.key=value and --array have no meaning with it",
-            hints=["leave them out"],
-        )
+        hints = ["leave out CONFIG, section.key=value and --array"]
+        raise UsageError("--resume goes on with the run as it is", hints=hints)
     folder = arguments.resume.resolve()
-    return _submission(arguments, folder, {}, load_run(folder))
+    return folder, {}, load_run(folder)
 
 
-def _resolve(request: Request, gpus: int | None, *more: str) -> Resolved:
-    """The config with this plugin's launcher, whatever it says of another one; a placement is counted with the job's
-    `gpus` of each node, where nobody has written how many they have."""
-    chosen = [word for word in request.overrides if word.startswith(("launcher=", "launcher.type="))]
-    words = [*([] if chosen else ["launcher=slurm/slurm"]), *request.overrides, *more]
-    try:
-        resolved = resolve(request.config, request.plugins, words)
-        placement, counted = resolved.config.placement, resolved.config.launcher.keywords().get("gpus_per_node")
-        if not gpus or counted or not (placement.training or placement.generation):
-            return resolved
-    except ConfigError as error:
-        if not gpus or not any("set launcher.gpus_per_node" in hint for hint in error.hints):
-            raise
-    return resolve(request.config, request.plugins, [*words, f"launcher.gpus_per_node={gpus}"])
+def _resolve(request: Request, *more: str) -> Resolved:
+    """The config with this plugin's launcher, whatever it says of another one."""
+    is_chosen = any(word.startswith(("launcher=", "launcher.type=")) for word in request.overrides)
+    words = [*([] if is_chosen else ["launcher=slurm/slurm"]), *request.overrides, *more]
+    return resolve(request.config, request.plugins, words)
 
 
-def _gpus(arguments: argparse.Namespace) -> int | None:
-    """GPUs of each node of the job; None where the job does not say, or not for all nodes alike."""
-    return None if says_more(arguments.sbatch) else gpus_of(arguments.gres)
-
-
-def _submission(
-    arguments: argparse.Namespace, folder: Path, runs: Mapping[Path, Resolved], resolved: Resolved
-) -> Submission:
+def _script(arguments: argparse.Namespace, folder: Path, resolved: Resolved) -> str:
+    """The batch script."""
     settings = resolved.config.launcher.settings
     if not isinstance(settings, SlurmSettings):
-        raise UsageError(
-            f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of the job's nodes",
-            hints=["leave launcher.type out, or set launcher=slurm"],
-        )
-    if not says_more(arguments.sbatch):
-        check_sizes(resolved.config, arguments.nodes, _gpus(arguments))
-    submission = Submission(folder, runs, settings, is_array=bool(arguments.array))
+        told = f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of a job's nodes"
+        raise UsageError(told, hints=["leave launcher.type out, or set launcher=slurm"])
+    check_sizes(resolved.config, arguments.nodes, arguments.gres, arguments.sbatch)
     given = {option: getattr(arguments, option.replace("-", "_")) for option in PASSED_ON}
-    submission.options = [
+    options = [
         f"--job-name={shlex.quote(resolved.name)}",
         *(f"--{option}={shlex.quote(value)}" for option, value in given.items() if value is not None),
         *("--ntasks-per-node=1", "--no-kill", "--requeue", "--open-mode=append", f"--signal=B:USR1@{arguments.warn}"),
-        f"--output={shlex.quote(str(folder / submission_log(submission, '%a')))}",
+        f"--output={shlex.quote(str(_log(arguments, '%a', folder)))}",
         f"--chdir={shlex.quote(str(Path.cwd()))}",
         *arguments.sbatch,
     ]
-    return submission
+    return SCRIPT.format(
+        directives="\n".join(f"#SBATCH {option}" for option in options),
+        setup=f"set -e\n{settings.setup}\nset +e\n" if settings.setup else "",
+        variable=VARIABLE,
+        python=shlex.quote(sys.executable),
+        folder=shlex.quote(str(folder)) + (f"/{TASK_FOLDER}$SLURM_ARRAY_TASK_ID" if arguments.array else ""),
+    )
 
 
 def task_numbers(expression: str) -> list[int]:
@@ -228,6 +180,6 @@ def task_numbers(expression: str) -> list[int]:
     for part in expression.partition("%")[0].split(","):
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)):
             raise UsageError(f"--array={expression} is no list of numbers", hints=["for four runs: --array=0-3"])
-        first, last, step = (int(group) if group else None for group in match.groups())
-        numbers += range(first or 0, (first or 0 if last is None else last) + 1, step or 1)
+        first, last, step = (int(group or 0) for group in match.groups())
+        numbers += range(first, max(first, last) + 1, step or 1)
     return numbers

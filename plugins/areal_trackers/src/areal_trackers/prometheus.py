@@ -62,7 +62,7 @@ class PrometheusTracker:
         address = f"http://{host}:{self._server.server_port}/metrics"
         (run_dir / ADDRESS_FILE).write_text(f"{address}\n")
         sys.stderr.write(f"metrics for Prometheus: {address}\n")
-        epochs = sum(path.name.isdigit() for path in (run_dir / "epochs").glob("*"))
+        epochs = sum(path.name.isdigit() for path in (run_dir / "attempts").glob("*"))
         self._gauge("recoveries", "times that the run was gone on with, by itself or by hand").set(max(0, epochs - 1))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -132,7 +132,7 @@ class VLLMAdapter:
         }
         if settings.key:
             environment["VLLM_API_KEY"] = settings.key  # everybody can read a command line
-        return ServerCommand([*program, *option_arguments(options | settings.options)], environment)
+        return ServerCommand([*program, *option_arguments(options | settings.options)], environment, self.health_path)
 
     async def identify(self, connection: ServerConnection) -> ServerIdentity:
         """From `/version`, `/v1/models` and `/server_info`."""

@@ -10,9 +10,11 @@ from areal_servers.settings import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import StoredModel
+    from areal_core.interfaces import ModelReference, StoredModel
+    from areal_servers.interface import ServerCommand
 
 
 class VLLMConfig(FleetSettings):
@@ -47,3 +49,10 @@ class VLLMConfig(FleetSettings):
             from areal_planning.mixture import model_problems
 
             yield from model_problems(model)
+
+    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
+        """See `FleetSettings.server_command`."""
+        from areal_vllm.adapter import VLLMAdapter
+
+        self.check_program("vllm", "vLLM")
+        return VLLMAdapter(self.with_key(run_dir, host)).command(model, host, port)

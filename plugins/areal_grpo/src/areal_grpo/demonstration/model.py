@@ -119,7 +119,7 @@ class AdditionModel:
 
     def prepare(self, cache: Path) -> Path:
         """The fine-tuned model's folder; see `ModelSource.prepare`."""
-        from areal_core.runs import execute
+        from areal_core.driver import execute
 
         if found := self.find(cache):
             return found
@@ -140,10 +140,10 @@ class AdditionModel:
         return make_model(folder, seed=self._seed, experts=self._experts)
 
     def _key(self) -> str:
-        """Of the config of the fine-tuning alone: neither where the cache lies nor who asks is part of it."""
+        """Of what is learnt in the fine-tuning alone: not of where the cache lies, who asks, or how it is started."""
         config = self._lessons("initial").config
         made = f" {self._experts} experts" if self._experts else ""
-        return hashlib.sha256((config.model_dump_json() + made).encode()).hexdigest()[:16]
+        return hashlib.sha256((config.model_dump_json(exclude={"launcher"}) + made).encode()).hexdigest()[:16]
 
     def _lessons(self, initial: Path | str) -> Resolved:
         from areal_core.config import resolve

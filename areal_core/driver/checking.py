@@ -1,0 +1,193 @@
+"""Whether the code behind a config is there and fits: asked in a process of its own, before anything is left on disk.
+
+The process imports every component that the config chooses and holds its signature against its settings, as the run's
+processes will; where an algorithm learns from rows as they are, it encodes the first ones. Whatever it imports, and
+whatever that does, stays out of the program that asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from areal_core import interfaces
+from areal_core.config import CONFIG_FILE, load_run, selections
+from areal_core.disk import is_folder
+from areal_core.driver.plan import FIRST_ROWS
+from areal_core.errors import ArealError, ConfigError
+from areal_core.interfaces.dataset import name_row
+from areal_core.interfaces.launcher import describe_exit
+from areal_core.plugins.catalog import Catalog
+from areal_core.runs.folder import RunFolder, cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from areal_core.config import Resolved, Selection
+
+DEADLINE_S: Final = 600.0
+TOLD_S: Final = 15.0
+LAST_WORDS: Final = 800
+
+CALLED: Final = {
+    "group_stages": interfaces.GroupStage,
+    "stages": interfaces.Stage,
+    "advantages": interfaces.Advantage,
+    "corrections": interfaces.Correction,
+    "policy_losses": interfaces.PolicyLoss,
+    "regularisers": interfaces.Regulariser,
+    "objectives": interfaces.Objective,
+    "aggregations": interfaces.Aggregation,
+    "encoders": interfaces.Encoder,
+}
+"""The kinds of functions that areal calls by position, each with the Protocol that says how."""
+CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
+
+
+class CodeCheck:
+    """A check that is under way as soon as it is made; what else there is to check can be checked meanwhile.
+
+    Importing takes seconds, so the last check that found nothing wrong is remembered with every module that it had
+    read: the same config and the same files need none, unless rows of data are looked at, whose files nobody knows.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        text = resolved.to_yaml()
+        self._key = hashlib.sha256("\n".join([sys.prefix, *sys.path, text]).encode()).hexdigest()
+        self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
+        self._folder = Path(self._temporary.name)
+        self._process: subprocess.Popen[bytes] | None = None
+        if resolved.config.workflow is not None and self._is_known():
+            return
+        (self._folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+        with (self._folder / "output").open("wb") as output:
+            command = [sys.executable, "-m", __name__, str(self._folder)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with the chosen code, once the check has ended; a program that died counts."""
+        if self._process is None:
+            return []
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < DEADLINE_S:
+            try:
+                code = self._process.wait(TOLD_S)
+            except subprocess.TimeoutExpired:
+                with suppress(OSError):  # no result: `--dry-run --json` writes those to standard output
+                    sys.stderr.write(f"still importing the components of the config, since {waited + TOLD_S:.0f} s\n")
+                continue
+            if code or not (answer := self._folder / "answer.json").is_file():
+                return [f"importing the components {describe_exit(code)}: {self._last_words()}"]
+            problems, files = json.loads(answer.read_text(encoding="utf-8"))
+            if not problems:
+                self._remember(files)
+            return list(problems)
+        return [f"importing the components took longer than {DEADLINE_S:g} s: {self._last_words()}"]
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._temporary.cleanup()
+
+    def _is_known(self) -> bool:
+        try:
+            key, files = json.loads(_memory().read_text(encoding="utf-8"))
+            return bool(key == self._key and all(Path(path).stat().st_mtime_ns == time for path, time in files.items()))
+        except (OSError, ValueError):
+            return False
+
+    def _remember(self, files: Mapping[str, int]) -> None:
+        fresh = _memory().with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # a home that cannot be written to: then it is checked again
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps([self._key, files]), encoding="utf-8")
+            fresh.replace(_memory())
+
+    def _last_words(self) -> str:
+        return (self._folder / "output").read_text(encoding="utf-8", errors="replace")[-LAST_WORDS:].strip()
+
+
+def _memory() -> Path:
+    return cache_folder() / "checked.json"
+
+
+def _problems(resolved: Resolved, folder: Path) -> Iterator[str]:
+    from areal_core.runs.controller import build_engine
+
+    for plugin in resolved.plugins.names:
+        installed = Catalog.scan().get(plugin)
+        yield from installed.unmet() if installed is not None else ()
+    for path, chosen in selections(resolved.config):
+        key = ".".join(map(str, path))
+        sys.stderr.write(f"importing {key}: {chosen.target}\n")
+        try:
+            if chosen.kind == "inference_engines":
+                build_engine(resolved.config, RunFolder(folder), folder, None)
+            else:
+                chosen.prepare()
+                _check_call(chosen)
+        except ArealError as error:
+            yield ": ".join((f"{key}: {error.message}", *error.hints))
+
+
+def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
+    """Why the algorithm's encoder, or a method `check_row` of the workflow, refuses the first rows; a data set that
+    cannot be read the plan tells of as well."""
+    from areal_core.runs.models import load_tokenizer, model_reference
+    from areal_core.training.examples import encode_row
+
+    path, encode = resolved.config.model.path, resolved.config.algorithm.build().encode
+    played = resolved.config.workflow if encode is None else None
+    looks = played is not None and hasattr(played.load(), "check_row")
+    if not looks and (encode is None or path is None or not is_folder(resolved.base_dir / path)):  # yet to be made
+        return
+    try:
+        dataset, check = resolved.config.dataset.build(), played.build().check_row if looks and played else None
+        tokenizer = None if check else load_tokenizer(model_reference(resolved, folder))
+        for index in range(min(len(dataset), FIRST_ROWS)):
+            if check is None:
+                encode_row(dataset, index, partial(encode, tokenizer=tokenizer))
+            elif told := check(dataset[index]):
+                raise ConfigError(f"{name_row(dataset, index)}: {told}")
+    except Exception as error:  # noqa: BLE001 - a data set is anybody's code
+        yield str(getattr(error, "message", error))
+
+
+def _check_call(chosen: Selection) -> None:
+    """Raise `ConfigError` where areal could not call a function as its Protocol says."""
+    target, protocol = chosen.load(), CALLED.get(chosen.kind)
+    if not callable(target) and (protocol is not None or chosen.kind in CALLED_BY_NAME):
+        raise ConfigError(f"'{chosen.target}' is {target!r:.40}, and must be a function or a class")
+    if protocol is None or isinstance(target, type) or not callable(target):
+        return
+    names = list(inspect.signature(protocol.__call__).parameters)[1:]
+    try:
+        inspect.signature(target).bind(*names, **chosen.keywords())
+    except TypeError as error:
+        raise ConfigError(f"'{chosen.target}' is called with ({', '.join(names)}) and its settings: {error}") from None
+
+
+def main(folder: Path) -> None:
+    """Write beside the config what is wrong, and which files were read."""
+    resolved = load_run(folder)
+    problems = list(_problems(resolved, folder)) or list(_row_problems(resolved, RunFolder(folder)))
+    paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
+    files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
+    (folder / "answer.json").write_text(json.dumps([problems, files]), encoding="utf-8")
+    os._exit(0)  # threads and exit handlers of what was imported are nobody's concern
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

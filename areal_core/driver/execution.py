@@ -1,0 +1,264 @@
+"""A run from request to end: checked, claimed, started, watched, and told about."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_core.config.imports import KeptSources
+from areal_core.disk import DiskError, replace_durably, writing
+from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
+from areal_core.driver.balance import Split
+from areal_core.driver.checking import CodeCheck
+from areal_core.driver.driver import Driver
+from areal_core.driver.groups import model_group, process_groups, split_optional
+from areal_core.driver.plan import make_plan
+from areal_core.driver.recoveries import Recoveries, way_on
+from areal_core.driver.summary import summarise_run
+from areal_core.driver.terminal import Terminal, say
+from areal_core.driver.view import RunState, open_view
+from areal_core.errors import LostError, RunError, UsageError
+from areal_core.launchers.member import ASKED_TO_STOP
+from areal_core.messages.hub import Status, StepMetrics
+from areal_core.plugins import compare
+from areal_core.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from areal_core.config import Resolved
+    from areal_core.driver.hub import Process
+    from areal_core.driver.view import View
+    from areal_core.interfaces.launcher import Launcher, ProcessGroup
+    from areal_core.runs.folder import AttemptFolder
+
+
+def execute(
+    resolved: Resolved,
+    *,
+    run_dir: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    allow_changed_plugins: bool,
+    as_json: bool = False,
+    show: Callable[[str], None] = say,
+) -> int:
+    """Check, start, watch and end a run.
+
+    Args:
+        resolved: its config.
+        run_dir: of a new run.
+        resume: of a run to go on with; exactly one of the two is given.
+        dry_run: print the plan and start nothing.
+        allow_changed_plugins: resume although plugins have changed.
+        as_json: print the plan as one JSON object.
+        show: prints the plan, and raises where that fails.
+
+    Returns:
+        The exit code: 0 done, 128 and the number of the signal where it was interrupted after a checkpoint.
+
+    Raises:
+        ArealError: the request was wrong (exit code 2, nothing left on disk) or the run failed (1).
+    """
+    folder = resume if resume is not None else run_dir
+    assert folder is not None
+    run = RunFolder(folder.resolve())
+    attempt = next_attempt(run, say)
+    done = run.last_step or 0
+    if done > resolved.config.steps:
+        more = f"for more: areal run --resume {run.word} steps={2 * done}"
+        raise UsageError(f"the run has done {done} steps already, and steps is {resolved.config.steps}", hints=[more])
+    steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
+    if run.last_attempt is not None and run.last_attempt.has_done(steps) and is_exported:
+        say(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
+        return 0
+    launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
+    if (warm_up := getattr(launcher, "warm_up", None)) is not None:
+        warm_up()
+    try:
+        with closing(CodeCheck(resolved)) as check:
+            plan = make_plan(resolved, check.problems)
+    except BaseException:
+        if launcher is not None:
+            asyncio.run(launcher.close())
+        raise
+    if launcher is None:
+        show(plan.to_json() if as_json else str(plan))
+        return 0
+    resolved.plugins.events.configure(resolved.config)
+    if resume is not None:
+        _check_plugins(resolved, run, allowed=allow_changed_plugins)
+    began = time.monotonic()
+    with closing(Terminal()) as terminal:
+        code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal))
+    if not code:
+        say(summarise_run(run, steps, time.monotonic() - began, Split.of(resolved.config), done))
+    return code
+
+
+def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None:
+    if not run.plugins.is_file():
+        raise UsageError(f"{run.path} was never started: it has no plugins.json", hints=["start it with: areal run"])
+    changes = compare(json.loads(run.plugins.read_text()), [record.as_dict() for record in resolved.provenance()])
+    if changes and not allowed:
+        raise UsageError(
+            f"plugins have changed since the run in {run.path} was started: {'; '.join(changes)}",
+            hints=["install the former versions, or add --allow-changed-plugins"],
+        )
+
+
+async def _drive(
+    resolved: Resolved, run: RunFolder, attempt: AttemptFolder, launcher: Launcher, terminal: Terminal
+) -> int:
+    """Make the run this process's own, and bring it to its end, in as many attempts as it takes; the exit code.
+
+    Args:
+        resolved: its config.
+        run: its folder.
+        attempt: to claim.
+        launcher: starts its processes.
+        terminal: for the user.
+    """
+    say = terminal.say
+    state = RunState(run, say, Split.of(resolved.config))
+    driver = Driver(launcher, run, lambda *said: _hear(state, *said), say)
+    recoveries = Recoveries(resolved.config.launcher.keywords().get("max_attempts_without_checkpoint", 0), say)
+    outcome, code, owned = "failed", 1, None
+    try:
+        address = await driver.listen()
+        driver.begin(attempt)
+        _begin(resolved, run, attempt, address, driver)
+        owned = attempt
+        say(f"run folder: {run.path}")
+        resolved.plugins.events.run_started(resolved.config, run.path)
+        with open_view(resolved, state, terminal) as view:
+            while (ended := await _attempt_or_lose(resolved, run, driver, state, view, recoveries)) is None:
+                owned = _begin_again(run, owned, address, driver)
+                state.begin_again()
+        outcome, code = ("interrupted", 128 + (driver.signals or [signal.SIGINT])[0]) if ended else ("done", 0)
+    except RunError as error:
+        code = error.exit_code
+        if owned is not None and run.last_attempt != owned:
+            raise RunError(
+                f"somebody else has taken over the run in {run.path} while this program was stopped or "
+                "could not be reached; it has ended its own processes"
+            ) from error
+        if owned is not None and not any("areal run --resume" in hint for hint in error.hints):  # it may know better
+            error.hints = (*error.hints, way_on(run, has_failed=True))
+        raise
+    finally:
+        await driver.close()
+        if owned is not None:
+            release(owned, f"{outcome} {resolved.config.steps}{f' {code}' if code else ''}")
+            if run.last_attempt == owned:
+                resolved.plugins.events.run_finished(run.path, outcome, next(iter(driver.signals), 0))
+    if not code:
+        return 0
+    stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
+    say(f"{stopped}; go on with: areal run --resume {run.word}")
+    return code
+
+
+def _begin(resolved: Resolved, run: RunFolder, attempt: AttemptFolder, address: str, driver: Driver) -> None:
+    """Make the run this process's own, and keep what it is made of.
+
+    Raises:
+        UsageError: somebody else was quicker.
+        DiskError: the disk refuses; a new run leaves nothing, so that it can be started again.
+    """
+    is_new = not run.path.exists()
+    claim(attempt, address, driver.credentials, driver.nonce)
+    try:
+        write_down(resolved, run)
+    except DiskError as error:
+        if is_new:
+            shutil.rmtree(run.path, ignore_errors=True)
+            error.hints = (error.hints[0], "nothing has begun: mend it, then start it again")
+        raise
+
+
+def write_down(resolved: Resolved, run: RunFolder) -> None:
+    """Write what a run is made of into its folder, from which `areal run --resume` starts it, or goes on with it.
+
+    Raises:
+        DiskError: the disk refuses.
+    """
+    with writing("the run folder", run.path):
+        run.sources.mkdir(parents=True, exist_ok=True)
+        replace_durably(run.config, resolved.to_yaml().encode())
+        for path in map(Path, resolved.files):
+            replace_durably(KeptSources.place(run.sources, path), path.read_bytes())
+        replace_durably(run.plugins, json.dumps([r.as_dict() for r in resolved.provenance()], indent=1).encode())
+
+
+def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Driver) -> AttemptFolder:
+    """The next attempt, which this same program drives."""
+    latest = run.attempt(former.number + 1)
+    driver.begin(latest)
+    claim(latest, address, driver.credentials, driver.nonce)
+    release(former, RECOVERING)
+    return latest
+
+
+async def _attempt_or_lose(
+    resolved: Resolved, run: RunFolder, driver: Driver, state: RunState, view: View, recoveries: Recoveries
+) -> int | None:
+    """As `_attempt`; None when something was lost and the next attempt may begin.
+
+    Raises:
+        RunError: something was lost in vain too often, or somebody else has the run by now.
+    """
+    attempt = run.last_attempt
+    try:
+        return await _attempt(resolved, run, driver, state, view)
+    except LostError as error:
+        if driver.signals:  # the last commit stands
+            state.say(f"{error.message}; the run was about to stop")
+            return ASKED_TO_STOP
+        if run.last_attempt != attempt:
+            raise
+        recoveries.note(error, max((path.name for path in run.checkpoints()), default=""))
+        await driver.end_attempt(keeps=_may_stay)
+        return None
+
+
+def _may_stay(group: ProcessGroup) -> bool:
+    """Servers outlive an attempt, unless their memory may be away when it ends."""
+    return group.role == "server" and not group.shares_gpus
+
+
+async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, state: RunState, view: View) -> int:
+    """Start the run's processes and watch them; 0, or `ASKED_TO_STOP`."""
+    config = resolved.config
+    if config.model.source is not None and not run.model_note.is_file():
+        await driver.start([model_group(run.path)])
+        code = await driver.watch("model_initialization", view.prepare)
+        if driver.signals:
+            return code or ASKED_TO_STOP
+        driver.forget("model_initialization")
+    required, optional = split_optional(config, process_groups(config, run.path))
+    await driver.start(required, optional)
+
+    def update() -> None:
+        if state.is_old:
+            state.see(driver.describe())
+        view.update()
+
+    code = await driver.watch("trainer", update)
+    await driver.end_others()
+    return code
+
+
+def _hear(state: RunState, process: Process, said: Any) -> None:
+    """What processes say that is for whoever watches."""
+    match said:
+        case Status(fields):
+            state.hear(process.group.role, dict(fields))
+        case StepMetrics(line):
+            state.add(dict(line))

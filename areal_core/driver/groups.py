@@ -1,0 +1,82 @@
+"""The process groups of a run: which processes there are, said by the config alone."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal_core.interfaces.launcher import EndMeans, ProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+def role_group(name: str, role: str, run_dir: Path, **more: Any) -> ProcessGroup:
+    """A process that plays a role of areal's own: `python -m areal_core.runs ROLE RUN_DIR`."""
+    return ProcessGroup(name, role, [sys.executable, "-m", "areal_core.runs", role, str(run_dir)], **more)
+
+
+def model_group(run_dir: Path) -> ProcessGroup:
+    """The process that makes or fetches the model, before anything else starts."""
+    command = [sys.executable, "-m", "areal_core.driver.model_initialization", str(run_dir)]
+    return ProcessGroup("model", "model_initialization", command)
+
+
+def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
+    """All groups of a run that trains, in the order in which they are placed."""
+    trainer = role_group(
+        "trainer",
+        "trainer",
+        run_dir,
+        count=config.trainer_processes,
+        gpus_each=1 if config.placement.training else 0,
+        gpus=None if config.placement.is_counted else _numbers(config.placement.training),
+        cores_each=config.launcher.keywords().get("threads_per_process", 1),
+        environment=dict.fromkeys(INTERFACE_VARIABLES, config.launcher.keywords().get("network_interface") or ""),
+    )
+    if not config.launcher.keywords().get("network_interface"):
+        trainer = replace(trainer, environment={})
+    if config.inference_engine is None:
+        return [trainer]
+    controller = role_group("controller", "controller", run_dir, beside="trainer")
+    return [trainer, controller, *rollout_groups(config, run_dir, "controller")]
+
+
+def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[ProcessGroup]:
+    """The groups that generate and play episodes.
+
+    Args:
+        config: of the run.
+        run_dir: its folder.
+        beside: name of the group that they serve.
+    """
+    assert config.inference_engine is not None
+    workers = [
+        role_group(f"worker-{number}", "rollout_worker", run_dir, beside=beside, end=EndMeans.REPLACED)
+        for number in range(config.rollout.workers)
+    ]
+    made = getattr(config.inference_engine.settings, "process_groups", None)
+    engine = list(made(config, run_dir)) if made is not None else []
+    return [*workers, *(replace(one, beside=beside) if one.role == "engine" else one for one in engine)]
+
+
+def split_optional(config: RunConfig, groups: Sequence[ProcessGroup]) -> tuple[list[ProcessGroup], list[ProcessGroup]]:
+    """Groups that must have room, and servers beyond the minimum, which are started where and when there is room."""
+    if not config.has_elastic_servers:
+        return list(groups), []
+    assert config.inference_engine is not None
+    settings = config.inference_engine.keywords()
+    least = max(0, settings["servers"].minimum - len(settings.get("addresses", ())))
+    servers = [group for group in groups if group.role == "server"]
+    optional = servers[least:]
+    return [group for group in groups if group not in optional], optional
+
+
+def _numbers(gpus: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if gpus is None else tuple(gpus)

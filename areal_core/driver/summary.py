@@ -1,0 +1,52 @@
+"""What the terminal shows of a run's metrics first of all, and the lines that end a run there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from areal_core.driver.balance import bottleneck
+
+if TYPE_CHECKING:
+    from areal_core.driver.balance import Split
+    from areal_core.runs.folder import RunFolder
+
+GOALS: Final = (
+    ("reward/all_episodes", "reward", ".3f"),
+    ("reward/mean", "trained reward", ".3f"),
+    ("train/negative_log_likelihood", "loss", ".4f"),
+    ("train/loss", "loss", ".4f"),
+)
+"""What a run is after, with labels and formats: the first that it has is shown. `reward/all_episodes` is missing where
+no episode finished since the last batch; `reward/mean` has another label, for group stages choose and change it."""
+OTHERS: Final = (
+    ("evaluation/reward", "held-out score", ".3f"),
+    ("train/accuracy", "accuracy", ".3f"),
+    ("train/teacher_kl", "teacher KL", ".4f"),
+)
+"""What is shown beside it."""
+
+
+def headlines(metrics: set[str]) -> list[tuple[str, str, str]]:
+    """Of the metrics that a run or a step has, those that say how well it does, each with its label and format."""
+    goals = [goal for goal in GOALS if goal[0] in metrics]
+    return [*goals[:1], *(one for one in OTHERS if one[0] in metrics)]
+
+
+def summarise_run(run: RunFolder, steps: int, seconds: float, split: Split | None = None, before: int = 0) -> str:
+    """What came of a run that has done all its steps: scores at its two ends, which half waited for the other (with
+    `split`, that of its GPUs, what would balance them), and where its results lie."""
+    metrics = run.read_metrics()
+    here = f", the last {steps - before} of them" if before else ""
+    lines = [f"done: {steps} steps{here} in {seconds:.0f} s"]
+    for key, label, form in headlines({key for line in metrics for key in line}):
+        values = [line[key] for line in metrics if key in line]
+        lines.append(f"  {label:15s} {values[0]:{form}} -> {values[-1]:{form}}")
+    staleness = [line["staleness/mean"] for line in metrics if "staleness/mean" in line]
+    if staleness:
+        lines.append(f"  {'staleness':15s} {sum(staleness) / len(staleness):.2f} batches, mean of trained tokens")
+    if words := bottleneck(metrics, split):
+        lines.append(f"  {'waiting':15s} {words}")
+    for path, label in ((run.model, "model"), (run.best, "best model"), (run.report, "report")):
+        if path.exists():
+            lines.append(f"  {label:15s} {path}")
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""The launcher's end of the fork server: started early, asked for members, and started again if it was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import start_thread
+from areal_core.errors import RunError
+from areal_core.interfaces.launcher import describe_exit
+from areal_core.launchers.fork_server import ONE_THREAD
+from areal_core.launchers.guard import kill_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+END_S = 20.0
+
+
+class ForkServer:
+    """A running fork server. Its environment is this program's, with one thread for every library."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "areal_core.launchers.fork_server"],
+            env={**os.environ, **ONE_THREAD},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        self._ready: Future[int] = Future()
+        self._numbers = itertools.count()
+        self._asked: dict[int, Future[int]] = {}
+        self._ended: dict[int, Future[int]] = {}
+        start_thread(self._hear, "answers of the fork server")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    async def threads(self) -> int:
+        """How many it has once everything is imported: with more than one, nothing is forked."""
+        return await asyncio.wrap_future(self._ready)
+
+    async def fork(self, argv: Sequence[str], environment: Mapping[str, str]) -> Forked:
+        """Fork a member that runs `python -m argv`.
+
+        Raises:
+            RunError: the server has ended, or cannot fork.
+        """
+        number, asked = next(self._numbers), Future[int]()
+        self._asked[number] = asked
+        assert self._process.stdin is not None
+        try:
+            order = {"number": number, "argv": list(argv), "environment": dict(environment)}
+            self._process.stdin.write(f"{json.dumps(order)}\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise RunError(f"the fork server is gone: {error}") from None
+        pid = await asyncio.wrap_future(asked)
+        return Forked(pid, self._ended.setdefault(pid, Future()))
+
+    def close(self) -> None:
+        """End it and everything that it has forked; safe to call twice."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
+
+    def _hear(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told: dict[str, Any] = json.loads(line)
+            if "threads" in told:
+                self._ready.set_result(told["threads"])
+            elif "ended" in told:
+                self._ended.setdefault(told["ended"], Future()).set_result(told["code"])
+            elif "failed" in told:
+                self._asked.pop(told["number"]).set_exception(RunError(f"no member can be forked: {told['failed']}"))
+            else:
+                self._asked.pop(told["number"]).set_result(told["pid"])
+        how = f"the fork server {describe_exit(self._process.wait())}"
+        for waiting in [self._ready, *self._asked.values(), *self._ended.values()]:
+            if not waiting.done():
+                waiting.set_exception(RunError(how))
+
+
+class Forked:
+    """A member that was forked."""
+
+    def __init__(self, pid: int, ended: Future[int]) -> None:
+        self.pid = pid
+        self._ended = ended
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if not self._ended.done():
+            return None
+        return -1 if self._ended.exception() is not None else self._ended.result()
+
+    async def wait(self) -> int:
+        """Until it has ended; its exit code."""
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._ended))
+        except RunError:
+            return -1

@@ -1,0 +1,194 @@
+"""The guard of members: adopts what they leave behind, and ends it, so that a closed connection means: nothing is left.
+
+A guard is the parent of a member. It holds a copy of the member's connection to the driver's hub and does nothing but
+wait: until the member ends, or the hub hangs up. Then it kills the member and everything that it ever started, tells
+the hub how the member ended, and only then lets the connection close. It also bounds the member's log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.launchers.identity import has_ended, identify
+from areal_core.messages import Credentials, PeerClosed, connect_blocking, frames
+from areal_core.messages.hub import Ended
+
+if TYPE_CHECKING:
+    import socket
+
+LOG_BYTES = 1 << 26
+"""Of a log file, of which there may be two."""
+LOOK_S = 1.0
+REPORT_TIMEOUT_S = 5.0
+SCRATCH_VARIABLE = "AREAL_SCRATCH"
+"""Names a private folder of the member for sockets and weights, in memory where the machine offers that."""
+HUB_VARIABLE = "AREAL_HUB"
+_SET_CHILD_SUBREAPER = 36
+_OWNER = "owner"
+
+
+def adopt_orphans() -> None:
+    """From now on what descendants of this process leave behind becomes its own."""
+    with suppress(AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int | str = "self") -> list[int]:
+    """Of this process or another, whichever thread has started them."""
+    found: list[int] = []
+    with suppress(OSError):  # the process, or one of its threads, may end while this reads
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def end_descendants(kept: frozenset[int] = frozenset()) -> None:
+    """Kill the children of this process, to which orphans come, until there are none but those to be kept."""
+    while pids := set(children()) - kept:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and its descendants."""
+    for child in children(pid):
+        kill_tree(child)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def open_log(path: Path) -> None:
+    """Have what this process writes go to a log, of the user alone: some programs write their keys into their logs."""
+    with suppress(OSError):  # a disk that is full costs the log, and nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(file, descriptor)
+        os.close(file)
+
+
+def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
+    """A log that is full is begun anew; what it held stays as `NAME.1`."""
+    with suppress(OSError):
+        if path.stat().st_size > limit:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
+
+
+def make_scratch() -> Path:
+    """A new private folder, in memory where possible; those of guards that were killed are removed first."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    for former in parent.glob("areal-scratch-*"):
+        with suppress(OSError):
+            if has_ended((former / _OWNER).read_text()):
+                shutil.rmtree(former)
+    folder = Path(tempfile.mkdtemp(prefix="areal-scratch-", dir=parent))
+    (folder / _OWNER).write_text(identify(os.getpid()))
+    return folder
+
+
+@dataclass
+class Guarded:
+    """A member below its guard.
+
+    Attributes:
+        pid: of the member.
+        connection: a copy of its connection to the hub.
+        hub, credentials: where its last word goes, and what is shown there.
+        group, index: see `Join`.
+        log: what it writes; None where somebody else keeps that.
+        scratch: its private folder.
+    """
+
+    pid: int
+    connection: socket.socket
+    hub: str
+    credentials: Credentials
+    group: str
+    index: int
+    log: Path | None
+    scratch: Path
+
+
+class Guard:
+    """Waits for members, and ends what is left of them."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, Guarded] = {}
+        self._poll = select.poll()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no member is left."""
+        return not self._members
+
+    def listen(self, file: int) -> None:
+        """Have `wait` return where something arrives here."""
+        self._poll.register(file, select.POLLIN)
+
+    def add(self, member: Guarded) -> None:
+        """Guard a child of this process."""
+        pidfd = os.pidfd_open(member.pid)
+        self._members[pidfd] = member
+        self._poll.register(pidfd, select.POLLIN)
+        self._poll.register(member.connection, select.POLLRDHUP)
+
+    def wait(self) -> tuple[set[int], dict[int, int]]:
+        """Until something happens, a second at most.
+
+        Returns:
+            The files that have something, and the exit codes of members that have ended, by their process ids.
+        """
+        ready = {file for file, _ in self._poll.poll(LOOK_S * 1000)}
+        ended = {}
+        for pidfd, member in list(self._members.items()):
+            if pidfd in ready or member.connection.fileno() in ready:
+                ended[member.pid] = self._end(pidfd, member)
+            elif member.log is not None:
+                bound_log(member.log)
+        return ready, ended
+
+    def forget(self) -> None:
+        """In a member that was just forked: close what is others', for their connections would outlive them here."""
+        for pidfd, member in self._members.items():
+            os.close(pidfd)
+            member.connection.close()
+        self._members.clear()
+
+    def end_all(self) -> None:
+        """End every member."""
+        for pidfd, member in list(self._members.items()):
+            self._end(pidfd, member)
+
+    def _end(self, pidfd: int, member: Guarded) -> int:
+        del self._members[pidfd]
+        self._poll.unregister(pidfd)
+        self._poll.unregister(member.connection)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
+        end_descendants(frozenset(other.pid for other in self._members.values()))
+        shutil.rmtree(member.scratch, ignore_errors=True)
+        with suppress(OSError, PeerClosed):
+            last = connect_blocking(member.hub, REPORT_TIMEOUT_S, "guard", member.credentials)
+            frames.send(last, Ended(member.group, member.index, member.pid, code), 1)
+            frames.receive(last)
+            last.close()
+        member.connection.close()
+        return code

@@ -1,0 +1,92 @@
+"""The role that keeps an inference server: a program of somebody else's, started as its plugin says.
+
+It picks a port, starts the program, waits until it is healthy, and announces its address. Whether the server does what
+it should from then on is seen by the rollout controller, which asks it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from areal_core.config import load_run
+from areal_core.errors import LostError, RunError
+from areal_core.interfaces.launcher import describe_exit
+from areal_core.launchers.guard import HUB_VARIABLE
+from areal_core.launchers.machine import free_port
+from areal_core.launchers.member import ASKED_TO_STOP
+from areal_core.messages import Credentials
+from areal_core.runs.models import model_reference
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.launchers.member import Member
+    from areal_core.runs.folder import RunFolder
+
+ROLE = "server"
+POLL_S, ANSWER_S, GRACE_S = 0.1, 5.0, 5.0
+LAST_WORDS, LAST_LINES = 4000, 15
+
+
+def play(run: RunFolder, member: Member) -> int:
+    """Until the server ends; its exit code."""
+    resolved = load_run(run.path)
+    chosen = resolved.config.inference_engine
+    assert chosen is not None
+    port, limit = free_port(), chosen.keywords().get("start_timeout_s", 900.0)
+    settings: Any = chosen.settings
+    command = settings.server_command(model_reference(resolved, run), member.host, port, run.path)
+    stopping = threading.Event()
+    member.on_stop = stopping.set
+    secret = {HUB_VARIABLE, *Credentials().as_environment()}  # a server is told nothing of the run
+    environment = {name: value for name, value in os.environ.items() if name not in secret}
+    try:
+        server = subprocess.Popen(
+            command.arguments, env={**environment, **command.environment}, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise RunError(f"cannot be started: {command.arguments[0]}: {error.strerror}") from error
+    member.enter("loading the model")
+    address, is_healthy, deadline = f"http://{member.host}:{port}", False, time.monotonic() + limit
+    while server.poll() is None and not stopping.is_set():
+        if not is_healthy and is_healthy_at(f"{address}{command.health_path}"):
+            is_healthy = True
+            member.announce(ROLE, address)
+            member.enter("serving")
+        elif not is_healthy and time.monotonic() > deadline:
+            raise LostError(f"was not healthy within inference_engine.start_timeout_s = {limit:g}")
+        stopping.wait(POLL_S)
+    if not stopping.is_set():
+        words = f"{describe_exit(server.returncode)}; the end of its log:\n{last_words(run.log(member.name))}"
+        is_lost = is_healthy or server.returncode < 0 or "address already in use" in words.lower()
+        raise (LostError if is_lost else RunError)(words)
+    server.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(GRACE_S)
+    return ASKED_TO_STOP
+
+
+def last_words(log: Path) -> str:
+    """The last lines of a log."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-LAST_LINES:])
+    return ""
+
+
+def is_healthy_at(url: str) -> bool:
+    """Whether a server says so there; one that asks for a key serves as well."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:  # a gateway says 404 for a server that loads
+        return error.code in (401, 403)
+    except (OSError, ValueError):
+        return False

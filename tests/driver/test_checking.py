@@ -1,0 +1,119 @@
+"""The check of the code behind a config: what it finds, and when it may be left out."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from areal_core.config import resolve
+from areal_core.driver import checking
+from areal_core.driver.checking import CodeCheck
+
+pytestmark = pytest.mark.slow
+
+PARTS = """\
+def rows(): return []
+class Rows:
+    def __len__(self): return 1
+    def __getitem__(self, index): return {"prompt": "a", "completion": "b"}
+class Engine:
+    from areal_core.testing.fakes import FakeEngine
+    capabilities = FakeEngine.capabilities
+    def __init__(self, **settings): pass
+"""
+CONFIG = """\
+steps: 1
+model: {path: nowhere}
+dataset: parts.py:Rows
+train_engine: parts.py:Rows
+algorithm: {type: policy_gradient, advantage: "parts.py:plain", policy_loss: "parts.py:loss"}
+workflow: single_turn
+inference_engine: parts.py:Engine
+"""
+
+
+@pytest.fixture
+def problems(tmp_path, monkeypatch):
+    """What a check finds with these parts, and whether it had to import anything."""
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "run.yaml").write_text(CONFIG)
+
+    def find(advantage: str) -> tuple[list[str], bool]:
+        parts = tmp_path / "parts.py"
+        text = f"{PARTS}\n{advantage}\ndef loss(terms): return terms.logprobs, {{}}\n"
+        if not parts.is_file() or parts.read_text() != text:
+            parts.write_text(text)
+        with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
+            return check.problems(), check._process is not None
+
+    return find
+
+
+def test_what_is_right_is_imported_once_and_again_when_a_file_has_changed(problems, monkeypatch, tmp_path):
+    right = "def plain(batch): return batch['reward']"
+    assert problems(right) == ([], True)
+    assert problems(right) == ([], False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert problems(right) == ([], True), "modules may come from elsewhere now"
+    assert problems(f"{right}  # changed") == ([], True)
+    wrong, imported = problems("def plain(): return 1.0")
+    assert imported
+    assert ["is called with (batch)" in line for line in wrong] == [True]
+    assert problems("def plain(): return 1.0")[1], "what was wrong is looked at again"
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_workflow_that_shows_pictures_needs_an_engine_that_takes_them(tmp_path, monkeypatch, sees):
+    pytest.importorskip("areal_vision", reason="the first-party plugins are not installed")
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
+    parts = PARTS.replace("FakeEngine.capabilities", f"replace(FakeEngine.capabilities, images={sees})")
+    code = "from dataclasses import replace\ndef plain(batch): return batch['reward']\ndef loss(terms): return terms\n"
+    (tmp_path / "parts.py").write_text(code + parts)
+    (tmp_path / "run.yaml").write_text("plugins: [vision]\n" + CONFIG.replace("single_turn", "vision/single_turn"))
+    with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
+        found = check.problems()
+    assert len(found) == (not sees)
+    for told in found:
+        assert told.startswith("inference_engine: the workflow shows pictures, and ")
+        assert told.endswith("parts.py:Engine takes none: choose one that does, as hf")
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ("value = 3", "agent.py:value' is 3, and must be a function or a class"),
+        ("def value(question, endpoint): ...", "the agent asks for question; it is offered row, endpoint, "),
+        ("def value(row, /): ...", "the agent takes row by place, and arguments come by name"),
+        ("def value(prompt, endpoint, limit=3): ...", ""),
+        ("class Agent:\n    async def __call__(self, prompt, base_url): ...\nvalue = Agent()", ""),
+    ],
+)
+def test_an_agent_that_cannot_be_called_for_the_first_rows_is_told(tmp_path, monkeypatch, agent, told):
+    pytest.importorskip("areal_agents", reason="the first-party plugins are not installed")
+    monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "parts.py").write_text(
+        f"{PARTS}\ndef plain(batch): return batch['reward']\ndef loss(terms): return terms\n"
+    )
+    (tmp_path / "agent.py").write_text(agent)
+    text = CONFIG.replace("single_turn", "{type: agents/agent, agent: agent.py:value}")
+    (tmp_path / "run.yaml").write_text(f"plugins: [agents]\n{text}")
+    with closing(CodeCheck(resolve(tmp_path / "run.yaml"))) as check:
+        found = check.problems()
+    assert bool(found) == bool(told)
+    assert told in "".join(found)
+
+
+def test_a_check_that_dies_says_where(problems):
+    ends = "import os, sys\nif sys.argv[0].endswith('checking.py'): os._exit(7)\n"
+    (found,), _ = problems(f"{ends}def plain(batch): return batch['reward']")
+    assert "ended with exit code 7" in found
+
+
+def test_that_it_takes_long_is_told_beside_the_result(problems, monkeypatch, capsys):
+    """On standard output it stood in front of the JSON of a dry run, on every slow machine."""
+    monkeypatch.setattr(checking, "TOLD_S", 0.01)
+    problems("def plain(batch): return batch['reward']")
+    said = capsys.readouterr()
+    assert not said.out
+    assert "still importing the components of the config, since 0 s" in said.err

@@ -1,0 +1,114 @@
+"""How a run begins: what is kept of it, and what is left where the disk refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.config.imports import KeptSources
+from areal_core.disk import DiskError
+from areal_core.driver import attempts, execution
+from areal_core.driver.attempts import release
+from areal_core.errors import UsageError
+from areal_core.launchers.local import LocalLauncher
+from areal_core.launchers.settings import LocalSettings
+from areal_core.messages import Credentials
+from areal_core.messages.hub import Driving
+from areal_core.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
+    number = len(run.attempts()) + 1
+    resolved: Any = SimpleNamespace(to_yaml=lambda: config, files={str(path): "" for path in files}, provenance=list)
+    driver: Any = SimpleNamespace(credentials=Credentials.create(number), nonce="nonce")
+    execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver)
+
+
+@pytest.mark.parametrize("source", ["# coding: latin-1\nNAME = 'é'\n".encode("latin-1"), b"A = 1\r\nB = 2\r\n"])
+def test_sources_are_kept_byte_for_byte(
+    tmp_path: Path, source: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, run = tmp_path / "reward.py", RunFolder(tmp_path / "run")
+    path.write_bytes(source)
+    begin(run, [path])
+    monkeypatch.setattr(KeptSources, "folder", run.sources)
+    assert KeptSources.read(path) == source
+    assert capsys.readouterr().err == ""
+
+
+def test_a_resume_with_fewer_steps_than_are_done_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    release(run.attempt(1), "done 4")
+    assert run.last_step is None
+    for step in (0, 4):
+        (run.attempt(1).checkpoints / f"step-{step:06}").mkdir(parents=True)
+    asked: Any = SimpleNamespace(config=SimpleNamespace(steps=3))
+    with pytest.raises(UsageError, match="the run has done 4 steps already, and steps is 3") as raised:
+        execution.execute(asked, run_dir=None, resume=run.path, dry_run=True, allow_changed_plugins=False)
+    assert raised.value.hints == (f"for more: areal run --resume {run.path} steps=8",)
+
+
+def test_a_run_that_a_full_disk_did_not_let_begin_can_be_started_again(small_disk: Path) -> None:
+    run = RunFolder(small_disk / "run")
+    with pytest.raises(DiskError, match=r"the run folder cannot be written to .*: the disk is full") as raised:
+        begin(run, config="a line\n" * 1_000_000)
+    assert "start it again" in str(raised.value)
+    assert "--resume" not in str(raised.value)
+    assert list(small_disk.iterdir()) == []
+    begin(run)
+    assert run.plugins.is_file()
+
+
+def test_a_resume_that_a_full_disk_refuses_leaves_the_run_as_it_was(small_disk: Path) -> None:
+    run = RunFolder(small_disk / "run")
+    begin(run)
+    release(run.attempt(1))
+    with pytest.raises(DiskError, match="the run folder cannot be written") as raised:
+        begin(run, config="a line\n" * 1_000_000)
+    assert "--resume" in str(raised.value)
+    assert run.config.read_text() == "steps: 1\n"
+    begin(run)
+
+
+def resume(run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, steps: int = 3, export: bool = True) -> int:
+    """What `execute` says of a resume, whose code is not to be imported."""
+    launcher = SimpleNamespace(build=lambda: LocalLauncher(LocalSettings(fork_server=False)))
+    config = SimpleNamespace(steps=steps, checkpoint=SimpleNamespace(export=export), launcher=launcher)
+    resolved: Any = SimpleNamespace(config=config, provenance=list)
+    monkeypatch.setattr(execution, "CodeCheck", lambda _: (_ for _ in ()).throw(ImportError("imports")))
+    return execution.execute(resolved, run_dir=None, resume=run.path, dry_run=False, allow_changed_plugins=False)
+
+
+def test_a_run_that_is_done_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    release(run.attempt(1), "done 3")
+    assert resume(run, monkeypatch, export=False) == 0
+    assert capsys.readouterr().out == (
+        f"the run is done, with all its 3 steps; for more: areal run --resume {run.path} steps=6\n"
+    )
+    with pytest.raises(ImportError):
+        resume(run, monkeypatch, steps=4, export=False)
+    with pytest.raises(ImportError):
+        resume(run, monkeypatch)
+    run.model.mkdir()
+    assert resume(run, monkeypatch) == 0
+
+
+def test_a_run_in_progress_is_refused_before_anything_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    begin(run)
+    monkeypatch.setattr(attempts, "ask_driver", lambda *_: Driving("here", 7, 1, {}))
+    with pytest.raises(UsageError, match=r"another process is running in .*: process 7 on here"):
+        resume(run, monkeypatch)

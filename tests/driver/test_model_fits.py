@@ -1,0 +1,206 @@
+"""What a config cannot do with its model is refused before that is loaded: by its config.json and headers alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.cli import main
+from areal_core.config import resolve
+from areal_core.driver.plan import check_model, make_plan
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("areal_vision", reason="the first-party plugins are not installed")
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 50,
+}
+ATTENTION = {f"self_attn.{name}_proj": [32, 32] for name in "qkvo"}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
+    "text": ({"model_type": "qwen3", **SIZES}, {**ATTENTION, "mlp.up_proj": [64, 32]}),
+    "mixture": (
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, **SIZES},
+        {**ATTENTION, "mlp.gate": [4, 32], **{f"mlp.experts.{n}.up_proj": [16, 32] for n in range(4)}},
+    ),
+    "fused": (
+        {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, **SIZES},
+        {**ATTENTION, "mlp.gate": [4, 32], "mlp.experts.gate_up": [4, 32, 32]},
+    ),
+    "pictures": ({"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": {"depth": 1}}, ATTENTION),
+}
+MODELS["greedy"] = ({**MODELS["mixture"][0], "num_experts_per_tok": 9}, MODELS["mixture"][1])
+"""By kind: config.json, and the shapes of a layer's matrices."""
+
+
+def written(folder: Path, kind: str) -> Path:
+    """A model whose weights are nothing but a header."""
+    description, layer = MODELS[kind]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(description))
+    (folder / "tokenizer.json").write_text("{}")
+    prefix = "model.language_model" if kind == "pictures" else "model"
+    shapes = {f"{prefix}.layers.0.{name}.weight": shape for name, shape in layer.items()}
+    if kind == "pictures":
+        shapes["model.visual.blocks.0.attn.qkv.weight"] = [96, 32]
+        (folder / "preprocessor_config.json").write_text("{}")
+    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps(tensors).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return folder
+
+
+PICTURES = ("workflow=vision/single_turn", "dataset=vision/squares")
+RANKS = ("launcher.type=ray", "launcher.trainer_processes=2")
+REFUSED = [
+    ("text", ["train_engine.adapter={modules: [w_proj]}"], "no matrix in the model's layers is called w_proj"),
+    ("pictures", ["train_engine.adapter={modules: [qkv]}"], "no matrix in the model's layers is called qkv"),
+    ("mixture", ["train_engine.adapter={}"], "modules: [k_proj, o_proj, q_proj, v_proj]"),
+    ("fused", ["train_engine.adapter={}"], "all-linear would leave out the experts"),
+    ("mixture", ["train_engine.adapter={modules: [up_proj, q_proj]}"], "up_proj are matrices of the model's experts"),
+    ("text", [*RANKS, "train_engine.parallel.expert=2"], "the model has none: set train_engine.parallel.expert to 1"),
+    (
+        "mixture",
+        ["launcher.type=ray", "launcher.trainer_processes=3", "train_engine.parallel.expert=3"],
+        "4 experts cannot be divided among 3 ranks",
+    ),
+    ("pictures", [*RANKS, "train_engine.parallel.expert=2"], "the model has none"),
+    ("pictures", [*RANKS, "train_engine.parallel.context=2"], "sees pictures, and is not divided over ranks"),
+    ("pictures", [*RANKS, "train_engine.parallel.tensor=2"], "set train_engine.parallel to data alone"),
+    ("text", ["train_engine.adapter={rank: 1000000000}"], "rank 1000000000 is more than any matrix has"),
+    ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),
+    ("text", ["inference_engine={type: sglang, routed_experts: true}"], "has no routers whose choices are known"),
+    ("text", ["inference_engine={type: vllm, routed_experts: true}"], "has no routers whose choices are known"),
+    ("greedy", [], "num_experts_per_tok: 9, and 4 experts: a token goes through 1 of them at least and all at most"),
+    (
+        "greedy",
+        ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
+        "num_experts_per_tok: 9, and 4 experts",
+    ),
+    ("text", PICTURES, "sees no pictures: choose one of Qwen's families"),
+    (
+        "pictures",
+        ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
+        "sees pictures, which the deepspeed engine does not show it: take the train engine fsdp/fsdp",
+    ),
+]
+TAKEN = [
+    ("text", ["train_engine.adapter={modules: [q_proj]}"]),
+    ("text", ["train_engine.adapter={}"]),
+    ("mixture", ["train_engine.adapter={modules: [q_proj]}"]),
+    ("mixture", [*RANKS, "train_engine.parallel.expert=2"]),
+    ("mixture", ["inference_engine.routed_experts=true"]),
+    ("text", [*RANKS, "train_engine.parallel.context=2"]),
+    ("pictures", PICTURES),
+    ("pictures", [*PICTURES, "train_engine.adapter={modules: [q_proj]}"]),
+]
+
+
+def words_of(model: Path, words: list[str] | tuple[str, ...]) -> list[str]:
+    return ["model.source=null", f"model.path={model}", "evaluation=null", *words]
+
+
+@pytest.mark.parametrize(("kind", "words", "told"), REFUSED)
+def test_what_the_model_is_not_made_for_is_refused(
+    kind: str, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft", reason="adapters need it")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    resolved = resolve(None, ["grpo"], words_of(written(tmp_path / "model", kind), words))
+    for look in (check_model, make_plan):
+        with pytest.raises(ConfigError) as raised:
+            look(resolved)
+        (problem,) = [problem for problem in raised.value.problems if told in problem]
+        assert problem.startswith(("train_engine: ", "workflow: ", "inference_engine: "))
+        assert raised.value.hints == raised.value.problems
+
+
+@pytest.mark.parametrize(("kind", "words"), TAKEN)
+def test_what_it_is_made_for_is_taken(
+    kind: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft", reason="adapters need it")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_model(resolve(None, ["grpo"], words_of(written(tmp_path / "model", kind), words)))
+
+
+def test_a_model_for_pictures_without_its_image_processor_is_refused(tmp_path: Path) -> None:
+    model = written(tmp_path / "model", "pictures")
+    (model / "preprocessor_config.json").unlink()
+    with pytest.raises(ConfigError, match="has no image processor"):
+        check_model(resolve(None, ["grpo"], words_of(model, PICTURES)))
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_model_that_sees_is_not_trained_blind(tmp_path: Path, is_made: bool) -> None:
+    """Neither one that is there, nor one that is made before the start; without a picture all is well."""
+    model = written(tmp_path / "model", "pictures")
+
+    def problems(workflow: str, row: dict[str, Any], data: str = "rewards/jsonl") -> list[str]:
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "3", **row}))
+        words = words_of(model, [f"workflow={workflow}", f"dataset={{type: {data}, paths: [{tmp_path}/rows.jsonl]}}"])
+        source = ["model.path=null", "model.source=vision/tiny_model"] if is_made else []
+        resolved = resolve(None, ["grpo", "rewards", "vision"], [*words, *source])
+        try:
+            check_model(resolved, model) if is_made else make_plan(resolved)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+
+    for row in {"image": "a.png"}, {"images": ["a.png"]}, {"image": {"bytes": "x", "path": None}}:
+        (told,) = problems("core/single_turn", row)
+        assert f" has a picture ('{next(iter(row))}'), the model sees, and the workflow shows it none" in told
+        assert told.startswith("dataset: row 0 of the data set")
+        assert "choose workflow: vision/single_turn" in told
+    for other in (
+        {"image": None, "images": []},
+        {"image": "sweb.eval:latest"},
+        {"image": 3},
+        {"image": {"bytes": None}},
+    ):
+        assert problems("core/single_turn", other) == [], "other things are called images as well"
+    assert all("shows it none" not in told for told in problems("vision/single_turn", {"image": "absent.png"}))
+
+
+def test_config_check_looks_at_a_model_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = written(tmp_path / "model", "text")
+    words = ["config", "check", "--plugins", "grpo", *words_of(model, PICTURES)]
+    assert main(words) == 1
+    assert "workflow: the model in" in capsys.readouterr().err
+    (tmp_path / "model").rename(tmp_path / "elsewhere")  # as on the machine where a config is written
+    assert main(words) == 0
+    assert "is valid" in capsys.readouterr().out
+
+
+def test_a_config_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    model = written(tmp_path / "model", "text")
+    (model / "config.json").unlink()
+    os.mkfifo(model / "config.json")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read \(there is no such file\)"):
+        check_model(resolve(None, ["grpo"], words_of(model, ())))
+
+
+def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="adapters need it")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    text, seen = written(tmp_path / "text", "text"), written(tmp_path / "seen", "pictures")
+    words = ["placement.gpu_memory_gib=80", "train_engine.adapter={rank: 8, modules: [q_proj]}"]
+    told = str(make_plan(resolve(None, ["grpo"], words_of(text, words))))
+    assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in told
+    assert "which the plan of memory does not count" in told
+    told = str(make_plan(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
+    assert "memory         not known: config.json lacks sizes, the model sees pictures, or" in told
+    told = str(make_plan(resolve(None, ["grpo"], words_of(text, []))))
+    assert "adapter" not in told
+    assert "does not count" not in told

@@ -1,0 +1,274 @@
+"""The plan's memory: what is told of a model that is known by its config and its files' headers alone, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from areal_core.config import resolve
+from areal_core.driver import memory
+from areal_core.driver.memory import gpu_bytes_of, read_shapes
+from areal_core.driver.plan import Plan, make_plan
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HIDDEN, LAYERS, MIDDLE, VOCABULARY = 1024, 4, 4096, 50_000
+DESCRIPTION = {
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": MIDDLE,
+    "num_attention_heads": 8,
+    "vocab_size": VOCABULARY,
+    "tie_word_embeddings": True,
+}
+SHAPES = {"model.embed_tokens.weight": [VOCABULARY, HIDDEN], "model.norm.weight": [HIDDEN]} | {
+    f"model.layers.{layer}.{name}.weight": shape
+    for layer in range(LAYERS)
+    for name, shape in (("q", [HIDDEN, HIDDEN]), ("up", [MIDDLE, HIDDEN]), ("down", [HIDDEN, MIDDLE]))
+}
+COUNT = VOCABULARY * HIDDEN + HIDDEN + LAYERS * HIDDEN * (HIDDEN + 2 * MIDDLE)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder whose weights are nothing but a header."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DESCRIPTION))
+    (folder / "tokenizer.json").write_text("{}")
+    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in SHAPES.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def plan(model: Path, *words: str) -> Plan:
+    common = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16"]
+    return make_plan(resolve(None, ["grpo"], [*common, "publication.transport=broadcast", *words]))
+
+
+def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
+    found = plan(model, "placement.gpu_memory_gib=80")
+    assert found.figures["parameters"] == COUNT
+    actor = found.figures["memory"]["roles"]["actor"]
+    assert actor["parameters"] == 6 * COUNT
+    assert actor["total"] == found.figures["memory"]["peak"]
+    assert found.figures["memory"]["gpu"] == 80 << 30
+    publication = found.figures["publication"]
+    assert (publication["bytes"], publication["largest_tensor"]) == (2 * COUNT, 2 * VOCABULARY * HIDDEN)
+    assert publication["seconds"] == pytest.approx(2 * COUNT / memory.BYTES_PER_S["broadcast"])
+    assert json.loads(found.to_json())["memory"] == found.figures["memory"]
+    assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "selective"),  # left open, and layers are compiled on a GPU
+        (["train_engine.activation_checkpointing=none"], "no checkpointing"),
+        (["train_engine.activation_checkpointing=full"], "full"),
+        (["train_engine.compile=false"], "no checkpointing"),
+    ],
+)
+def test_the_choice_of_checkpointing_that_was_reckoned_with_is_told(model: Path, words: list[str], said: str) -> None:
+    found = plan(model, "placement.gpu_memory_gib=80", *words)
+    kept = found.figures["memory"]["roles"]["actor"]["activations"] / 2**30
+    assert f", activations {kept:.1f} ({said}), " in str(found)
+
+
+def test_the_time_of_a_publication_is_that_within_one_machine(model: Path) -> None:
+    pytest.importorskip("areal_sglang", reason="the first-party plugins are not installed")
+    words = [
+        "inference_engine={type: sglang/sglang, servers: 1}",
+    ]
+    one = plan(model, *words, "placement={gpu_memory_gib: 80, training: [0], generation: [1]}")
+    assert "by broadcast at 50 GB/s within one machine (as on H200s)" in str(one)
+    two = plan(
+        model, *words, "placement={gpu_memory_gib: 80, layout: train=2 generate=tp1x1}", "launcher.type=core/external"
+    )
+    assert "by broadcast between nodes: how long that takes, their network decides" in str(two)
+    assert "GB/s" not in str(two)
+    assert two.figures["publication"]["seconds"] is None
+
+
+def test_a_folder_without_a_tokenizer_is_refused(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    (problem,) = raised.value.problems
+    assert str(problem) == f"model.path: {model} holds no tokenizer; save one there with save_pretrained"
+
+
+def problem_of(model: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    (problem,) = raised.value.problems
+    return str(problem)
+
+
+def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -> None:
+    path = model / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    for size in (7, 9):
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
+        needed = 8 + len(header) + 8
+        told = f"model.safetensors has {needed - 8 + size} bytes, and by its header it should have {needed}"
+        assert told in problem_of(model)
+
+
+def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
+    first, index = model / "model-00001-of-00002.safetensors", model / "model.safetensors.index.json"
+    (model / "model.safetensors").rename(first)
+    places = dict.fromkeys(SHAPES, first.name)
+    index.write_text(json.dumps({"weight_map": places}))
+    plan(model)
+    index.write_text(json.dumps({"weight_map": {**places, "more": first.name}}))
+    assert f"{index.name} names tensors that no file holds: more" in problem_of(model)
+    index.write_text(json.dumps({"weight_map": {**places, "more": "model-00002-of-00002.safetensors"}}))
+    assert f"{index.name} names files that are missing: model-00002-of-00002.safetensors" in problem_of(model)
+    for text in ("not JSON", "[]", "{}", '{"weight_map": 3}'):
+        index.write_text(text)
+        assert f"{index.name} is no index: " in problem_of(model)
+
+
+def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:
+    words = ["train_engine.logprob_chunk_tokens=1024", "train_engine.max_tokens_per_microbatch=16384"]
+    need = plan(model, *words, "placement.gpu_memory_gib=80").figures["memory"]["peak"] / 2**30
+    words.append(f"placement.gpu_memory_gib={0.8 * need}")
+    with pytest.raises(ConfigError) as raised:
+        plan(model, *words)
+    (problem,) = raised.value.problems
+    assert str(problem).startswith("train_engine: a rank needs")
+    told = str(problem).partition("to spare: ")[2].split("; or ")
+    assert [words.partition("=")[0].rpartition(".")[2] for words in told] == [
+        "max_tokens_per_microbatch",
+        "activation_checkpointing",
+        "trainer_processes",
+    ]
+    for changes in told[:2]:  # nor are there processors here for so many ranks
+        plan(model, *words, *changes.split())
+
+
+def test_more_ranks_are_proposed_where_parameters_are_what_is_large(model: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        plan(model, "placement.gpu_memory_gib=1.9", "train_engine.max_tokens_per_microbatch=1024")
+    assert "launcher.trainer_processes=" in str(raised.value.problems[0])
+    fixed = ["placement.gpu_memory_gib=1.9", "train_engine.max_tokens_per_microbatch=1024"]
+    with pytest.raises(ConfigError) as raised:
+        plan(model, *fixed, "train_engine.parallel.data=1")
+    assert "trainer_processes" not in str(raised.value.problems[0]), "that many ranks it would refuse"
+    with pytest.raises(ConfigError, match="cannot start") as raised:
+        plan(model, "placement.gpu_memory_gib=0.01")
+    assert "none of fewer tokens at once, checkpointing and more ranks is enough" in str(raised.value.problems[0])
+
+
+def test_what_does_not_train_needs_no_memory_for_it(model: Path) -> None:
+    """`areal eval` asks for the same checks."""
+    words = ["model.source=null", f"model.path={model}", "placement.gpu_memory_gib=0.01"]
+    make_plan(resolve(None, ["grpo"], words), trains=False)
+
+
+def test_roles_stay_beside_the_one_that_computes(model: Path) -> None:
+    one = plan(model, "placement.gpu_memory_gib=80").figures["memory"]
+    words = ["algorithm.regularisers=[{type: grpo/reference_kl, coefficient: 0.1}]"]
+    two = plan(model, "placement.gpu_memory_gib=80", *words).figures["memory"]
+    assert set(two["roles"]) == {"actor", "reference"}
+    assert two["peak"] == one["peak"] + 2 * COUNT, "a frozen one has nothing but what it computes with"
+
+
+def test_without_a_gpu_nothing_is_refused_and_the_need_is_told(model: Path) -> None:
+    found = plan(model, "train_engine.max_tokens_per_microbatch=100000000")
+    assert found.figures["memory"]["gpu"] is None
+    assert "placement.gpu_memory_gib plans for GPUs elsewhere" in str(found)
+    assert found.figures["publication"]["seconds"] is None
+
+
+def test_in_turns_the_plan_says_what_is_left_to_servers(model: Path) -> None:
+    turns = ["publication.transport=memory", "placement.generation=[0]", "placement.training=[0]"]
+    words = ["placement.gpu_memory_gib=80", *turns]
+    assert f"the trainer keeps {14 * COUNT / 2**30:.1f} GiB while servers generate" in str(plan(model, *words))
+
+
+def test_this_machines_gpus_count_where_the_config_names_none(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '40960\\n81920\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    common = ["model.source=null", f"model.path={model}"]
+    config: Any = resolve(None, ["grpo"], common).config
+    assert gpu_bytes_of(config) == 40 << 30, "the smallest"
+    chosen: Any = resolve(None, ["grpo"], [*common, "placement.training=[1]"]).config
+    assert gpu_bytes_of(chosen) == 80 << 30
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert gpu_bytes_of(config) is None
+
+
+def test_files_that_are_no_weights_are_told(model: Path) -> None:
+    assert {name: list(shape) for name, shape in read_shapes(model).items()} == SHAPES
+    (model / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    assert "model.safetensors is no safetensors file" in str(raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "config.json cannot be read (it is no mapping)"),
+        ("[" * 100_000, "config.json cannot be read"),
+        (json.dumps({**DESCRIPTION, "hidden_size": None}), "no positive whole number: hidden_size"),
+        (json.dumps({**DESCRIPTION, "hidden_size": 96.5, "vocab_size": "x"}), "whole number: hidden_size, vocab_size"),
+        (json.dumps({**DESCRIPTION, "num_attention_heads": 0}), "no positive whole number: num_attention_heads"),
+        (json.dumps({**DESCRIPTION, "num_hidden_layers": 10**400}), "no positive whole number: num_hidden_layers"),
+        (json.dumps({**DESCRIPTION, "text_config": 5}), "no positive whole number: hidden_size"),
+    ],
+)
+def test_a_broken_description_is_named(model: Path, text: str, words: str) -> None:
+    (model / "config.json").write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    assert words in str(raised.value.problems[0])
+
+
+def test_weights_that_are_no_file_are_named(model: Path) -> None:
+    """A pipe would be waited for."""
+    (model / "model.safetensors").unlink()
+    os.mkfifo(model / "model.safetensors")
+    with pytest.raises(ConfigError) as raised:
+        plan(model)
+    assert "model.safetensors is no file" in str(raised.value.problems[0])
+
+
+def test_heads_that_ranks_cannot_divide_are_refused(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps({**DESCRIPTION, "num_attention_heads": 3, "head_dim": 8}))
+    with pytest.raises(ConfigError) as raised:
+        plan(model, "launcher.trainer_processes=2", "train_engine.parallel.tensor=2")
+    (problem,) = raised.value.problems
+    assert "3 heads of attention with 3 key heads cannot be divided among tensor 2" in str(problem)
+
+
+def test_a_broadcast_in_turns_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="no group in which a GPU is twice"):
+        plan(model, "placement.generation=[0]", "placement.training=[0]")
+
+
+def test_more_gpus_are_proposed_where_placement_names_too_few(model: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(model, "placement.gpu_memory_gib=1.7", "placement.generation=[4]", "placement.training=[0]",
+             "train_engine.max_tokens_per_microbatch=1024")  # fmt: skip
+    assert "GPUs for training in placement" in str(caught.value)

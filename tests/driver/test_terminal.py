@@ -1,0 +1,118 @@
+"""Terminals that nobody reads, and terminals that are gone; both true pseudo-terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from areal_core.cli.output import complain
+from areal_core.driver.terminal import say
+
+pytestmark = pytest.mark.slow
+
+HANG_S = 120
+
+SAYS = """
+import sys, time
+from areal_core.driver.terminal import Terminal, say
+terminal = Terminal()
+for number in range(20_000):
+    terminal.say(f"line {number} " + "x" * 80)
+sys.stderr.write("SAID\\n")
+sys.stderr.flush()
+terminal.close()
+sys.stderr.write("CLOSED\\n")
+"""
+
+
+def test_what_others_wrote_does_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say("worker-0: the end of its log:\n\x1b[2J\x1b[1;31mred\x1b[0m\tthen \x07\x9b2J\x7f\r\u00e9\u2713")
+    complain("error: \x1b]0;title\x07")
+    assert capsys.readouterr() == (
+        "worker-0: the end of its log:\nred\tthen 2J\u00e9\u2713\n",
+        "areal: error: ]0;title\n",
+    )
+
+
+GONE = """
+import sys, time
+from areal_core.driver.terminal import Terminal
+sys.stdin.readline()
+terminal = Terminal()
+terminal.say("to nobody")
+terminal.say("again")
+terminal.close()
+print("neither this")
+open(sys.argv[1], "w").write("went on")
+"""
+
+
+CLOSED = """
+import os, sys
+from areal_core.cli.output import open_closed_streams
+from areal_core.driver.terminal import say
+open_closed_streams()
+first = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+say("to nobody")
+say("again")
+os.write(first, b"went on")
+"""
+
+
+def start(program: str, *words: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A program with a terminal for its output, and the other end of the terminal."""
+    main, second = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=second, stderr=subprocess.PIPE
+    )
+    os.close(second)
+    return process, main
+
+
+def read(main: int) -> bytes:
+    """Everything that is written to a terminal from now on."""
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(main, 65536):
+            shown += part
+    return shown
+
+
+def test_a_terminal_that_nobody_reads_holds_nothing_up() -> None:
+    process, main = start(SAYS)
+    _, errors = process.communicate(timeout=HANG_S)
+    os.close(main)
+    assert process.returncode == 0
+    assert errors == b"SAID\nCLOSED\n"
+
+
+def test_one_that_is_read_again_is_told_what_was_left_out() -> None:
+    process, main = start(SAYS)
+    assert process.stderr is not None
+    assert process.stderr.readline() == b"SAID\n"
+    shown = read(main)
+    assert process.wait(HANG_S) == 0
+    assert b" lines were left out while nobody read them" in shown
+    assert b"line 19999 " in shown
+
+
+def test_a_terminal_that_is_gone_ends_nothing(tmp_path) -> None:
+    process, main = start(GONE, str(tmp_path / "mark"))
+    os.close(main)
+    process.communicate(b"\n", timeout=HANG_S)
+    assert process.returncode == 0
+    assert (tmp_path / "mark").read_text() == "went on"
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_terminal_that_was_never_there_ends_nothing(tmp_path, closed) -> None:
+    words = shlex.join([sys.executable, "-c", CLOSED, str(tmp_path / "mark")])
+    done = subprocess.run(f"{words} {closed}", shell=True, capture_output=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mark").read_text() == "went on"
+    assert (b"the run goes on" in done.stderr) == ("2>&-" not in closed)
