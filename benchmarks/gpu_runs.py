@@ -27,8 +27,8 @@ from pathlib import Path
 
 import yaml
 
-from areal_core.driver.attempts import ask_owner
-from areal_core.messages.processes import WhoOwns
+from areal_core.driver.attempts import ask_driver
+from areal_core.messages.hub import WhoDrives
 from areal_core.runs import RunFolder
 
 PORT = 30123
@@ -176,8 +176,8 @@ def watch_memory(run_dir: Path, stop: threading.Event, found: dict) -> None:
     """Memory of each GPU in MiB, by the trainer's phase."""
     while not stop.wait(0.1):
         try:
-            owner = ask_owner(RunFolder(run_dir).attempts()[-1], WhoOwns(), ASK_TIMEOUT_S)
-            phase = owner.phases["trainer-0"]
+            driving = ask_driver(RunFolder(run_dir).attempts()[-1], WhoDrives(), ASK_TIMEOUT_S)
+            phase = driving.processes["trainer-0"].phase
             text = subprocess.run(
                 ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                 capture_output=True,

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from areal_core.errors import ArealError, LostError, RunError
-from areal_core.launchers.member import DRIVER_GONE
+from areal_core.launchers.member import ASKED_TO_STOP, DRIVER_GONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ async def find_cause(
     while True:
         own = [(who, failing) for who, failing in said if who.is_essential and not failing.is_consequence]
         codes = {process: process.ended.result().code for process in essential() if process.ended.done()}
-        failed = [p for p, code in codes.items() if code not in (0, 75) or (code == 0 and not p.has_finished)]
+        failed = [who for who, code in codes.items() if code != ASKED_TO_STOP and not (code == 0 and who.has_finished)]
         is_over = time.monotonic() > deadline or all(process.ended.done() for process in essential())
         if refused := [process for process in failed if process.why]:
             return LostError(f"{refused[0].name}: {refused[0].why}", hints=[f"its log: {log(refused[0].name)}"])

@@ -96,6 +96,7 @@ class Driver:
         self._said: list[tuple[Process, Failing]] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
+        self._given_up: RunError | None = None
         self._is_impatient = self._is_closing = self._is_updating = False
         self._asked_at = 0.0
 
@@ -150,12 +151,13 @@ class Driver:
         """The processes of a role have done their part."""
         self._members.forget(role)
 
-    async def watch(self, role: str, update: Callable[[], None]) -> int:
+    async def watch(self, role: str, update: Callable[[], None], stop_s: float = math.inf) -> int:
         """Wait for the processes of a role; the failure of any other, or its end before, is a failure of all.
 
         Args:
             role: of those that are waited for. Where the program is signalled, they are told to stop.
             update: called a few times a second.
+            stop_s: how long those that are told to stop are waited for.
 
         Returns:
             0, or `ASKED_TO_STOP`.
@@ -165,14 +167,14 @@ class Driver:
             RunError: one failed; says which, where, and why.
         """
         same = [process for process in self._members.essential if process.group.role == role]
-        stopped_at = math.inf
+        is_stopping, give_up_at, ended_at = False, math.inf, math.inf
         while True:
             self._changed.clear()
-            if self._failure is not None:
-                raise self._failure
             ended = {p: p.ended.result().code for p in self._members.essential if p.ended.done()}
             if any(code not in (0, ASKED_TO_STOP) or process.why for process, code in ended.items()):
                 raise await find_cause(self._said, lambda: self._members.essential, self._run.log)
+            if failure := self._failure or self._given_up:
+                raise failure
             if same[0] in ended:
                 await self._check_finished(same[0])
                 return ASKED_TO_STOP if ended[same[0]] else 0
@@ -180,13 +182,17 @@ class Driver:
             if self._is_impatient:
                 first = self.signals[0]
                 raise RunError("stopped at once; the last committed checkpoint is kept", exit_code=128 + first)
-            if self.signals and stopped_at == math.inf:
-                stopped_at = time.monotonic()
+            if self.signals and not is_stopping:
+                is_stopping, give_up_at = True, time.monotonic() + stop_s
                 again = f"Ctrl-C again, {IMPATIENCE_S:g} s later or more, stops at once"
                 self._say(f"stopping, after a checkpoint where there is something to keep; {again}")
                 for process in same:
                     process.stop()
-            if ended and time.monotonic() - stopped_at > GRACE_S:  # one had nothing to keep: the others wait for it
+            if time.monotonic() > give_up_at:
+                return ASKED_TO_STOP
+            if is_stopping and ended:
+                ended_at = min(ended_at, time.monotonic())
+            if time.monotonic() - ended_at > GRACE_S:  # one had nothing to keep: the others wait for it
                 for process in same:
                     self._hub.hang_up(process, "the others have stopped")
             update()
@@ -207,7 +213,7 @@ class Driver:
             keeps: whether members of a group may stay.
         """
         await self._members.end(lambda group: keeps(group) and not self._is_updating)
-        self._said, self._is_updating = [], False
+        self._said, self._is_updating, self._given_up = [], False, None
 
     async def close(self) -> None:
         """End everything that still runs; safe to call twice."""
@@ -256,9 +262,9 @@ class Driver:
             return
         role = process.group.role
         self._hub.failed.setdefault(role, {})[process.name] = reason
-        if not self._hub.tell_watchers(role) and role != "server" and self._failure is None:
+        if not self._hub.tell_watchers(role) and role != "server" and self._given_up is None:
             hints = [*(said.hints if said else ()), f"its log: {self._run.log(process.name)}"]
-            self._failure = RunError(f"{process.name} {reason}", hints=hints, exit_code=said.exit_code if said else 1)
+            self._given_up = RunError(f"{process.name} {reason}", hints=hints, exit_code=said.exit_code if said else 1)
 
     async def _check_finished(self, process: Process) -> None:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from areal_core.interfaces.launcher import Launcher, ProcessGroup
     from areal_core.runs.folder import AttemptFolder
 
+MODEL_STOP_S = 1.0
+"""For a model's source to end when it is told to stop: it has nothing to keep."""
+
 
 def execute(
     resolved: Resolved,
@@ -238,7 +241,7 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, state: Ru
     config = resolved.config
     if config.model.source is not None and not run.model_note.is_file():
         await driver.start([model_group(run.path)])
-        code = await driver.watch("model_initialization", view.prepare)
+        code = await driver.watch("model_initialization", view.prepare, MODEL_STOP_S)
         if driver.signals:
             return code or ASKED_TO_STOP
         driver.forget("model_initialization")

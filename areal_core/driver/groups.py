@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.interfaces.launcher import EndMeans, ProcessGroup
+from areal_core.launchers.member import INTERFACE_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from areal_core.config import RunConfig
-
-INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def role_group(name: str, role: str, run_dir: Path, **more: Any) -> ProcessGroup:
@@ -30,6 +29,7 @@ def model_group(run_dir: Path) -> ProcessGroup:
 
 def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
     """All groups of a run that trains, in the order in which they are placed."""
+    interface = config.launcher.keywords().get("network_interface")
     trainer = role_group(
         "trainer",
         "trainer",
@@ -38,10 +38,8 @@ def process_groups(config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
         gpus_each=1 if config.placement.training else 0,
         gpus=None if config.placement.is_counted else _numbers(config.placement.training),
         cores_each=config.launcher.keywords().get("threads_per_process", 1),
-        environment=dict.fromkeys(INTERFACE_VARIABLES, config.launcher.keywords().get("network_interface") or ""),
+        environment=dict.fromkeys(INTERFACE_VARIABLES, interface) if interface else {},
     )
-    if not config.launcher.keywords().get("network_interface"):
-        trainer = replace(trainer, environment={})
     if config.inference_engine is None:
         return [trainer]
     controller = role_group("controller", "controller", run_dir, beside="trainer")

@@ -77,7 +77,8 @@ def _serve(attempt: AttemptFolder, is_first: bool, say: Callable[[str], None]) -
     try:
         nonce = attempt.nonce.read_text()
         say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
-        return asyncio.run(serve_node(note.address, Credentials(token, attempt.number), nonce))
+        asyncio.run(serve_node(note.address, Credentials(token, attempt.number), nonce))
+        return True
     except OSError as error:
         say(f"no way to the driver of the run at {note.address}: {error}")
         return False

@@ -142,7 +142,7 @@ class Members:
         await asyncio.sleep(LATE_S)  # the hub knows more about one that had come
         for process in members:
             if process.join is None:
-                process.why = f"never came: {how}"
+                process.why = process.why or f"never came: {how}"
                 self._hub.remove(process, ProcessEnd(None, how))
         await asyncio.wait([asyncio.shield(process.ended) for process in members])
         await running.end()
@@ -155,8 +155,9 @@ class Members:
         while True:
             with suppress(RunError):
                 if asks is None or await asks(group):
+                    nodes = await self._nodes()
                     taken = {process.key: process.place for process in self._hub.processes.values()}
-                    places = place([group], await self._nodes(), taken)
+                    places = place([group], nodes, taken)
                     self._groups[group.name] = group
                     return await self._start(group, {index: where for (_, index), where in places.items()})
             await asyncio.sleep(ROOM_S)

@@ -45,7 +45,7 @@ class Restarts:
             return PAUSE_S, ""
         self._failed[name] = failed = self._failed.get(name, 0) + 1
         is_new = name not in self._has_served
-        if is_new and (process.group.role != "server" or (said is not None and not said.is_loss)):
+        if is_new and said is not None and not said.is_loss and not said.is_consequence:
             return 0.0, f"ended before it was ready: it {how}"  # what it was given is wrong, and will be again
         if is_new and failed >= FAILED_STARTS:
             return 0.0, f"could not be started {failed} times in a row; the last time it {how}"

@@ -38,6 +38,7 @@ class ExternalLauncher:
         self._nodes: dict[str, tuple[Peer, Node]] = {}
         self._groups: dict[tuple[str, str], asyncio.Future[str]] = {}
         self._has_begun = False
+        self._numbers = itertools.count()
 
     async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
         """See `Launcher.nodes`: waits until enough have come; later, those that are there."""
@@ -89,7 +90,7 @@ class ExternalLauncher:
         for index, place in places.items():
             by_node.setdefault(place.node, {})[index] = place
         ended: dict[Peer, asyncio.Future[str]] = {}
-        key = f"{group.name}/{min(places)}"
+        key = f"{group.name}/{next(self._numbers)}"  # a late word of a former start means nothing to this one
         for node, own in by_node.items():
             if node not in self._nodes:
                 raise RunError(f"the machine {node} has gone")

@@ -31,7 +31,7 @@ from areal_core.launchers.guard import (
 )
 from areal_core.launchers.member import CONNECT_TIMEOUT_S, GUARDED_VARIABLE, log_of
 from areal_core.launchers.places import GROUP_VARIABLE, own_place
-from areal_core.messages import Credentials, connect_blocking
+from areal_core.messages import Credentials, PeerClosed, connect_blocking
 
 if TYPE_CHECKING:
     import socket
@@ -89,7 +89,7 @@ def main() -> int:
                     answer(
                         number=order["number"], pid=_fork(order["argv"], order["environment"], guard, orders, answers)
                     )
-                except OSError as error:
+                except (OSError, PeerClosed) as error:
                     answer(number=order["number"], failed=str(error))
 
 

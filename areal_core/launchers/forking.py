@@ -38,7 +38,7 @@ class ForkServer:
         )
         self._ready: Future[int] = Future()
         self._numbers = itertools.count()
-        self._asked: dict[int, Future[int]] = {}
+        self._asked: dict[int, Future[Forked]] = {}
         self._ended: dict[int, Future[int]] = {}
         start_thread(self._hear, "answers of the fork server")
 
@@ -57,7 +57,7 @@ class ForkServer:
         Raises:
             RunError: the server has ended, or cannot fork.
         """
-        number, asked = next(self._numbers), Future[int]()
+        number, asked = next(self._numbers), Future[Forked]()
         self._asked[number] = asked
         assert self._process.stdin is not None
         try:
@@ -66,8 +66,7 @@ class ForkServer:
             self._process.stdin.flush()
         except OSError as error:
             raise RunError(f"the fork server is gone: {error}") from None
-        pid = await asyncio.wrap_future(asked)
-        return Forked(pid, self._ended.setdefault(pid, Future()))
+        return await asyncio.wrap_future(asked)
 
     def close(self) -> None:
         """End it and everything that it has forked; safe to call twice."""
@@ -87,13 +86,16 @@ class ForkServer:
             if "threads" in told:
                 self._ready.set_result(told["threads"])
             elif "ended" in told:
-                self._ended.setdefault(told["ended"], Future()).set_result(told["code"])
+                self._ended.pop(told["ended"]).set_result(told["code"])
             elif "failed" in told:
                 self._asked.pop(told["number"]).set_exception(RunError(f"no member can be forked: {told['failed']}"))
             else:
-                self._asked.pop(told["number"]).set_result(told["pid"])
+                pid, ended = told["pid"], Future[int]()
+                self._ended[pid] = ended  # told of before its end
+                self._asked.pop(told["number"]).set_result(Forked(pid, ended))
         how = f"the fork server {describe_exit(self._process.wait())}"
-        for waiting in [self._ready, *self._asked.values(), *self._ended.values()]:
+        waits: list[Future[Any]] = [self._ready, *self._asked.values(), *self._ended.values()]
+        for waiting in waits:
             if not waiting.done():
                 waiting.set_exception(RunError(how))
 

@@ -54,11 +54,16 @@ def children(pid: int | str = "self") -> list[int]:
 
 def end_descendants(kept: frozenset[int] = frozenset()) -> None:
     """Kill the children of this process, to which orphans come, until there are none but those to be kept."""
-    while pids := set(children()) - kept:
+    others: set[int] = set()
+    while pids := set(children()) - kept - others:
         for pid in pids:
-            with suppress(ProcessLookupError):
+            try:
                 os.kill(pid, signal.SIGKILL)
-        for pid in pids:
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # it has become another user's
+                others.add(pid)
+        for pid in pids - others:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
@@ -67,7 +72,7 @@ def kill_tree(pid: int) -> None:
     """Kill a process and its descendants."""
     for child in children(pid):
         kill_tree(child)
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from areal_core.launchers.settings import LocalSettings
 
 HERE = "this machine"
+END_S = 5.0
+"""For what was killed to be gone."""
 
 
 class LocalLauncher:
@@ -84,7 +87,8 @@ class Spawned:
         """Send a signal to each: it reaches the member, which tells the driver."""
         for process in self._processes:
             if process.returncode is None:
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
 
     async def end(self, grace_s: float = 0.0) -> None:
         """See `RunningGroup.end`."""
@@ -93,7 +97,7 @@ class Spawned:
         for process in self._processes:
             if process.returncode is None:  # not process.kill(), which reaps: asyncio then sees exit code 255
                 kill_tree(process.pid)
-        await self.wait()
+        await asyncio.wait({asyncio.ensure_future(self.wait())}, timeout=END_S)  # one in the kernel may not end at all
 
 
 async def spawn(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> Spawned:

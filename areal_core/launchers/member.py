@@ -280,9 +280,14 @@ def _fork_below_guard(group: str, place: OwnPlace) -> socket.socket:
     return connection
 
 
+def _pass_on(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it may just be ending
+        os.kill(pid, number)
+
+
 def _guard(member: Guarded) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda number, _: os.kill(member.pid, number))
+        signal.signal(number, lambda number, _: _pass_on(member.pid, number))
     guard = Guard()
     guard.add(member)
     while True:

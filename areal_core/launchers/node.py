@@ -27,16 +27,13 @@ NODE_VARIABLE = "AREAL_NODE"
 """Names a machine among its like, where the host's name does not."""
 
 
-async def serve_node(address: str, credentials: Credentials, nonce: str) -> bool:
+async def serve_node(address: str, credentials: Credentials, nonce: str) -> None:
     """Be a machine of a run until its driver is gone; on return nothing of the run is left here.
 
     Args:
         address: of the driver's hub.
         credentials: of the run.
         nonce: read in the run's folder.
-
-    Returns:
-        Whether the driver took this machine.
 
     Raises:
         OSError: there is no way to the driver.
@@ -61,11 +58,11 @@ async def serve_node(address: str, credentials: Credentials, nonce: str) -> bool
                     except RunError as error:
                         peer.notify(MembersEnded(group, error.message))
                     else:
-                        start_task(_report(peer, group, groups[group]), f"end of {group}")
+                        start_task(_report(peer, group, groups), f"end of {group}")
                 case EndMembers(group) if group in groups:
                     start_task(groups[group].end(), f"end of {group}")
     except PeerClosed:
-        return True
+        return
     finally:
         await peer.close()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -81,8 +78,9 @@ def _pass_on(number: int, groups: Mapping[str, Spawned], peer: Peer) -> None:
         group.signal(number)
 
 
-async def _report(peer: Peer, group: str, spawned: Spawned) -> None:
-    how = await spawned.wait()
+async def _report(peer: Peer, group: str, groups: dict[str, Spawned]) -> None:
+    how = await groups[group].wait()
+    del groups[group]
     try:
         peer.notify(MembersEnded(group, how))
     except PeerClosed:

@@ -56,6 +56,7 @@ class Peer(asyncio.Protocol):
         self._outgoing: list[bytearray] = []
         self._transport: asyncio.Transport | None = None
         self._closed: PeerClosed | None = None
+        self._has_hung_up = False
 
     @property
     def own_host(self) -> str:
@@ -149,6 +150,7 @@ class Peer(asyncio.Protocol):
     def end(self) -> None:
         """Say nothing more; what the other side still says is heard until it closes."""
         self._flush()
+        self._has_hung_up = True
         if self._transport is not None and self._closed is None and self._transport.can_write_eof():
             self._transport.write_eof()
 
@@ -175,7 +177,12 @@ class Peer(asyncio.Protocol):
 
     def _flush(self) -> None:
         frames, self._outgoing = self._outgoing, []
-        if self._transport is not None and self._closed is None and frames and not self._transport.is_closing():
+        if (
+            self._transport is not None
+            and self._closed is None
+            and frames
+            and not (self._has_hung_up or self._transport.is_closing())
+        ):
             self._transport.writelines(frames)
 
     def _end(self, reason: PeerClosed) -> None:
@@ -321,6 +328,7 @@ def connect_blocking(
 
     Raises:
         OSError: nobody serves the address; `TimeoutError` where that took `timeout_s` seconds.
+        PeerClosed: who serves it has gone before the hello.
     """
     scheme, _, place = address.partition(":")
     if scheme == "unix":

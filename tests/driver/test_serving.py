@@ -71,7 +71,7 @@ def test_a_run_that_ends_is_waited_for_and_joined_again_when_it_is_resumed(run):
     server.renew()
     run.answers[1] = [None]  # it was killed
     server.renew()
-    assert told[-1].startswith("nobody answers for the run in ")
+    assert told[-1].startswith("its driver does not answer in ")
     run.begin_attempt(2, Failed("the run has no controller now"), standing("ready"))
     server.renew()
     assert told[-1].startswith("the run has no controller now in ")

@@ -97,6 +97,10 @@ class Workplace:
         own: int = driving.processes[member].pid
         return parent(own) if kind == "guard" else own
 
+    def processes(self, process: subprocess.Popen[str]) -> list[int]:
+        """What a program has started, and what these have."""
+        return descendants(process.pid)
+
     def metrics(self, run: str = "run") -> list[dict[str, Any]]:
         """Lines of a run's metrics."""
         path = self.folder / run / "metrics.jsonl"

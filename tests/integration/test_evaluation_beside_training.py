@@ -68,7 +68,7 @@ def hidden(workplace: Workplace) -> list[str]:
 
 def kill(workplace: Workplace, process: subprocess.Popen[str]) -> None:
     """End a run without a word; its processes notice."""
-    left = workplace.processes(process, "")
+    left = workplace.processes(process)
     process.kill()
     process.communicate()
     deadline = time.monotonic() + HANG_S

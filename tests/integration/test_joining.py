@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from areal_core.cli.commands import node as node_command
 from areal_core.config.layout import Layout
 from areal_core.launchers.identity import processes_with
 from areal_core.launchers.machine import free_port
@@ -195,7 +196,7 @@ def test_the_manifest_of_the_examples_is_a_run_with_as_many_nodes_as_pods(group:
     assert (manifest["kind"], job["completionMode"]) == ("Job", "Indexed")
     command = [*container["command"], *container["args"]]
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    node_command.add_arguments(parser)
     words = parser.parse_intermixed_args(command[2:])
     assert command[:2] == ["areal", "node"]
     values = dict(word.split("=", 1) for word in words.overrides)

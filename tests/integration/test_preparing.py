@@ -35,7 +35,7 @@ def test_preparing_a_model_ends_with_the_first_ctrl_c_however_deaf_it_is(workpla
     words = ["model.path=null", "model.source=sources.py:Deaf"]
     process = workplace.start("run", "run.yaml", "run_dir=run", *words)
     workplace.wait_for((workplace.folder / "cache" / "begun").exists, process)
-    (preparer,) = workplace.processes(process, "preparer")
+    preparer = workplace.pid("model")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, out + err
