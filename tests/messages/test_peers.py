@@ -34,6 +34,7 @@ from areal_core.messages import (
     private_folder,
     serve,
 )
+from areal_core.messages.scores import ScoreFailed
 
 HANG_S = 60
 """Nothing here takes a second; what takes a minute hangs."""
@@ -223,7 +224,9 @@ def test_a_killed_peer_is_noticed_and_its_last_words_are_heard():
     heard = []
 
     async def handler(channel):
-        heard.append((await channel.receive()).error)
+        said = await channel.receive()
+        assert isinstance(said, ScoreFailed)
+        heard.append(said.error)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(PeerClosed):
             await channel.receive()
