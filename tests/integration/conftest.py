@@ -227,6 +227,10 @@ class RayCluster:
         process.kill()
         process.wait()
 
+    def processes(self, name: str) -> list[int]:
+        """All processes of a node."""
+        return descendants(self.nodes[name].pid)
+
     def close(self) -> None:
         """Switch all off."""
         for name in list(self.nodes):
@@ -243,8 +247,11 @@ def one_cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def cluster(one_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
-    """All nodes up; this program's environment is that of the cluster."""
+    """All nodes up; this program's environment is that of the cluster, whose token Ray reads anew."""
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
     for name, value in one_cluster.environment.items():
         monkeypatch.setenv(name, value)
+    reset_auth_token_state()
     one_cluster.repair()
     return one_cluster

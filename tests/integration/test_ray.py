@@ -20,19 +20,17 @@ import pytest
 
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import EndMeans, Place, ProcessGroup
-from areal_core.launchers.guard import children
 from areal_core.testing.conformance import LauncherSuite
 from areal_core.testing.conformance.launchers import Session, member_group
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
 import ray
-from ray._private.authentication_test_utils import reset_auth_token_state
 
 from areal_ray.config import RaySettings
 from areal_ray.launcher import RayLauncher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from conftest import RayCluster
 
@@ -49,25 +47,6 @@ REPAIRER = ThreadPoolExecutor(1)
 """Nodes die with the thread that has started them."""
 VARIABLES = "CUDA_VISIBLE_DEVICES|(HF|OTHER)_MINE|RAY_.*|OMP_NUM_THREADS|PYTHONBREAKPOINT|MORE"
 SHOW = ["sh", "-c", f"env | grep -E '^({VARIABLES})='; echo niceness $(nice)"]
-
-
-@pytest.fixture
-def cluster(cluster: RayCluster) -> RayCluster:
-    """This very process is Ray's driver, and Ray has read the token of the former environment."""
-    reset_auth_token_state()
-    return cluster
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {HANG_S} s: {what}"
-        time.sleep(0.05)
-
-
-def descendants(pid: int) -> list[int]:
-    own = children(pid)
-    return own + [deeper for child in own for deeper in descendants(child)]
 
 
 def make(cluster: RayCluster, **settings: object) -> RayLauncher:
@@ -201,7 +180,7 @@ def cmdline(pid: int) -> bytes:
 
 
 def processes_of(cluster: RayCluster) -> list[int]:
-    return [pid for node in cluster.nodes.values() for pid in descendants(node.pid)]
+    return [pid for name in cluster.nodes for pid in cluster.processes(name)]
 
 
 def test_a_lost_node_is_left_out_and_who_survives_keeps_its_gpus(

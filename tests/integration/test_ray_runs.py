@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from areal_core.driver import ask_driver
-from areal_core.launchers.guard import children
 from areal_core.launchers.identity import processes_with
 from areal_core.messages.hub import WhoDrives
 from areal_core.runs import RunFolder
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'areal-ray[ray]'")
-from ray._private.authentication_test_utils import reset_auth_token_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,17 +36,6 @@ pytestmark = [
     ),
 ]
 HANG_S = 300
-REPAIRER = ThreadPoolExecutor(1)
-"""Nodes die with the thread that has started them."""
-VARIABLES = "CUDA_VISIBLE_DEVICES|(HF|OTHER)_MINE|RAY_.*|OMP_NUM_THREADS|PYTHONBREAKPOINT|MORE"
-SHOW = ["sh", "-c", f"env | grep -E '^({VARIABLES})='; echo niceness $(nice)"]
-
-
-@pytest.fixture
-def cluster(cluster: RayCluster) -> RayCluster:
-    """This very process is Ray's driver, and Ray has read the token of the former environment."""
-    reset_auth_token_state()
-    return cluster
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -57,11 +43,6 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {HANG_S} s: {what}"
         time.sleep(0.05)
-
-
-def descendants(pid: int) -> list[int]:
-    own = children(pid)
-    return own + [deeper for child in own for deeper in descendants(child)]
 
 
 def run_words(cluster: RayCluster, nodes: int = 2) -> list[str]:
@@ -93,7 +74,7 @@ def token_of(run_dir: Path) -> str:
 
 def node_of(cluster: RayCluster, name: str) -> set[int]:
     """All processes of a node."""
-    return {*descendants(cluster.nodes[name].pid)}
+    return {*cluster.processes(name)}
 
 
 def start(workplace: Workplace, cluster: RayCluster, *words: str) -> tuple[subprocess.Popen[str], Path]:
@@ -138,7 +119,7 @@ def test_nothing_is_left_of_a_run_whose_parent_is_killed_and_it_is_resumed(
     process, out = start(workplace, cluster, *run_words(cluster), "steps=400", "checkpoint.every=2")
     run_dir = workplace.folder / "run"
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
-    token, driver = token_of(run_dir), descendants(process.pid)
+    token, driver = token_of(run_dir), workplace.processes(process)
     assert len(processes_with("AREAL_TOKEN", token)) >= 8, "two ranks, a controller and a server, with their guards"
     process.kill()
     process.wait()
