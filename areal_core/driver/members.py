@@ -10,11 +10,11 @@ from areal_core.background import start_task
 from areal_core.driver.hub import Hub, Process
 from areal_core.driver.placement import place
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import ProcessEnd, RequestsRoom
 from areal_core.launchers.member import NODES_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from areal_core.interfaces.launcher import Launcher, Node, Place, ProcessGroup, RunningGroup
@@ -151,10 +151,9 @@ class Members:
 
     async def _start_with_room(self, group: ProcessGroup) -> None:
         """Start a group as soon as there is room for it."""
-        asks = getattr(self._launcher, "request", None)
         while True:
             with suppress(RunError):
-                if asks is None or await asks(group):
+                if not isinstance(self._launcher, RequestsRoom) or await self._launcher.request(group):
                     nodes = await self._nodes()
                     taken = {process.key: process.place for process in self._hub.processes.values()}
                     places = place([group], nodes, taken)
@@ -189,7 +188,8 @@ def _environment(group: ProcessGroup, index: int, places: Mapping[int, Place], s
     if several:
         told[NODES_VARIABLE] = str(len({where.node for where in places.values()}))
     if group.role == "trainer":
-        before: Iterable[int] = (i for i in places if i < index and places[i].node == places[index].node)
-        local = sum(1 for _ in before)
+        # Libraries take it for the number of their GPU, and a rank that was given one sees no other.
+        before = [i for i in places if i < index and places[i].node == places[index].node and not places[i].gpus]
+        local = len(before)
         told |= {"RANK": str(index), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.count)}
     return told | dict(group.environment)

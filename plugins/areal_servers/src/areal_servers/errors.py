@@ -30,13 +30,14 @@ FAULTS = (ServerLostError, UpdateRefusedError, RequestRefusedError)
 """What a call to a server may end with where the server is one that the run uses."""
 
 
-async def in_time(work: Awaitable[Any], seconds: float, setting: str) -> Any:
-    """What a server brings within so many seconds; later it counts as lost, and the setting is named."""
+async def in_time(work: Awaitable[Any], seconds: float, setting: str = "") -> Any:
+    """What a server brings within so many seconds; later it counts as lost. A setting is named."""
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        raise ServerLostError(f"gave no answer within {setting} = {seconds:g}") from None
+        limit = f"{setting} = {seconds:g}" if setting else f"{seconds:g} s"
+        raise ServerLostError(f"gave no answer within {limit}") from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from areal_core.interfaces import SamplingParameters
 from areal_core.messages.hub import Restart
 from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
-from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, known_form
+from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, in_time, known_form
 from areal_servers.interface import Piece
 from areal_servers.roster import Member, State
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from areal_core.interfaces import ModelReference
     from areal_core.launchers.member import Member as RunMember
     from areal_core.messages.hub import Server, Servers
-    from areal_servers.interface import ServerAdapter
+    from areal_servers.interface import Chunk, ServerAdapter
     from areal_servers.roster import Roster
     from areal_servers.settings import FleetSettings
     from areal_servers.updating import Updater
@@ -42,86 +42,25 @@ REVIVAL_S = 30.0
 
 
 @dataclass
-class Admission:
-    """Brings servers up.
-
-    Attributes:
-        settings: of the fleet.
-        roster: the servers.
-        updater: gives them the current weights.
-        model: that they must serve.
-    """
-
-    settings: FleetSettings
-    roster: Roster
-    updater: Updater
-    model: ModelReference
-
-    async def bring_up(self, member: Member) -> None:
-        """From nothing known to ready.
-
-        Raises:
-            ServerRefusedError: the run cannot use it.
-            ServerLostError, UpdateRefusedError, RequestRefusedError: it failed on the way.
-        """
-        self.roster.move(member, State.STARTING)
-        await self._wait_until_healthy(member)
-        with known_form():
-            member.identity = await member.adapter.identify(member.connection)
-        check_identity(member.identity, self.model)
-        self.roster.move(member, State.CATCHING_UP)
-        if member.version == 0:
-            await member.adapter.set_label(member.connection, member.label(0))
-        await self.updater.bring_in(member, self._ask_first)
-
-    async def _wait_until_healthy(self, member: Member) -> None:
-        patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
-                return
-            except (ServerLostError, RequestRefusedError) as error:
-                if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
-                    self.roster.note(member, str(error))
-                if time.monotonic() > deadline or member.is_forsaken:
-                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
-                await asyncio.sleep(POLL_S)
-
-    async def _ask_first(self, member: Member) -> None:
-        """A first request: a server may be healthy and yet unable to serve its model."""
-        sampling = SamplingParameters(max_new_tokens=2)
-        piece = Piece(f"first-{member.name}-{time.monotonic_ns()}", [1], sampling, 1, f"first-{member.version}")
-        try:
-            with known_form():
-                async with asyncio.timeout(self.settings.update_timeout_s):
-                    chunks = [chunk async for chunk in member.adapter.generate(member.connection, piece)]
-        except (ServerLostError, TimeoutError) as error:
-            words = str(error) or "no answer in time"
-            await asyncio.sleep(POLL_S)
-            if member.has_served:
-                raise ServerLostError(f"failed its first request: {words}") from None
-            raise ServerRefusedError(f"is healthy but cannot serve this model: {words}") from None
-        logprobs = [value for chunk in chunks for value in chunk.logprobs]
-        labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
-        if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
-            raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")
-        if labels - {member.label(member.version)}:
-            raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}")
-
-
-@dataclass
-class Tending(Admission):
+class Tending:
     """Tends the servers of a fleet, each in a task of its own: brings them up, and does whatever else they need.
 
     The driver of the run starts the run's own servers, and says when one serves and when it does so no more. Each time
     one serves at a new address it begins from nothing known.
 
     Attributes:
+        settings: of the fleet.
+        roster: the servers.
+        updater: gives them the current weights.
+        model: that they must serve.
         adapter: speaks the servers' language.
         run: this process in the run that starts servers; None where all servers are somebody else's.
     """
 
+    settings: FleetSettings
+    roster: Roster
+    updater: Updater
+    model: ModelReference
     adapter: ServerAdapter
     run: RunMember | None = None
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -231,7 +170,7 @@ class Tending(Admission):
         while member.state is not State.GONE:
             was_up = False
             try:
-                await self.bring_up(member)
+                await self._bring_up(member)
                 pause, was_up = 0.0, True
                 await self._watch(member)
             except (ServerRefusedError, *FAULTS, OSError) as error:
@@ -246,6 +185,67 @@ class Tending(Admission):
                 if member.is_own and not was_up and self.run is not None:
                     self.run.notify(Restart(member.name, why))
                     return  # it begins anew when the driver says where
+
+    async def _bring_up(self, member: Member) -> None:
+        """From nothing known to ready.
+
+        Raises:
+            ServerRefusedError: the run cannot use it.
+            ServerLostError, UpdateRefusedError, RequestRefusedError: it failed on the way.
+        """
+        self.roster.move(member, State.STARTING)
+        await self._wait_until_healthy(member)
+        with known_form():
+            member.identity = await member.adapter.identify(member.connection)
+        check_identity(member.identity, self.model)
+        self.roster.move(member, State.CATCHING_UP)
+        if member.is_own and member.version < 0 and member.has_memory:
+            await self._see_it_answers(member)
+        if member.version == 0:
+            await member.adapter.set_label(member.connection, member.label(0))
+        await self.updater.bring_in(member, self._ask_first)
+
+    async def _wait_until_healthy(self, member: Member) -> None:
+        patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
+                return
+            except (ServerLostError, RequestRefusedError) as error:
+                if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
+                    self.roster.note(member, str(error))
+                if time.monotonic() > deadline or member.is_forsaken:
+                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
+                await asyncio.sleep(POLL_S)
+
+    async def _see_it_answers(self, member: Member) -> None:
+        """One that outlived its trainer may wait for ever in a broadcast of which nothing comes any more: its GPU is
+        blocked, and nothing but its end helps."""
+        await member.adapter.resume(member.connection)  # an update that broke off may have left it stopped
+        await in_time(self._ask(member), REVIVAL_S)
+
+    async def _ask(self, member: Member) -> list[Chunk]:
+        sampling = SamplingParameters(max_new_tokens=2)
+        piece = Piece(f"first-{member.name}-{time.monotonic_ns()}", [1], sampling, 1, f"first-{member.version}")
+        with known_form():
+            return [chunk async for chunk in member.adapter.generate(member.connection, piece)]
+
+    async def _ask_first(self, member: Member) -> None:
+        """A first request: a server may be healthy and yet unable to serve its model."""
+        try:
+            chunks = await in_time(self._ask(member), self.settings.update_timeout_s, "update_timeout_s")
+        except ServerLostError as error:
+            await asyncio.sleep(POLL_S)
+            if member.has_served:
+                raise ServerLostError(f"failed its first request: {error}") from None
+            raise ServerRefusedError(f"is healthy but cannot serve this model: {error}") from None
+        logprobs = [value for chunk in chunks for value in chunk.logprobs]
+        labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
+        if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
+            raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")
+        if labels - {member.label(member.version)}:
+            raise ServerLostError(f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}")
 
     async def _watch(self, member: Member) -> None:
         misses = 0

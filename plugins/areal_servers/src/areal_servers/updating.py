@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, WeightUpdate
-from areal_core.messages.hub import Restart, Updating
+from areal_core.messages.hub import Restart
 from areal_servers.checks import check_fit, describe_folder
 from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, in_time, known_form
 from areal_servers.interface import WeightGroup
@@ -173,12 +173,6 @@ class Updater:
         if not self._is_agreed:
             await self._changing.acquire()
             self._is_agreed = True
-            self._tell_driver(True)
-
-    def _tell_driver(self, is_updating: bool) -> None:
-        """What dies while weights change leaves the run's own servers in a state that the next attempt cannot use."""
-        if self._run is not None:
-            self._run.notify(Updating(is_updating))
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """See `InferenceEngine.update_weights`: servers that fail are taken out and catch up later."""
@@ -191,7 +185,6 @@ class Updater:
             await self._groups.joined()
             await self._change(update)
         finally:
-            self._tell_driver(False)
             self._changing.release()
 
     async def _change(self, update: WeightUpdate) -> None:

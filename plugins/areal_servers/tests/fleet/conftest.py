@@ -39,7 +39,7 @@ class FakeServer:
         self.update_fault = None
         self.loading_s = 0.0
         self.first_fault = None
-        self.cannot_join = self.joins_never = False
+        self.cannot_join = self.joins_never = self.is_stuck = False
         self.has_memory = True
         self.release_fault = None
         self.pieces = []
@@ -97,6 +97,8 @@ class FakeAdapter:
 
     async def generate(self, connection, piece):
         server = self.of(connection)
+        if server.is_stuck:
+            await asyncio.Event().wait()
         is_first = piece.name.startswith("first-")
         server.pieces.append(piece.name)
         server.cache_keys.append(piece.cache_key)

@@ -8,7 +8,7 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, WeightUpdate
-from areal_core.messages.hub import Restart, Updating
+from areal_core.messages.hub import Restart
 from areal_servers.errors import ServerLostError
 from areal_servers.fleet import ServerFleet
 from areal_servers.settings import FleetSettings
@@ -123,14 +123,22 @@ def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
     asyncio.run(check())
 
 
-def test_the_driver_knows_when_weights_change(running, own):
+def test_a_server_of_an_attempt_before_that_answers_nothing_is_ended_and_started_again(running, own):
+    """Its GPU may wait for ever in a broadcast whose rank 0 was killed, while its front end answers."""
+
     async def check():
-        starting, driver = own(running.server())
-        async with starting as fleet:
-            await fleet.form_group("127.0.0.1", 1, "gloo", "")
-            assert driver.told == [Updating(True)]
-            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            assert driver.told == [Updating(True), Updating(False)]
+        stuck = running.server()
+        stuck.is_stuck = True
+        starting, driver = own(stuck, running.server(), starts=0)
+        entering = asyncio.create_task(starting.__aenter__())
+        await running.until(lambda: hasattr(driver, "changed"), "it is watched")
+        driver.start("server-0", is_fresh=False)
+        await running.until(lambda: restarts(driver), "the driver is asked")
+        assert restarts(driver)[0].why == ("gave no answer within 0.2 s")
+        fleet = await entering
+        assert driver.servers["server-0"] is not stuck
+        assert set((await fleet.generate(running.request())).versions) == {0}
+        await starting.__aexit__(None, None, None)
 
     asyncio.run(check())
 
