@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import resource
+import secrets
 import signal
 import socket
 import time
@@ -17,15 +18,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import on_failure, watch_event_loop
-from areal_core.driver.cause import find_cause
+from areal_core.driver.cause import CAUSE_S, find_cause
 from areal_core.driver.hub import Hub, Process
 from areal_core.driver.liveness import Liveness
 from areal_core.driver.members import Members
 from areal_core.driver.restarts import Restarts
 from areal_core.errors import RunError
 from areal_core.launchers.guard import HUB_VARIABLE
-from areal_core.launchers.member import ASKED_TO_STOP, LOGS_VARIABLE, TOKEN_FILE_VARIABLE
-from areal_core.launchers.node import TakesNodes
+from areal_core.launchers.member import ASKED_TO_STOP, LOGS_VARIABLE, NONCE_VARIABLE
 from areal_core.messages import Credentials, Done, Failed, PeerClosed
 from areal_core.messages.hub import (
     Driving,
@@ -38,6 +38,7 @@ from areal_core.messages.hub import (
     Signaled,
     Stop,
     StopRun,
+    Updating,
     WhoDrives,
 )
 from areal_core.messages.hub import Process as ProcessNote
@@ -79,14 +80,14 @@ class Driver:
         signals: list[int] | None = None,
     ) -> None:
         self._launcher, self._run, self._hear, self._say = launcher, run, hear, say
-        self.credentials = Credentials.create(0)
+        self.credentials, self.nonce = Credentials.create(0), ""
         self.signals = [] if signals is None else signals
         """Signals that asked this program to stop, in order."""
         self._hub = Hub(
             self.credentials,
             on_message=self._take,
             on_end=self._has_ended,
-            on_node=launcher.take_node if isinstance(launcher, TakesNodes) else None,
+            on_node=getattr(launcher, "take_node", None),
             on_visitor=self._receive_visitor,
         )
         self._liveness = Liveness(self._run.log, say, self._hub.hang_up)
@@ -96,7 +97,7 @@ class Driver:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._given_up: RunError | None = None
-        self._is_impatient = self._is_closing = False
+        self._is_impatient = self._is_closing = self._is_updating = False
         self._asked_at = 0.0
 
     async def listen(self) -> str:
@@ -122,10 +123,11 @@ class Driver:
     def begin(self, attempt: AttemptFolder) -> None:
         """From now on processes of this attempt are let in."""
         self.credentials = Credentials(self.credentials.token, attempt.number)
-        self._hub.begin(self.credentials)
+        self.nonce = secrets.token_hex(8)
+        self._hub.begin(self.credentials, self.nonce)
         self._members.environment = {
             HUB_VARIABLE: self._hub.address,
-            TOKEN_FILE_VARIABLE: str(attempt.token),
+            NONCE_VARIABLE: str(attempt.nonce),
             LOGS_VARIABLE: str(self._run.logs),
             **self.credentials.as_environment(),
         }
@@ -174,7 +176,7 @@ class Driver:
             if failure := self._failure or self._given_up:
                 raise failure
             if same[0] in ended:
-                self._check_finished(same[0])
+                await self._check_finished(same[0])
                 return ASKED_TO_STOP if ended[same[0]] else 0
             self._liveness.check(self._hub.processes.values())
             if self._is_impatient:
@@ -205,13 +207,13 @@ class Driver:
             await asyncio.wait(waited, timeout=GRACE_S)
 
     async def end_attempt(self, *, keeps: Callable[[ProcessGroup], bool] = lambda _: False) -> None:
-        """End all processes, but servers that another attempt can use.
+        """End all processes, but servers that another attempt can use: those that are not just being updated.
 
         Args:
             keeps: whether members of a group may stay.
         """
-        await self._members.end(keeps)
-        self._said, self._given_up = [], None
+        await self._members.end(lambda group: keeps(group) and not self._is_updating)
+        self._said, self._is_updating, self._given_up = [], False, None
 
     async def close(self) -> None:
         """End everything that still runs; safe to call twice."""
@@ -264,13 +266,17 @@ class Driver:
             hints = [*(said.hints if said else ()), f"its log: {self._run.log(process.name)}"]
             self._given_up = RunError(f"{process.name} {reason}", hints=hints, exit_code=said.exit_code if said else 1)
 
-    def _check_finished(self, process: Process) -> None:
+    async def _check_finished(self, process: Process) -> None:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""
-        if not process.has_finished:
-            raise RunError(
-                f"{process.name} ended before its work was done, with exit code {process.code}: something in it did it",
-                hints=[f"its log: {self._run.log(process.name)}"],
-            )
+        deadline = time.monotonic() + CAUSE_S
+        while not process.has_finished:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{process.name} ended with exit code {process.code} before its work was done: something in it "
+                    "ended it",
+                    hints=[f"its log: {self._run.log(process.name)}"],
+                )
+            await asyncio.sleep(0.02)
 
     def _take(self, process: Process, message: Any, number: int) -> None:
         match message:
@@ -289,6 +295,8 @@ class Driver:
                 named = next((p for p in self._hub.processes.values() if p.name == name), None)
                 if named is not None:
                     self._hub.hang_up(named, f"is ended, for it {why}")
+            case Updating(is_updating):
+                self._is_updating = is_updating
             case Notice(text):
                 self._say(f"{process.name}: {text}")
             case _:

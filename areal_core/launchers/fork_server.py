@@ -48,6 +48,7 @@ PRELOADED = (
     "areal_core.config",
 )
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ONE_THREAD |= {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # of pyarrow
 
 
 def main() -> int:

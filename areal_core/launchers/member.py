@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
-LOGS_VARIABLE, TOKEN_FILE_VARIABLE = "AREAL_LOGS", "AREAL_TOKEN_FILE"
+LOGS_VARIABLE, NONCE_VARIABLE = "AREAL_LOGS", "AREAL_NONCE"
+GPUS_SET_VARIABLE = "AREAL_GPUS_SET"
+"""Set by a launcher whose scheduler has narrowed CUDA_VISIBLE_DEVICES itself."""
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 GUARDED_VARIABLE = "AREAL_GUARDED"
@@ -250,7 +252,7 @@ def join() -> Member:
     own = str(connection.getsockname()[0])
     if NODES_VARIABLE in welcome.environment:
         os.environ.update({name: os.environ.get(name, interface_of(own)) for name in INTERFACE_VARIABLES})
-    if place.gpus:
+    if place.gpus and GPUS_SET_VARIABLE not in os.environ:
         shown = visible_gpus()
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in place.gpus)
     connection.settimeout(None)
@@ -297,12 +299,12 @@ def _guard(member: Guarded) -> NoReturn:
 def _hello(connection: socket.socket, group: str, place: OwnPlace) -> Welcome:
     """Join the hub; ends this process where it is refused."""
     connection.settimeout(CONNECT_TIMEOUT_S)
-    sees_run = False
+    nonce = ""
     with suppress(OSError, KeyError):
-        sees_run = Path(os.environ[TOKEN_FILE_VARIABLE]).read_text() == Credentials.from_environment().token
-    host, own = place.node or socket.gethostname(), str(connection.getsockname()[0])
+        nonce = Path(os.environ[NONCE_VARIABLE]).read_text()
+    host = place.node or socket.gethostname()
     try:
-        frames.send(connection, Join(group, place.number, host, own, os.getpid(), sees_run), 1)
+        frames.send(connection, Join(group, place.number, host, connection.getsockname()[0], os.getpid(), nonce), 1)
         answer = frames.receive(connection).message
     except (PeerClosed, TimeoutError) as error:
         sys.stderr.write(f"the driver does not answer: {error}\n")

@@ -19,7 +19,7 @@ class Join(Message):
         host: name of its machine.
         address: under which other machines reach it.
         pid: of the process.
-        sees_run: whether it has read the run's token in the run's folder: who does not see that is no part of the run.
+        nonce: read in the attempt's folder: whoever does not see that folder is no part of the run.
     """
 
     group: str
@@ -27,7 +27,7 @@ class Join(Message):
     host: str
     address: str
     pid: int
-    sees_run: bool
+    nonce: str
 
 
 class Ended(Message):
@@ -134,6 +134,12 @@ class Restart(Message):
     why: str
 
 
+class Updating(Message):
+    """Whether the weights of the servers are being changed: what is lost meanwhile leaves them in an unknown state."""
+
+    is_updating: bool
+
+
 # From the hub to a process.
 
 
@@ -185,14 +191,15 @@ class NodeReady(Message):
     Attributes:
         name: of the node, unlike any other's.
         address: under which other machines reach it.
-        gpus: that it has.
-        sees_run: see `Join`.
+        gpus, cores: that it has.
+        nonce: see `Join`.
     """
 
     name: str
     address: str
     gpus: int
-    sees_run: bool
+    cores: int
+    nonce: str
 
 
 class StartMembers(Message):

@@ -40,8 +40,13 @@ class AttemptFolder:
         return self.path / "driver.json"
 
     @property
+    def nonce(self) -> Path:
+        """A word that every process must have read here: it sees the run's folder."""
+        return self.path / "nonce"
+
+    @property
     def token(self) -> Path:
-        """The run's secret, readable by its user alone. Every process must have read it here: it sees the folder."""
+        """The run's secret, readable by its user alone."""
         return self.path / "token"
 
     @property
