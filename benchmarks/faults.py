@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 from areal_core.driver import ask_driver
+from areal_core.launchers.guard import children
 from areal_core.launchers.identity import processes_with
 from areal_core.messages.hub import Driving, WhoDrives
 from areal_core.runs import RunFolder
@@ -56,9 +57,8 @@ def parent(pid: int) -> int:
 
 def descendants(pid: int) -> list[int]:
     """Everything that a process has started, and what these have."""
-    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    children = [number for number in numbers if parent(number) == pid]
-    return children + [deeper for child in children for deeper in descendants(child)]
+    own = children(pid)
+    return own + [deeper for child in own for deeper in descendants(child)]
 
 
 def find(run_dir: Path, driver: int, victim: str) -> int:
@@ -70,8 +70,8 @@ def find(run_dir: Path, driver: int, victim: str) -> int:
         return 0
     kind, _, name = victim.rpartition(":")
     if name == "reward" and "controller" in found.processes:
-        children = descendants(found.processes["controller"].pid)
-        return next((pid for pid in children if "rewards.worker" in _command(pid)), 0)
+        below = descendants(found.processes["controller"].pid)
+        return next((pid for pid in below if "rewards.worker" in _command(pid)), 0)
     pid = found.processes[name].pid if name in found.processes else 0
     return parent(pid) if kind == "guard" else pid
 

@@ -22,28 +22,17 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from faults import descendants
+
 HERE = Path(__file__).parents[1]
 HANG_S = 600.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def descendants(root: int) -> list[int]:
-    """A process and everything that it has started."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.parent.name))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
-
-
 def cpu_seconds(root: int) -> float:
     """Of the processes that live, and of the children that these have waited for."""
     total = 0
-    for pid in descendants(root):
+    for pid in [root, *descendants(root)]:
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += sum(map(int, fields[11:15]))
@@ -53,7 +42,7 @@ def cpu_seconds(root: int) -> float:
 def memory_mb(root: int) -> tuple[int, float]:
     """How many processes there are, and their PSS."""
     sizes = []
-    for pid in descendants(root):
+    for pid in [root, *descendants(root)]:
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             sizes += [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
@@ -78,15 +67,15 @@ def run(checkout: Path, folder: Path, steps: int) -> dict[str, float]:
             stdin=subprocess.DEVNULL,
         )
 
-        def reach(step: int) -> float:
+        def reach(step: int) -> None:
             while not lines.is_file() or lines.read_text().count("\n") < step:
                 if process.poll() is not None or time.monotonic() - began > HANG_S:
                     raise SystemExit(f"no step {step}: {(folder / 'output').read_text()[-3000:]}")
                 time.sleep(0.01)
-            return time.monotonic()
 
         try:
-            first = reach(1) - began
+            reach(1)
+            first = time.monotonic() - began
             reach(10)
             processes, memory = memory_mb(process.pid)
             reach(20)

@@ -38,7 +38,6 @@ from areal_core.messages.hub import (
     Signaled,
     Stop,
     StopRun,
-    Updating,
     WhoDrives,
 )
 from areal_core.messages.hub import Process as ProcessNote
@@ -97,7 +96,7 @@ class Driver:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._given_up: RunError | None = None
-        self._is_impatient = self._is_closing = self._is_updating = False
+        self._is_impatient = self._is_closing = False
         self._asked_at = 0.0
 
     async def listen(self) -> str:
@@ -207,13 +206,13 @@ class Driver:
             await asyncio.wait(waited, timeout=GRACE_S)
 
     async def end_attempt(self, *, keeps: Callable[[ProcessGroup], bool] = lambda _: False) -> None:
-        """End all processes, but servers that another attempt can use: those that are not just being updated.
+        """End all processes, but servers that another attempt can use.
 
         Args:
             keeps: whether members of a group may stay.
         """
-        await self._members.end(lambda group: keeps(group) and not self._is_updating)
-        self._said, self._is_updating, self._given_up = [], False, None
+        await self._members.end(keeps)
+        self._said, self._given_up = [], None
 
     async def close(self) -> None:
         """End everything that still runs; safe to call twice."""
@@ -295,8 +294,6 @@ class Driver:
                 named = next((p for p in self._hub.processes.values() if p.name == name), None)
                 if named is not None:
                     self._hub.hang_up(named, f"is ended, for it {why}")
-            case Updating(is_updating):
-                self._is_updating = is_updating
             case Notice(text):
                 self._say(f"{process.name}: {text}")
             case _:

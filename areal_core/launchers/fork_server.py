@@ -47,8 +47,10 @@ PRELOADED = (
     "safetensors.torch",
     "areal_core.config",
 )
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-ONE_THREAD |= {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # of pyarrow
+ONE_THREAD = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of pyarrow, which transformers imports where it is installed
+}
 
 
 def main() -> int:

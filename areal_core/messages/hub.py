@@ -134,12 +134,6 @@ class Restart(Message):
     why: str
 
 
-class Updating(Message):
-    """Whether the weights of the servers are being changed: what is lost meanwhile leaves them in an unknown state."""
-
-    is_updating: bool
-
-
 # From the hub to a process.
 
 

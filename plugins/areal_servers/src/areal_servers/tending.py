@@ -222,7 +222,8 @@ class Tending:
     async def _see_it_answers(self, member: Member) -> None:
         """One that outlived its trainer may wait for ever in a broadcast of which nothing comes any more: its GPU is
         blocked, and nothing but its end helps."""
-        await member.adapter.resume(member.connection)  # an update that broke off may have left it stopped
+        # An update that broke off may have left it stopped.
+        await in_time(member.adapter.resume(member.connection), REVIVAL_S)
         await in_time(self._ask(member), REVIVAL_S)
 
     async def _ask(self, member: Member) -> list[Chunk]:

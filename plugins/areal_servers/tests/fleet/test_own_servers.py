@@ -134,7 +134,7 @@ def test_a_server_of_an_attempt_before_that_answers_nothing_is_ended_and_started
         await running.until(lambda: hasattr(driver, "changed"), "it is watched")
         driver.start("server-0", is_fresh=False)
         await running.until(lambda: restarts(driver), "the driver is asked")
-        assert restarts(driver)[0].why == ("gave no answer within 0.2 s")
+        assert restarts(driver)[0].why == "gave no answer within 0.2 s"
         fleet = await entering
         assert driver.servers["server-0"] is not stuck
         assert set((await fleet.generate(running.request())).versions) == {0}
