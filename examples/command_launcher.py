@@ -89,10 +89,10 @@ class Reached:
             for p, words in ends
         )
 
-    async def end(self, grace_s: float = 0.0) -> None:
+    async def end(self) -> None:
         """See `RunningGroup.end`."""
         for process in self.processes:
             try:
-                await asyncio.wait_for(process.wait(), grace_s or 1.0)
+                await asyncio.wait_for(process.wait(), 1.0)
             except TimeoutError:
                 process.kill()

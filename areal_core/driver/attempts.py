@@ -67,7 +67,7 @@ _UNKNOWN = DriverNote("", "a host that its damaged files do not name", "- ? -")
 """Of an attempt whose files cannot be read: waited for as one that cannot be seen from here."""
 
 
-def claim(attempt: AttemptFolder, address: str, credentials: Credentials, nonce: str) -> None:
+def claim(attempt: AttemptFolder, address: str, credentials: Credentials) -> None:
     """Make an attempt this process's own.
 
     Raises:
@@ -78,7 +78,6 @@ def claim(attempt: AttemptFolder, address: str, credentials: Credentials, nonce:
     try:
         made.mkdir(parents=True, exist_ok=True)
         (made / attempt.driver.name).write_text(json.dumps(asdict(note)))
-        (made / attempt.nonce.name).write_text(nonce)
         descriptor = os.open(made / attempt.token.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(credentials.token)

@@ -58,7 +58,7 @@ class CodeCheck:
     """A check that is under way as soon as it is made; what else there is to check can be checked meanwhile.
 
     Importing takes seconds, so the last check that found nothing wrong is remembered with every module that it had
-    read: the same config and the same files need none, unless rows of data are looked at, whose files nobody knows.
+    read: the same config and the same files need none, unless rows of data were looked at, whose files nobody knows.
     """
 
     def __init__(self, resolved: Resolved) -> None:
@@ -67,7 +67,7 @@ class CodeCheck:
         self._temporary = tempfile.TemporaryDirectory(prefix="areal-check-")
         self._folder = Path(self._temporary.name)
         self._process: subprocess.Popen[bytes] | None = None
-        if resolved.config.workflow is not None and self._is_known():
+        if self._is_known():
             return
         (self._folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         with (self._folder / "output").open("wb") as output:
@@ -89,7 +89,7 @@ class CodeCheck:
             if code or not (answer := self._folder / "answer.json").is_file():
                 return [f"importing the components {describe_exit(code)}: {self._last_words()}"]
             problems, files = json.loads(answer.read_text(encoding="utf-8"))
-            if not problems:
+            if not problems and files:
                 self._remember(files)
             return list(problems)
         return [f"importing the components took longer than {DEADLINE_S:g} s: {self._last_words()}"]
@@ -142,19 +142,28 @@ def _problems(resolved: Resolved, folder: Path) -> Iterator[str]:
             yield ": ".join((f"{key}: {error.message}", *error.hints))
 
 
+def _looks_at_rows(resolved: Resolved) -> bool:
+    """Whether the algorithm encodes rows as they are, or the workflow has a method that looks at them."""
+    workflow = resolved.config.workflow
+    if resolved.config.algorithm.build().encode is None:
+        return workflow is not None and hasattr(workflow.load(), "check_row")
+    path = resolved.config.model.path
+    return path is not None and is_folder(resolved.base_dir / path)  # else the model is yet to be made
+
+
 def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
     """Why the algorithm's encoder, or a method `check_row` of the workflow, refuses the first rows; a data set that
     cannot be read the plan tells of as well."""
     from areal_core.runs.models import load_tokenizer, model_reference
     from areal_core.training.examples import encode_row
 
-    path, encode = resolved.config.model.path, resolved.config.algorithm.build().encode
-    played = resolved.config.workflow if encode is None else None
-    looks = played is not None and hasattr(played.load(), "check_row")
-    if not looks and (encode is None or path is None or not is_folder(resolved.base_dir / path)):  # yet to be made
+    if not _looks_at_rows(resolved):
         return
+    encode = resolved.config.algorithm.build().encode
     try:
-        dataset, check = resolved.config.dataset.build(), played.build().check_row if looks and played else None
+        dataset, check = resolved.config.dataset.build(), None
+        if encode is None and resolved.config.workflow is not None:
+            check = resolved.config.workflow.build().check_row
         tokenizer = None if check else load_tokenizer(model_reference(resolved, folder))
         for index in range(min(len(dataset), FIRST_ROWS)):
             if check is None:
@@ -180,11 +189,14 @@ def _check_call(chosen: Selection) -> None:
 
 
 def main(folder: Path) -> None:
-    """Write beside the config what is wrong, and which files were read."""
+    """Write beside the config what is wrong, and which files were read; none where rows of data were looked at."""
     resolved = load_run(folder)
-    problems = list(_problems(resolved, folder)) or list(_row_problems(resolved, RunFolder(folder)))
-    paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
-    files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
+    problems, files = list(_problems(resolved, folder)), {}
+    if not problems:
+        problems = list(_row_problems(resolved, RunFolder(folder)))
+        if not _looks_at_rows(resolved):
+            paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
+            files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
     (folder / "answer.json").write_text(json.dumps([problems, files]), encoding="utf-8")
     os._exit(0)  # threads and exit handlers of what was imported are nobody's concern
 

@@ -9,7 +9,6 @@ import asyncio
 import math
 import os
 import resource
-import secrets
 import signal
 import socket
 import time
@@ -18,14 +17,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_core.background import on_failure, watch_event_loop
-from areal_core.driver.cause import CAUSE_S, find_cause
+from areal_core.driver.cause import find_cause
 from areal_core.driver.hub import Hub, Process
 from areal_core.driver.liveness import Liveness
 from areal_core.driver.members import Members
 from areal_core.driver.restarts import Restarts
 from areal_core.errors import RunError
 from areal_core.launchers.guard import HUB_VARIABLE
-from areal_core.launchers.member import ASKED_TO_STOP, LOGS_VARIABLE, NONCE_VARIABLE
+from areal_core.launchers.member import ASKED_TO_STOP, LOGS_VARIABLE, TOKEN_FILE_VARIABLE
+from areal_core.launchers.node import TakesNodes
 from areal_core.messages import Credentials, Done, Failed, PeerClosed
 from areal_core.messages.hub import (
     Driving,
@@ -79,14 +79,14 @@ class Driver:
         signals: list[int] | None = None,
     ) -> None:
         self._launcher, self._run, self._hear, self._say = launcher, run, hear, say
-        self.credentials, self.nonce = Credentials.create(0), ""
+        self.credentials = Credentials.create(0)
         self.signals = [] if signals is None else signals
         """Signals that asked this program to stop, in order."""
         self._hub = Hub(
             self.credentials,
             on_message=self._take,
             on_end=self._has_ended,
-            on_node=getattr(launcher, "take_node", None),
+            on_node=launcher.take_node if isinstance(launcher, TakesNodes) else None,
             on_visitor=self._receive_visitor,
         )
         self._liveness = Liveness(self._run.log, say, self._hub.hang_up)
@@ -122,11 +122,10 @@ class Driver:
     def begin(self, attempt: AttemptFolder) -> None:
         """From now on processes of this attempt are let in."""
         self.credentials = Credentials(self.credentials.token, attempt.number)
-        self.nonce = secrets.token_hex(8)
-        self._hub.begin(self.credentials, self.nonce)
+        self._hub.begin(self.credentials)
         self._members.environment = {
             HUB_VARIABLE: self._hub.address,
-            NONCE_VARIABLE: str(attempt.nonce),
+            TOKEN_FILE_VARIABLE: str(attempt.token),
             LOGS_VARIABLE: str(self._run.logs),
             **self.credentials.as_environment(),
         }
@@ -175,7 +174,7 @@ class Driver:
             if failure := self._failure or self._given_up:
                 raise failure
             if same[0] in ended:
-                await self._check_finished(same[0])
+                self._check_finished(same[0])
                 return ASKED_TO_STOP if ended[same[0]] else 0
             self._liveness.check(self._hub.processes.values())
             if self._is_impatient:
@@ -265,17 +264,13 @@ class Driver:
             hints = [*(said.hints if said else ()), f"its log: {self._run.log(process.name)}"]
             self._given_up = RunError(f"{process.name} {reason}", hints=hints, exit_code=said.exit_code if said else 1)
 
-    async def _check_finished(self, process: Process) -> None:
+    def _check_finished(self, process: Process) -> None:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""
-        deadline = time.monotonic() + CAUSE_S
-        while not process.has_finished:
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"{process.name} ended with exit code {process.code} before its work was done: something in it "
-                    "ended it",
-                    hints=[f"its log: {self._run.log(process.name)}"],
-                )
-            await asyncio.sleep(0.02)
+        if not process.has_finished:
+            raise RunError(
+                f"{process.name} ended before its work was done, with exit code {process.code}: something in it did it",
+                hints=[f"its log: {self._run.log(process.name)}"],
+            )
 
     def _take(self, process: Process, message: Any, number: int) -> None:
         match message:

@@ -82,8 +82,6 @@ def execute(
         say(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
         return 0
     launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
-    if (warm_up := getattr(launcher, "warm_up", None)) is not None:
-        warm_up()
     try:
         with closing(CodeCheck(resolved)) as check:
             plan = make_plan(resolved, check.problems)
@@ -147,6 +145,8 @@ async def _drive(
         outcome, code = ("interrupted", 128 + (driver.signals or [signal.SIGINT])[0]) if ended else ("done", 0)
     except RunError as error:
         code = error.exit_code
+        if driver.signals and code == 128 + driver.signals[0]:
+            outcome = "interrupted"
         if owned is not None and run.last_attempt != owned:
             raise RunError(
                 f"somebody else has taken over the run in {run.path} while this program was stopped or "
@@ -176,7 +176,7 @@ def _begin(resolved: Resolved, run: RunFolder, attempt: AttemptFolder, address: 
         DiskError: the disk refuses; a new run leaves nothing, so that it can be started again.
     """
     is_new = not run.path.exists()
-    claim(attempt, address, driver.credentials, driver.nonce)
+    claim(attempt, address, driver.credentials)
     try:
         write_down(resolved, run)
     except DiskError as error:
@@ -204,7 +204,7 @@ def _begin_again(run: RunFolder, former: AttemptFolder, address: str, driver: Dr
     """The next attempt, which this same program drives."""
     latest = run.attempt(former.number + 1)
     driver.begin(latest)
-    claim(latest, address, driver.credentials, driver.nonce)
+    claim(latest, address, driver.credentials)
     release(former, RECOVERING)
     return latest
 

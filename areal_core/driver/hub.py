@@ -7,13 +7,13 @@ the driver wants to end; the guard at the other end does the rest.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from areal_core.interfaces.launcher import EndMeans, Place, ProcessEnd, ProcessGroup
+from areal_core.launchers.guard import last_words
 from areal_core.messages import Done, Failed, Peer, PeerClosed, serve
 from areal_core.messages.hub import (
     Announce,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 Key = tuple[str, int]
 HANG_UP_S = 5.0
 """For a guard to end its member once the hub has hung up; then the connection is given up."""
-LAST_WORDS = 4000
 
 
 @dataclass(eq=False)
@@ -114,14 +113,6 @@ class Process:
         self.stopping = True
         self.notify(Stop())
 
-    def last_words(self) -> str:
-        """The last lines of its log."""
-        with suppress(OSError), self.log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - LAST_WORDS))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-15:])
-        return ""
-
     def end(self, how: ProcessEnd) -> None:
         """Nothing is left of it."""
         if not self.ended.done():
@@ -152,7 +143,7 @@ class Hub:
         on_node: Callable[[Peer, NodeReady, int], Awaitable[None]] | None,
         on_visitor: Callable[[Peer], Awaitable[None]],
     ) -> None:
-        self.credentials, self.nonce = credentials, ""
+        self.credentials = credentials
         self.processes: dict[Key, Process] = {}
         self.failed: dict[str, dict[str, str]] = {}
         self.address = ""
@@ -160,9 +151,9 @@ class Hub:
         self._asking: list[tuple[Process, str, int]] = []
         self._watching: dict[Process, str] = {}
 
-    def begin(self, credentials: Credentials, nonce: str) -> None:
-        """Let in who shows these, and has read the nonce in the run's folder."""
-        self.credentials, self.nonce = credentials, nonce
+    def begin(self, credentials: Credentials) -> None:
+        """Let in who shows these."""
+        self.credentials = credentials
         self.failed.clear()
 
     async def listen(self, host: str) -> None:
@@ -195,7 +186,7 @@ class Hub:
             await self._take_last_words(peer)
         elif peer.name == "node":
             ready, number = await peer.receive_request()
-            if self._on_node is None or not isinstance(ready, NodeReady) or ready.nonce != self.nonce:
+            if self._on_node is None or not isinstance(ready, NodeReady) or not ready.sees_run:
                 peer.reply(number, Failed("this run takes no nodes" if self._on_node is None else self._unseen()))
                 return
             await self._on_node(peer, ready, number)
@@ -208,7 +199,9 @@ class Hub:
         ended, number = await peer.receive_request()
         if isinstance(ended, Ended):
             process = self.processes.get((ended.group, ended.index))
-            if process is not None and process.join is not None and process.join.pid == ended.pid:
+            if process is not None and process.join is None:  # it never came to its hello
+                self.remove(process, ProcessEnd(ended.code))
+            elif process is not None and process.join is not None and process.join.pid == ended.pid:
                 process.code = ended.code
         peer.reply(number, Done())
 
@@ -218,9 +211,10 @@ class Hub:
         refusal = ""
         if process is None or process.join is not None:
             refusal = "nobody waits for this process, or it is there already"
-        elif not secrets.compare_digest(join.nonce, self.nonce):
+        elif not join.sees_run:
             refusal = self._unseen()
             process.why = f"{join.host}: {refusal}"
+            self.remove(process, ProcessEnd(None))
         if process is None or refusal:
             peer.reply(number, Failed(refusal))
             return
@@ -241,7 +235,7 @@ class Hub:
         del self.processes[process.key]
         self._watching.pop(process, None)
         self._asking = [one for one in self._asking if one[0] is not process]
-        process.end(ProcessEnd(how.code, how.last_words or process.last_words()))
+        process.end(ProcessEnd(how.code, how.last_words or last_words(process.log)))
         self._on_end(process)
         for role in process.served:
             self.tell_watchers(role)

@@ -7,10 +7,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from areal_core.driver.attempts import exit_code_of, is_over, read_note
+from areal_core.driver.attempts import exit_code_of, read_note
 from areal_core.errors import RunError
-from areal_core.launchers.node import serve_node
-from areal_core.messages import Credentials
+from areal_core.launchers.node import CONNECT_TIMEOUT_S, serve_node
+from areal_core.messages import Credentials, connect_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,15 +69,16 @@ def join_run(run: RunFolder, *, is_first: bool, patience_s: float, say: Callable
 def _serve(attempt: AttemptFolder, is_first: bool, say: Callable[[str], None]) -> bool:
     """Be a machine of an attempt; whether its driver was there."""
     note, token = read_note(attempt)
-    if not is_first:
-        while not attempt.released.exists() and not is_over(_run(attempt)):
-            time.sleep(POLL_S)
-        return True
+    shown = Credentials(token, attempt.number)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        nonce = attempt.nonce.read_text()
-        say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
-        asyncio.run(serve_node(note.address, Credentials(token, attempt.number), nonce))
+        if is_first:
+            say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
+            asyncio.run(serve_node(note.address, shown))
+        else:  # the connection closes when the driver ends, however that is
+            with connect_blocking(note.address, CONNECT_TIMEOUT_S, "visitor", shown) as connection:
+                connection.settimeout(None)
+                connection.recv(1)
         return True
     except OSError as error:
         say(f"no way to the driver of the run at {note.address}: {error}")
@@ -85,12 +86,6 @@ def _serve(attempt: AttemptFolder, is_first: bool, say: Callable[[str], None]) -
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _run(attempt: AttemptFolder) -> RunFolder:
-    from areal_core.runs.folder import RunFolder
-
-    return RunFolder(attempt.run)
 
 
 def _at(run: RunFolder) -> str:

@@ -10,7 +10,7 @@ from areal_core.background import start_task
 from areal_core.driver.hub import Hub, Process
 from areal_core.driver.placement import place
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import ProcessEnd
+from areal_core.interfaces.launcher import ProcessEnd, RequestsRoom
 from areal_core.launchers.member import NODES_VARIABLE
 
 if TYPE_CHECKING:
@@ -151,10 +151,9 @@ class Members:
 
     async def _start_with_room(self, group: ProcessGroup) -> None:
         """Start a group as soon as there is room for it."""
-        asks = getattr(self._launcher, "request", None)
         while True:
             with suppress(RunError):
-                if asks is None or await asks(group):
+                if not isinstance(self._launcher, RequestsRoom) or await self._launcher.request(group):
                     nodes = await self._nodes()
                     taken = {process.key: process.place for process in self._hub.processes.values()}
                     places = place([group], nodes, taken)

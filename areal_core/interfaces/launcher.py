@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,13 +63,11 @@ class Node(NamedTuple):
         name: unlike any other node's.
         address: under which other nodes reach it.
         gpus: how many of them the run may use there, numbered from 0.
-        cores: that it has; 0 where nobody has counted.
     """
 
     name: str
     address: str
     gpus: int = 0
-    cores: int = 0
 
 
 class Place(NamedTuple):
@@ -117,10 +115,9 @@ class RunningGroup(Protocol):
     async def wait(self) -> str:
         """Until the launcher believes that all are over; in its own words how, for members that never came."""
 
-    async def end(self, grace_s: float = 0.0) -> None:
-        """End what is left after `grace_s` seconds and give its resources back; safe to call twice.
-
-        The second means: members end by themselves when the driver closes its connection to them.
+    async def end(self) -> None:
+        """End what is left and give its resources back; safe to call twice. Members end by themselves when the driver
+        closes its connection to them, which it has done before.
         """
 
 
@@ -166,3 +163,11 @@ class Launcher(Protocol):
 
     async def close(self) -> None:
         """End everything that is left, and give all resources back; safe to call twice."""
+
+
+@runtime_checkable
+class RequestsRoom(Protocol):
+    """A launcher that can ask its cluster for more, where servers beyond the minimum are to be started."""
+
+    async def request(self, group: ProcessGroup) -> bool:
+        """Ask for room for a group, unless that was done before; whether `nodes` has it by now."""

@@ -64,7 +64,7 @@ class ExternalLauncher:
         name, copies = ready.name, itertools.count(2)
         while name in self._nodes:  # several agents of one machine, each with GPUs of its own
             name = f"{ready.name}-{next(copies)}"
-        self._nodes[name] = peer, Node(name, ready.address, ready.gpus, ready.cores)
+        self._nodes[name] = peer, Node(name, ready.address, ready.gpus)
         peer.reply(number, Done())
         try:
             while True:
@@ -117,13 +117,10 @@ class ExternalGroup:
         """See `RunningGroup.wait`."""
         return ", ".join(await asyncio.gather(*(asyncio.shield(one) for one in self._ended.values())))
 
-    async def end(self, grace_s: float = 0.0) -> None:
+    async def end(self) -> None:
         """See `RunningGroup.end`."""
-        waiting = asyncio.ensure_future(self.wait())
-        if grace_s:
-            await asyncio.wait({waiting}, timeout=grace_s)
         for peer, ended in self._ended.items():
             if not ended.done():
                 with suppress(PeerClosed):
                     peer.notify(EndMembers(self._key))
-        await asyncio.wait({waiting}, timeout=5.0)
+        await asyncio.wait({asyncio.ensure_future(self.wait())}, timeout=5.0)

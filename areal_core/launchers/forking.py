@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal_core.background import start_thread
 from areal_core.errors import RunError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 END_S = 20.0
+ANSWER_S = 300.0
+"""For imports on a slow disk, and for a member before, which a device holds, to be gone."""
+Answer = TypeVar("Answer")
 
 
 class ForkServer:
@@ -49,7 +52,7 @@ class ForkServer:
 
     async def threads(self) -> int:
         """How many it has once everything is imported: with more than one, nothing is forked."""
-        return await asyncio.wrap_future(self._ready)
+        return await self._answer(self._ready, "imported what members need")
 
     async def fork(self, argv: Sequence[str], environment: Mapping[str, str]) -> Forked:
         """Fork a member that runs `python -m argv`.
@@ -66,7 +69,14 @@ class ForkServer:
             self._process.stdin.flush()
         except OSError as error:
             raise RunError(f"the fork server is gone: {error}") from None
-        return await asyncio.wrap_future(asked)
+        return await self._answer(asked, f"forked {argv[0]}")
+
+    async def _answer(self, future: Future[Answer], what: str) -> Answer:
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
+        except TimeoutError:
+            hints = ["without it: launcher.fork_server=false"]
+            raise RunError(f"the fork server has not {what} within {ANSWER_S:g} s", hints=hints) from None
 
     def close(self) -> None:
         """End it and everything that it has forked; safe to call twice."""

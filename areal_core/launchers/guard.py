@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOG_BYTES = 1 << 26
 """Of a log file, of which there may be two."""
+LAST_BYTES, LAST_LINES = 4000, 15
+"""Of a log, in what is told of a process that has ended."""
 LOOK_S = 1.0
 REPORT_TIMEOUT_S = 5.0
 SCRATCH_VARIABLE = "AREAL_SCRATCH"
@@ -94,6 +96,14 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
             os.truncate(path, 0)
 
 
+def last_words(log: Path) -> str:
+    """The last lines of a log."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-LAST_LINES:])
+    return ""
+
+
 def make_scratch() -> Path:
     """A new private folder, in memory where possible; those of guards that were killed are removed first."""
     memory = Path("/dev/shm")
@@ -136,11 +146,6 @@ class Guard:
     def __init__(self) -> None:
         self._members: dict[int, Guarded] = {}
         self._poll = select.poll()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no member is left."""
-        return not self._members
 
     def listen(self, file: int) -> None:
         """Have `wait` return where something arrives here."""

@@ -32,18 +32,12 @@ class LocalLauncher:
     host = "127.0.0.1"
 
     def __init__(self, settings: LocalSettings) -> None:
-        self._forks = settings.fork_server
-        self._server: ForkServer | None = None
+        self._server = ForkServer() if settings.fork_server else None  # imports while the run is being checked
         self._groups: list[Spawned] = []
-
-    def warm_up(self) -> None:
-        """Begin to import what members need, while the run is being checked."""
-        if self._forks and (self._server is None or not self._server.is_alive):
-            self._server = ForkServer()
 
     async def nodes(self, groups: Sequence[ProcessGroup]) -> list[Node]:
         """See `Launcher.nodes`: this machine, with the GPUs that it shows."""
-        return [Node(HERE, self.host, count_gpus(), os.cpu_count() or 1)]
+        return [Node(HERE, self.host, count_gpus())]
 
     async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> Spawned:
         """See `Launcher.start`."""
@@ -52,7 +46,8 @@ class LocalLauncher:
             for index, place in places.items()
         ]
         if self._server is not None and list(group.command[:2]) == [sys.executable, "-m"]:
-            self.warm_up()  # it may have been killed
+            if not self._server.is_alive:  # it was killed
+                self._server = ForkServer()
             if (threads := await self._server.threads()) == 1:
                 forks = [self._server.fork(group.command[2:], {**os.environ, **own}) for own in told]
                 spawned = Spawned(await asyncio.gather(*forks))
@@ -60,7 +55,7 @@ class LocalLauncher:
                 return spawned
             sys.stderr.write(f"what is imported has started {threads} threads: processes are started one by one\n")
             self._server.close()
-            self._server, self._forks = None, False
+            self._server = None
         spawned = await spawn(group.command, told)
         self._groups.append(spawned)
         return spawned
@@ -90,10 +85,8 @@ class Spawned:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    async def end(self, grace_s: float = 0.0) -> None:
+    async def end(self) -> None:
         """See `RunningGroup.end`."""
-        if grace_s:
-            await asyncio.wait({asyncio.ensure_future(self.wait())}, timeout=grace_s)
         for process in self._processes:
             if process.returncode is None:  # not process.kill(), which reaps: asyncio then sees exit code 255
                 kill_tree(process.pid)

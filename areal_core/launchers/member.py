@@ -54,9 +54,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 
-LOGS_VARIABLE, NONCE_VARIABLE = "AREAL_LOGS", "AREAL_NONCE"
-GPUS_SET_VARIABLE = "AREAL_GPUS_SET"
-"""Set by a launcher whose scheduler has narrowed CUDA_VISIBLE_DEVICES itself."""
+LOGS_VARIABLE, TOKEN_FILE_VARIABLE = "AREAL_LOGS", "AREAL_TOKEN_FILE"
 NODES_VARIABLE = "AREAL_NODES"
 """How many nodes the run has, where there are several."""
 GUARDED_VARIABLE = "AREAL_GUARDED"
@@ -252,7 +250,7 @@ def join() -> Member:
     own = str(connection.getsockname()[0])
     if NODES_VARIABLE in welcome.environment:
         os.environ.update({name: os.environ.get(name, interface_of(own)) for name in INTERFACE_VARIABLES})
-    if place.gpus and GPUS_SET_VARIABLE not in os.environ:
+    if place.gpus:
         shown = visible_gpus()
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in place.gpus)
     connection.settimeout(None)
@@ -299,12 +297,12 @@ def _guard(member: Guarded) -> NoReturn:
 def _hello(connection: socket.socket, group: str, place: OwnPlace) -> Welcome:
     """Join the hub; ends this process where it is refused."""
     connection.settimeout(CONNECT_TIMEOUT_S)
-    nonce = ""
+    sees_run = False
     with suppress(OSError, KeyError):
-        nonce = Path(os.environ[NONCE_VARIABLE]).read_text()
-    host = place.node or socket.gethostname()
+        sees_run = Path(os.environ[TOKEN_FILE_VARIABLE]).read_text() == Credentials.from_environment().token
+    host, own = place.node or socket.gethostname(), str(connection.getsockname()[0])
     try:
-        frames.send(connection, Join(group, place.number, host, connection.getsockname()[0], os.getpid(), nonce), 1)
+        frames.send(connection, Join(group, place.number, host, own, os.getpid(), sees_run), 1)
         answer = frames.receive(connection).message
     except (PeerClosed, TimeoutError) as error:
         sys.stderr.write(f"the driver does not answer: {error}\n")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
@@ -27,13 +27,20 @@ NODE_VARIABLE = "AREAL_NODE"
 """Names a machine among its like, where the host's name does not."""
 
 
-async def serve_node(address: str, credentials: Credentials, nonce: str) -> None:
+@runtime_checkable
+class TakesNodes(Protocol):
+    """A launcher to which machines come by themselves (`areal node RUN_DIR`)."""
+
+    async def take_node(self, peer: Peer, ready: NodeReady, number: int) -> None:
+        """A machine offers itself to the driver: answer the request with this number, and return when it has gone."""
+
+
+async def serve_node(address: str, credentials: Credentials) -> None:
     """Be a machine of a run until its driver is gone; on return nothing of the run is left here.
 
     Args:
         address: of the driver's hub.
-        credentials: of the run.
-        nonce: read in the run's folder.
+        credentials: of the run, as they stand in its folder.
 
     Raises:
         OSError: there is no way to the driver.
@@ -44,7 +51,7 @@ async def serve_node(address: str, credentials: Credentials, nonce: str) -> None
     name = os.environ.get(NODE_VARIABLE) or socket.gethostname()
     loop = asyncio.get_running_loop()
     try:
-        ready = NodeReady(name, peer.own_host, count_gpus(), len(os.sched_getaffinity(0)), nonce)
+        ready = NodeReady(name, peer.own_host, count_gpus(), sees_run=True)
         await peer.request(ready, CONNECT_TIMEOUT_S, "a place among the machines of the run")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
@@ -67,7 +74,10 @@ async def serve_node(address: str, credentials: Credentials, nonce: str) -> None
         await peer.close()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
-        await asyncio.gather(*(group.end(GRACE_S) for group in groups.values()))
+        leaving = [asyncio.ensure_future(group.wait()) for group in groups.values()]
+        if leaving:
+            await asyncio.wait(leaving, timeout=GRACE_S)
+        await asyncio.gather(*(group.end() for group in groups.values()))
 
 
 def _pass_on(number: int, groups: Mapping[str, Spawned], peer: Peer) -> None:

@@ -19,7 +19,7 @@ class Join(Message):
         host: name of its machine.
         address: under which other machines reach it.
         pid: of the process.
-        nonce: read in the attempt's folder: whoever does not see that folder is no part of the run.
+        sees_run: whether it has read the run's token in the run's folder: who does not see that is no part of the run.
     """
 
     group: str
@@ -27,7 +27,7 @@ class Join(Message):
     host: str
     address: str
     pid: int
-    nonce: str
+    sees_run: bool
 
 
 class Ended(Message):
@@ -185,15 +185,14 @@ class NodeReady(Message):
     Attributes:
         name: of the node, unlike any other's.
         address: under which other machines reach it.
-        gpus, cores: that it has.
-        nonce: see `Join`.
+        gpus: that it has.
+        sees_run: see `Join`.
     """
 
     name: str
     address: str
     gpus: int
-    cores: int
-    nonce: str
+    sees_run: bool
 
 
 class StartMembers(Message):

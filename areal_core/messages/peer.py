@@ -42,12 +42,10 @@ class Peer(asyncio.Protocol):
 
     Attributes:
         name: that the other side gave in its hello; empty on the side that connected.
-        closed: set when the connection is gone.
     """
 
     def __init__(self, on_connected: Callable[[Peer], object] | None = None) -> None:
         self.name = ""
-        self.closed = asyncio.Event()
         self._on_connected = on_connected
         self._decoder = FrameDecoder(LARGEST_HELLO) if on_connected else FrameDecoder()
         self._received: asyncio.Queue[Frame | None] = asyncio.Queue()
@@ -61,16 +59,8 @@ class Peer(asyncio.Protocol):
     @property
     def own_host(self) -> str:
         """The address of this machine on a TCP connection, as the peer may reach it."""
-        return self._host("sockname")
-
-    @property
-    def host(self) -> str:
-        """The address of the peer's machine on a TCP connection."""
-        return self._host("peername")
-
-    def _host(self, end: str) -> str:
         assert self._transport is not None
-        name = self._transport.get_extra_info(end)
+        name = self._transport.get_extra_info("sockname")
         return str(name[0]) if isinstance(name, tuple) else "127.0.0.1"
 
     @property
@@ -221,7 +211,6 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Part of asyncio's protocol: the peer is gone."""
         self._end(PeerClosed("the peer closed the connection" + (f" ({exc})" if exc else "")))
-        self.closed.set()
 
 
 class Server:

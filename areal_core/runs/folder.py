@@ -40,13 +40,8 @@ class AttemptFolder:
         return self.path / "driver.json"
 
     @property
-    def nonce(self) -> Path:
-        """A word that every process must have read here: it sees the run's folder."""
-        return self.path / "nonce"
-
-    @property
     def token(self) -> Path:
-        """The run's secret, readable by its user alone."""
+        """The run's secret, readable by its user alone. Every process must have read it here: it sees the folder."""
         return self.path / "token"
 
     @property

@@ -18,21 +18,18 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config import load_run
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces.launcher import describe_exit
-from areal_core.launchers.guard import HUB_VARIABLE
+from areal_core.launchers.guard import HUB_VARIABLE, last_words
 from areal_core.launchers.machine import free_port
 from areal_core.launchers.member import ASKED_TO_STOP
 from areal_core.messages import Credentials
 from areal_core.runs.models import model_reference
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from areal_core.launchers.member import Member
     from areal_core.runs.folder import RunFolder
 
 ROLE = "server"
 POLL_S, ANSWER_S, GRACE_S = 0.1, 5.0, 5.0
-LAST_WORDS, LAST_LINES = 4000, 15
 
 
 def play(run: RunFolder, member: Member) -> int:
@@ -71,14 +68,6 @@ def play(run: RunFolder, member: Member) -> int:
     with suppress(subprocess.TimeoutExpired):
         server.wait(GRACE_S)
     return ASKED_TO_STOP
-
-
-def last_words(log: Path) -> str:
-    """The last lines of a log."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-LAST_LINES:])
-    return ""
 
 
 def is_healthy_at(url: str) -> bool:

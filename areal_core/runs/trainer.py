@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -59,28 +60,10 @@ def play(run: RunFolder, member: Member) -> int:
         torch.use_deterministic_algorithms(mode=True)
     _join_ranks(member, config.training)
     try:
-        finished = _train(resolved, run, member, Interruption())
+        finished = _train(resolved, run, member)
     finally:
         dist.destroy_process_group()
     return 0 if finished else ASKED_TO_STOP
-
-
-class Interruption:
-    """Whether the run was asked to stop; the loop looks at it where it waits."""
-
-    def __init__(self) -> None:
-        self._seen = False
-
-    def listen(self, member: Member) -> None:
-        """From now on there is something to keep; until now, a rank that is asked to stop ends at once."""
-        member.on_stop = self._see
-
-    def _see(self) -> None:
-        self._seen = True
-
-    def __call__(self) -> bool:
-        """Whether it was seen."""
-        return self._seen
 
 
 def _join_ranks(member: Member, section: TrainingSection) -> None:
@@ -97,8 +80,9 @@ def _join_ranks(member: Member, section: TrainingSection) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
-def _train(resolved: Resolved, run: RunFolder, member: Member, interruption: Interruption) -> bool:
+def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
     config, is_first = resolved.config, dist.get_rank() == 0
+    interruption = threading.Event()
     attempt = run.attempt(current_attempt())
     model = model_reference(resolved, run)
     algorithm = config.algorithm.build()
@@ -112,13 +96,13 @@ def _train(resolved: Resolved, run: RunFolder, member: Member, interruption: Int
     learner = Learner(config, algorithm, roles, engines)
     rollouts = None
     if is_first and needs_rollouts:
-        rollouts = RolloutClient(member.ask("controller", limit), is_interrupted=interruption, log=_log)
+        rollouts = RolloutClient(member.ask("controller", limit), is_interrupted=interruption.is_set, log=_log)
     source: BatchSource | None = rollouts
     if is_first and rollouts is None:
         former = [one.ledger for one in run.attempts() if one.number < attempt.number]
         ledger = Ledger.take_over(attempt.ledger, former, run.path)
         encode = partial(algorithm.encode, tokenizer=load_tokenizer(model))
-        source = ExampleSource(config.dataset.build(), encode, config, ledger, interruption)
+        source = ExampleSource(config.dataset.build(), encode, config, ledger, interruption.is_set)
     beginning = share_beginning(source.where_to_begin() if source is not None else None)
     witness = Witness()
     if beginning.checkpoint is not None:
@@ -134,7 +118,7 @@ def _train(resolved: Resolved, run: RunFolder, member: Member, interruption: Int
     trainer = Trainer(config, learner, publication, run.path, attempt.checkpoints, source, journal)
     begins_elsewhere = needs_rollouts and isinstance(learner.policy, LendingEngine) and learner.policy.begins_elsewhere
     member.enter("train", limit)
-    interruption.listen(member)
+    member.on_stop = interruption.set  # until now there was nothing to keep, and a rank that is told to stop ends
     try:
         return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), witness)
     finally:

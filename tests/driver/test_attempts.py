@@ -35,7 +35,7 @@ async def main():
     driver = Driver(LocalLauncher(LocalSettings()), run, print, print)
     address = await driver.listen()
     driver.begin(run.attempt(1))
-    claim(run.attempt(1), address, driver.credentials, driver.nonce)
+    claim(run.attempt(1), address, driver.credentials)
     print("owned", flush=True)
     await asyncio.sleep(600)
 
@@ -72,7 +72,7 @@ def test_a_driver_that_was_killed_on_this_host_is_succeeded_at_once(
 def test_a_driver_elsewhere_that_is_silent_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a countdown, for as long as its processes may go on without it."""
     run, slept = RunFolder(tmp_path), []
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     stranger = DriverNote("tcp:127.0.0.1:9", "far-away", "elsewhere/pid:[1] 77 123")
     run.attempt(1).driver.write_text(json.dumps({name: getattr(stranger, name) for name in stranger.__slots__}))
     clock = [0.0]
@@ -93,7 +93,7 @@ def test_a_driver_elsewhere_that_is_silent_is_waited_for(tmp_path: Path, monkeyp
 
 def test_one_that_ended_in_order_is_not_asked(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     release(run.attempt(1))
     assert next_attempt(run, pytest.fail).number == 2
 
@@ -112,7 +112,7 @@ def test_a_driver_whose_files_are_damaged_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None
 ) -> None:
     run = RunFolder(tmp_path)
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     damaged = run.attempt(1).path / name
     damaged.unlink()
     if text is not None:
@@ -126,7 +126,7 @@ def test_a_driver_whose_files_are_damaged_is_waited_for(
 def test_a_folder_that_cannot_be_written_is_a_wrong_request(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written: Not a directory"):
-        claim(RunFolder(tmp_path / "file/run").attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+        claim(RunFolder(tmp_path / "file/run").attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
 
 
 def test_a_claim_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_claim_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeyp
     with monkeypatch.context() as full:
         full.setattr(Path, "rename", rename)
         with pytest.raises(UsageError, match="cannot be written: No space left on device"):
-            claim(RunFolder(tmp_path / "run").attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+            claim(RunFolder(tmp_path / "run").attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -149,7 +149,7 @@ from pathlib import Path
 from areal_core.messages import Credentials
 from areal_core.runs.folder import RunFolder
 from areal_core.driver.attempts import claim
-claim(RunFolder(Path({str(tmp_path)!r})).attempt(1), "tcp:here:{number}", Credentials.create(1), "nonce")
+claim(RunFolder(Path({str(tmp_path)!r})).attempt(1), "tcp:here:{number}", Credentials.create(1))
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0 or "another process has just begun" in done.stderr
@@ -163,7 +163,7 @@ claim(RunFolder(Path({str(tmp_path)!r})).attempt(1), "tcp:here:{number}", Creden
 
 def test_the_token_is_for_its_user_alone(tmp_path: Path) -> None:
     attempt = RunFolder(tmp_path).attempt(1)
-    claim(attempt, "tcp:127.0.0.1:9", Credentials("secret", 1), "nonce")
+    claim(attempt, "tcp:127.0.0.1:9", Credentials("secret", 1))
     assert attempt.token.stat().st_mode & 0o777 == 0o600
     assert attempt.token.read_text() == "secret"
     driver = json.loads(attempt.driver.read_text())
@@ -179,7 +179,7 @@ def test_nobody_answers_for_an_attempt_without_a_driver(tmp_path: Path) -> None:
 def test_the_exit_code_is_what_the_driver_has_left(tmp_path: Path, text: str, code: int | None) -> None:
     attempt = RunFolder(tmp_path / "run").attempt(1)
     assert exit_code_of(attempt) is None
-    claim(attempt, "tcp:127.0.0.1:1", Credentials.create(1), "nonce")
+    claim(attempt, "tcp:127.0.0.1:1", Credentials.create(1))
     assert exit_code_of(attempt) is None
     release(attempt, text)
     assert exit_code_of(attempt) == code

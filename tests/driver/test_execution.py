@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def begin(run: RunFolder, files: Sequence[Path] = (), config: str = "steps: 1\n") -> None:
     number = len(run.attempts()) + 1
     resolved: Any = SimpleNamespace(to_yaml=lambda: config, files={str(path): "" for path in files}, provenance=list)
-    driver: Any = SimpleNamespace(credentials=Credentials.create(number), nonce="nonce")
+    driver: Any = SimpleNamespace(credentials=Credentials.create(number))
     execution._begin(resolved, run, run.attempt(number), "tcp:127.0.0.1:9", driver)
 
 

@@ -46,7 +46,7 @@ def checkpoint(run, step):
 def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(tmp_path, capsys):
     """`areal status` sent users into a resume that fails at once."""
     run = RunFolder(tmp_path / "run")
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     release(run.attempt(1), "failed 4 1")
     resume = f"go on with: areal run --resume {run.path}"
 

@@ -98,7 +98,7 @@ def test_plain_lines_tell_of_nodes_when_nothing_else_is_said(tmp_path: Path, mon
 
 def test_status_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     monkeypatch.setattr(watching, "ask_driver", lambda *_: DRIVING)
     status = watching.run_status(run)
     assert status["processes"]["trainer-7"] == {
@@ -123,7 +123,7 @@ def test_node_2_stands_before_node_10() -> None:
 
 def test_a_run_that_stops_says_what_its_processes_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(tmp_path)
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     monkeypatch.setattr(watching, "ask_driver", lambda *_: Driving("head", 77, 3, PROCESSES, is_ending=True))
     status = watching.run_status(run)
     assert "trainer-0 train, trainer-1 train" in watching.waits_for(status)
@@ -144,7 +144,7 @@ def test_a_driver_that_is_stopping_is_asked_until_it_has_released_the_run(
             release(run.attempt(1), "interrupted 3 143")
         return DRIVING if len(asked) < 2 else None
 
-    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1), "nonce")
+    claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     monkeypatch.setattr(watching, "ask_driver", answer)
     monkeypatch.setattr(watching, "POLL_S", 0.01)
     assert watching.stop_run(run, now=True, patience_s=60.0, say=lambda _: None) == "interrupted"

@@ -178,7 +178,7 @@ class Session:
         """Listen, and claim the run."""
         address = await self.driver.listen()
         self.driver.begin(self.run.attempt(1))
-        claim(self.run.attempt(1), address, self.driver.credentials, self.driver.nonce)
+        claim(self.run.attempt(1), address, self.driver.credentials)
         self.folder.mkdir()
 
     async def told(self, name: str) -> dict[str, Any]:

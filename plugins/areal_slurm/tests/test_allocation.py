@@ -25,9 +25,9 @@ JobId=8 HetJobId=7 HetJobOffset=1 JobName=run
 def test_nodes_and_what_the_job_has_of_them():
     fields, parts = parse_job("7", SEVERAL)
     assert parts == [
-        ("n[1-2]", Share("gpu:a100:2", "0", 10)),
-        ("n9", Share("gpu:a100:1,gpu:h200:3", "0", 1)),
-        ("cpu3", Share("none", "1", 64)),
+        ("n[1-2]", Share("gpu:a100:2", "0")),
+        ("n9", Share("gpu:a100:1,gpu:h200:3", "0")),
+        ("cpu3", Share("none", "1")),
     ]
     assert [share.gpus for _, share in parts] == [2, 4, 0]
     assert (fields["JobId"], fields["JobState"], fields["PreemptTime"]) == ("7", "RUNNING", "None")
@@ -59,7 +59,7 @@ def test_the_true_ones(cluster, monkeypatch, tmp_path):
     job = cluster.run("sbatch", "--parsable", *words).strip()
     cluster.wait_for_job(job, ["RUNNING"], tmp_path / "none")
     fields, shares = read_job(job)
-    assert shares == {"n1": Share("gpu:1", "", 1), "n2": Share("gpu:1", "", 1)}
+    assert shares == {"n1": Share("gpu:1", ""), "n2": Share("gpu:1", "")}
     assert fields["JobState"] == "RUNNING"
     nodes = read_nodes(["n1", "n3"])
     assert [(node.address, node.is_lost) for node in nodes.values()] == [("127.0.0.1", False)] * 2

@@ -269,7 +269,7 @@ async def _supervise(
     try:
         address = await driver.listen()
         driver.begin(folder.attempt(1))
-        claim(folder.attempt(1), address, driver.credentials, driver.nonce)
+        claim(folder.attempt(1), address, driver.credentials)
         if resolved.config.model.source is not None and asked.address is None:
             await driver.start([model_group(folder.path)])
             await driver.watch("model_initialization", prepare)

@@ -178,13 +178,13 @@ class RayLauncher:
         often, found = Counter(facts["NodeName"] for facts in self._nodes.values()), dict[str, Node]()
         self._bundles.clear()
         for room in self._rooms:
-            for bundle, (node, own, cores) in room.held.items():
+            for bundle, (node, own, _cores) in room.held.items():
                 facts = self._nodes[node]
                 name = facts["NodeName"] + (f" ({node[:6]})" if often[facts["NodeName"]] > 1 else "")
                 gpus = self._gpus.setdefault(name, [])
                 gpus += [gpu for gpu in own if gpu not in gpus]
                 self._bundles.setdefault(name, (room, bundle))
-                found[name] = Node(name, facts["NodeManagerAddress"], len(gpus), cores)
+                found[name] = Node(name, facts["NodeManagerAddress"], len(gpus))
         return [*found.values()]
 
     async def start(self, group: ProcessGroup, places: Mapping[int, Place], environment: Mapping[str, str]) -> RayGroup:

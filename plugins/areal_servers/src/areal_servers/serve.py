@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from areal_core.driver.serving import INTERVAL_S, Joining
 from areal_core.errors import RunError, UsageError
-from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, make_scratch
+from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
 from areal_core.launchers.machine import free_port, visible_gpus
 from areal_core.runs import RunFolder, model_reference
-from areal_core.runs.server import is_healthy_at, last_words
+from areal_core.runs.server import is_healthy_at
 from areal_servers.settings import LOOPBACK, FleetSettings
 
 if TYPE_CHECKING:

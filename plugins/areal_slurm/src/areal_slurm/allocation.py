@@ -31,12 +31,10 @@ class Share(NamedTuple):
     Attributes:
         gres: its GPUs, as `srun --gres` takes them; `none` where it has none.
         component: which one of a heterogeneous job has the node; empty for other jobs.
-        cores: how many of them.
     """
 
     gres: str = "none"
     component: str = ""
-    cores: int = 0
 
     @property
     def gpus(self) -> int:
@@ -113,9 +111,7 @@ def parse_job(number: str, text: str) -> tuple[dict[str, str], list[tuple[str, S
             components.append({})
         if is_own and "Nodes" in fields and "CPU_IDs" in fields:
             gres = ",".join(_GPUS.findall(line.partition(" GRES=")[2])) or "none"
-            ends = [part.partition("-")[::2] for part in fields["CPU_IDs"].split(",")]
-            cores = sum(int(last or first) - int(first) + 1 for first, last in ends)
-            parts.append((fields["Nodes"], Share(gres, components[-1].get("HetJobOffset", ""), cores)))
+            parts.append((fields["Nodes"], Share(gres, components[-1].get("HetJobOffset", ""))))
         elif is_own:
             components[-1] |= fields
     return components[0], parts

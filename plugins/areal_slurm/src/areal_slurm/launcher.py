@@ -73,7 +73,7 @@ class SlurmLauncher:
                 left_out[name] = f"{node.state}{'' if answer else ', does not answer'}"
         here = os.environ.get("SLURMD_NODENAME")
         found = [
-            Node(name, known[name].address, share.gpus, share.cores)
+            Node(name, known[name].address, share.gpus)
             for name, share in sorted(self._shares.items(), key=lambda item: item[0] != here)
             if name not in left_out
         ]
@@ -90,7 +90,7 @@ class SlurmLauncher:
         alike: dict[Share, dict[int, Place]] = {}
         for index, place in places.items():
             share = self._shares.get(place.node, Share())  # a lost one: `srun` says so
-            alike.setdefault(share._replace(cores=0), {})[index] = place
+            alike.setdefault(share, {})[index] = place
         # The variables of SLURM say what this process was given, and srun would take them for what a step is to have;
         # GPUs are those of this node, and each step is told its own.
         away = "SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES"
@@ -150,9 +150,9 @@ class SlurmGroup:
         """See `RunningGroup.wait`."""
         return "\n".join([await asyncio.shield(words) for words in self._steps.values()])
 
-    async def end(self, grace_s: float = 0.0) -> None:
+    async def end(self) -> None:
         """See `RunningGroup.end`."""
-        for number, patience_s in ((0, grace_s), (signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, None)):
+        for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, None)):
             for process in self._steps:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):
