@@ -2,11 +2,13 @@
 
     python benchmarks/faults.py table [CONFIG] [--plugins grpo] [section.key=value ...]
     python benchmarks/faults.py kills [CONFIG] [--kills 60] [--seed 0] [--drivers 2] [--plugins grpo] [...]
+    python benchmarks/clusters.py slurm|ray python benchmarks/faults.py table ... launcher.type=slurm|ray
 
 `table` does one thing to a run at a time, `kills` sends SIGKILL at random moments to processes drawn at random, the
 driver among them, after which the run is resumed; with `--drivers 2` two programs want to resume it at once. Each fault
-is followed by an audit. The config says what launches the run: with SLURM or Ray `areal run` must be able to start
-there. Process ids are those of this machine, as virtual nodes without namespaces of their own have them.
+is followed by an audit. `--victims` names others than those of the demonstration: a process of the run, `driver`,
+`reward`, `guard:NAME` for its parent, `program:NAME` for what a server's process has started, `node:NAME` for a virtual
+node of `clusters.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from areal_core.driver import ask_driver
 from areal_core.launchers.guard import children
@@ -29,10 +33,15 @@ from areal_core.launchers.identity import processes_with
 from areal_core.messages.hub import Driving, WhoDrives
 from areal_core.runs import RunFolder
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 AREAL = [sys.executable, "-m", "areal_core"]
 HANG_S = 300.0
 NOTICED = ("was killed", "was lost", "is silent", "is stopped", "going back", "started again", "begins anew", "hangs")
 VICTIMS = ("driver", "trainer-0", "controller", "worker-0", "hf", "reward", "guard:trainer-0", "guard:controller")
+STOPPED = ("trainer-0", "worker-0", "program:server-0")
+"""Victims that the table also sends SIGSTOP."""
 
 
 def driving(run_dir: Path) -> Driving | None:
@@ -65,15 +74,31 @@ def find(run_dir: Path, driver: int, victim: str) -> int:
     """The process of a run that is meant; 0 where it is not there yet, or not any more."""
     if victim == "driver":
         return driver
-    found = driving(run_dir)
-    if found is None:
-        return 0
     kind, _, name = victim.rpartition(":")
-    if name == "reward" and "controller" in found.processes:
-        below = descendants(found.processes["controller"].pid)
-        return next((pid for pid in below if "rewards.worker" in _command(pid)), 0)
-    pid = found.processes[name].pid if name in found.processes else 0
+    if kind == "node":
+        nodes = dict(word.split("=") for word in os.environ["CLUSTER_NODES"].split())
+        return int(nodes[name])
+    found = driving(run_dir)
+    member = "controller" if name == "reward" else name
+    if found is None or member not in found.processes or not (pid := here(found.processes[member].pid, run_dir)):
+        return 0
+    if name == "reward":
+        return next((pid for pid in descendants(pid) if "rewards.worker" in _command(pid)), 0)
+    if kind == "program":
+        return next(iter(children(pid)), 0)
     return parent(pid) if kind == "guard" else pid
+
+
+def here(pid: int, run_dir: Path) -> int:
+    """A process of the run by its number on its node, which may be a namespace of processes; 0 where it is gone."""
+    like = []
+    for path in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if re.search(rf"^NSpid:.*\t{pid}$", path.read_text(), re.MULTILINE):
+                like.append(int(path.parent.name))
+    tokens = [path.read_text() for path in run_dir.glob("attempts/*/token")]
+    own = [one for one in like if any(one in processes_with("AREAL_TOKEN", token) for token in tokens)]
+    return next(iter([*own, *(one for one in like if one == pid)]), 0)
 
 
 def _command(pid: int) -> str:
@@ -175,11 +200,11 @@ class Faulty:
         return noticed, time.monotonic() - began
 
 
-def table(run: Faulty) -> None:
+def table(run: Faulty, victims: Sequence[str]) -> None:
     """One fault of each kind."""
     run.start()
-    for victim in VICTIMS:
-        for number in (signal.SIGKILL, signal.SIGSTOP) if victim in ("trainer-0", "worker-0") else (signal.SIGKILL,):
+    for victim in victims:
+        for number in (signal.SIGKILL, signal.SIGSTOP) if victim in STOPPED else (signal.SIGKILL,):
             run.wait_for_step(step_of(run.run_dir) + 2)
             noticed, stepped = run.disturb(victim, number)
             if stepped < 0:
@@ -190,13 +215,13 @@ def table(run: Faulty) -> None:
             print(f"{number.name} {victim:18s} noticed {noticed:6.2f} s  next step {stepped:6.2f} s  clean", flush=True)
 
 
-def kills(run: Faulty, count: int, seed: int, drivers: int, longest: float) -> None:
+def kills(run: Faulty, victims: Sequence[str], count: int, seed: int, drivers: int, longest: float) -> None:
     """SIGKILL at random moments."""
     draw = random.Random(seed)
     run.start()
     for number in range(1, count + 1):
         time.sleep(draw.uniform(0.0, longest))
-        victim, seen = draw.choice(VICTIMS), phase(run.run_dir)
+        victim, seen = draw.choice(victims), phase(run.run_dir)
         _, stepped = run.disturb(victim, signal.SIGKILL)
         if stepped < 0 or (run.process is not None and run.process.poll() is not None):
             run.start(drivers)
@@ -213,6 +238,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--drivers", type=int, default=1)
     parser.add_argument("--longest", type=float, default=2.0, help="seconds between a step and the next kill, at most")
+    parser.add_argument("--victims", nargs="*", default=VICTIMS)
     parser.add_argument("--plugins", default="")
     arguments, overrides = parser.parse_known_args()
     run_dir = Path(tempfile.mkdtemp(prefix="faults-")) / "run"
@@ -221,9 +247,9 @@ def main() -> int:
     words += ["--plugins", arguments.plugins] if arguments.plugins else []
     run = Faulty(words, run_dir)
     if arguments.what == "table":
-        table(run)
+        table(run, arguments.victims)
     else:
-        kills(run, arguments.kills, arguments.seed, arguments.drivers, arguments.longest)
+        kills(run, arguments.victims, arguments.kills, arguments.seed, arguments.drivers, arguments.longest)
     subprocess.run([*AREAL, "stop", str(run_dir)], check=False)
     assert not leftovers(run_dir), leftovers(run_dir)
     print(audit(run_dir))

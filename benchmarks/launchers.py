@@ -1,10 +1,10 @@
-"""The demonstration, unchanged but for what launches it: held-out scores, time to the first step, audits.
+"""The demonstration, unchanged but for what launches it: held-out scores, seconds to the first step, audits.
 
-    python benchmarks/launchers.py [--only local ray ...] [--seeds 1 2] [--out TABLE.json]
+    python benchmarks/launchers.py [--only local ray ...] [--seeds 1 2]
 
-Rows: `local`; `nodes`, three of the local launcher's; `ray`, three virtual nodes of true Ray; `slurm`, three of true
-SLURM; `torchrun`, three agents on this machine; `join`, three nodes by hand. What is not installed is told and left
-out. Needs root, as the clusters of the tests do. Some two minutes a row and seed.
+Rows: `local`; `ray` and `slurm`, three virtual nodes of the true ones (needs root); `torchrun`, three agents on this
+machine; `node`, three agents by hand. Beside `local` two ranks. Where a scheduler names the run's processes, its own
+list of them is printed. About a minute a row and seed.
 """
 
 from __future__ import annotations
@@ -12,182 +12,103 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusters import AREAL, load
+from clusters import cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Mapping
 
 HANG_S = 1800.0
-NODES, RANKS = "launcher.nodes=3", "launcher.trainer_processes=2"
-Words = list[str]
+AREAL = [sys.executable, "-m", "areal_core"]
+NODES, RANKS, HERE = "launcher.nodes=3", "launcher.trainer_processes=2", "launcher.host=127.0.0.1"
+LISTS = {
+    "ray": [sys.executable, "-m", "ray.scripts.scripts", "list", "actors", "--filter", "state=ALIVE"],
+    "slurm": ["squeue", "--steps", "--noheader", "--format=%.9i %j"],
+}
+"""What the schedulers' own commands are that list processes by name."""
 
 
-def demonstration(run_dir: Path, seed: int, *launcher: str) -> Words:
-    """What follows `areal run`."""
-    return ["--plugins", "grpo", f"run_dir={run_dir}", f"seed={seed}", *launcher]
+def programs(row: str, run_dir: Path, seed: int, environment: Mapping[str, str]) -> list[list[str]]:
+    """The programs of a row."""
+    words = ["--plugins", "grpo", f"seed={seed}"]
+    run = [*AREAL, "run", *words, f"run_dir={run_dir}"]
+    agent = [*AREAL, "node", str(run_dir)]
+    if row == "ray":
+        address = environment["RAY_ADDRESS"]
+        where = [f"launcher.address={address}", f"launcher.host={address.partition(':')[0]}"]
+        return [[*run, "launcher.type=ray", *where, NODES, RANKS]]
+    if row == "slurm":
+        return [[*run, "launcher.type=slurm", RANKS]]
+    if row == "torchrun":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"]
+        return [[*torchrun, "--rdzv-backend=c10d", meeting, "-m", *agent[2:], *words, RANKS, HERE]] * 3
+    if row == "node":
+        return [[*run, "launcher.type=external", NODES, RANKS, HERE], *[agent] * 3]
+    return [run]
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Of all steps that are written."""
-    try:
-        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    except OSError:
-        return []
+    path = run_dir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-@contextmanager
-def started(commands: list[Words], folder: Path, environment: dict[str, str] | None = None) -> Iterator[list[Any]]:
-    """These programs, ended when the block ends."""
-    with (folder / "output").open("ab") as out:
-        running = [
-            subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-            for words in commands
-        ]
-        try:
-            yield running
-        finally:
-            for process in running:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(120)
-
-
-def run_programs(commands: list[Words], run_dir: Path, environment: dict[str, str] | None = None) -> float:
-    """Run these to their ends; seconds until the first step was written."""
-    began, first = time.monotonic(), 0.0
-    with started(commands, run_dir.parent, environment) as running:
-        while any(process.poll() is None for process in running):
-            if time.monotonic() - began > HANG_S:
-                raise TimeoutError(f"no end within {HANG_S:g} s: {(run_dir.parent / 'output').read_text()[-3000:]}")
-            if not first and metrics(run_dir):
+def run_row(row: str, seed: int, folder: Path) -> list[object]:
+    """Run the demonstration once; what the table says of it."""
+    run_dir, environment = folder / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
+    (folder / "cluster").mkdir(parents=True)
+    where = cluster(row, folder / "cluster") if row in LISTS else nullcontext(([], environment))
+    with where as (before, environment), (folder / "output").open("wb") as out:
+        began, first, listed = time.monotonic(), 0.0, ""
+        started = [
+            subprocess.Popen([*before, *command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
+                             stdout=out, stderr=out)
+            for command in programs(row, run_dir, seed, environment)
+        ]  # fmt: skip
+        while any(process.poll() is None for process in started):
+            assert time.monotonic() - began < HANG_S, (folder / "output").read_text()[-3000:]
+            if not first and read_metrics(run_dir):
                 first = time.monotonic() - began
+                if row in LISTS:
+                    listed = subprocess.run(
+                        LISTS[row], env=environment, capture_output=True, text=True, check=True
+                    ).stdout
             time.sleep(0.1)
-        codes = [process.returncode for process in running]
-    if any(codes):
-        raise RuntimeError(f"exit codes {codes}: {(run_dir.parent / 'output').read_text()[-3000:]}")
-    return first
-
-
-def local(run_dir: Path, seed: int) -> float:
-    """Processes of this machine."""
-    return run_programs([[*AREAL, "run", *demonstration(run_dir, seed)]], run_dir)
-
-
-def nodes(run_dir: Path, seed: int) -> float:
-    """Several wardens of this machine."""
-    return run_programs([[*AREAL, "run", *demonstration(run_dir, seed, NODES, RANKS)]], run_dir)
-
-
-def ray(run_dir: Path, seed: int) -> float:
-    """A head and two nodes; the placement group takes three."""
-    cluster = load("tests/integration/conftest.py").RayCluster()
-    try:
-        cluster.repair()
-        where = [f"launcher.address={cluster.address}", f"launcher.host={cluster.host}"]
-        words = demonstration(run_dir, seed, "launcher.type=ray", *where, NODES, RANKS)
-        return run_programs([[*AREAL, "run", *words]], run_dir, cluster.environment)
-    finally:
-        cluster.close()
-
-
-def slurm(run_dir: Path, seed: int) -> float:
-    """Submitted; the seconds in the queue are counted."""
-    module = load("plugins/areal_slurm/tests/conftest.py")
-    if reason := module.why_no_slurm():
-        raise RuntimeError(reason)
-    (run_dir.parent / "cluster").mkdir()
-    cluster = module.Cluster(run_dir.parent / "cluster")
-    first = 0.0
-    try:
-        cluster.start()
-        cluster.environment["AREAL_CACHE"] = os.environ.get("AREAL_CACHE", str(Path.home() / ".cache" / "areal"))
-        began = time.monotonic()
-        words = demonstration(run_dir, seed, "launcher.type=slurm", RANKS)
-        said = cluster.areal("slurm", "submit", *words, "--nodes=3", folder=run_dir.parent)
-        job = re.findall(r"^job +(\d+)$", said, re.MULTILINE)[0]
-        while cluster.job(job)["JobState"] in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"}:
-            if not first and metrics(run_dir):
-                first = time.monotonic() - began
-            time.sleep(0.2)
-        cluster.wait_for_job(job, ["COMPLETED"], run_dir / "slurm.log")
-        return first
-    finally:
-        cluster.close()
-
-
-def torchrun(run_dir: Path, seed: int) -> float:
-    """Three agents, one process each."""
-    meeting = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1",
-             "--rdzv-backend=c10d", meeting, "-m", "areal_core", "join", str(run_dir)]  # fmt: skip
-    return run_programs([[*agent, "--plugins", "grpo", f"seed={seed}", RANKS]] * 3, run_dir)
-
-
-def join(run_dir: Path, seed: int) -> float:
-    """The run waits, and three nodes come."""
-    words = demonstration(run_dir, seed, "launcher.type=joined", NODES, RANKS)
-    return run_programs([[*AREAL, "run", *words], *([[*AREAL, "join", str(run_dir)]] * 3)], run_dir)
-
-
-def free_port() -> int:
-    """On loopback, a moment ago."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-ROWS: dict[str, Callable[[Path, int], float]] = {
-    "local": local, "nodes": nodes, "ray": ray, "slurm": slurm, "torchrun": torchrun, "join": join,
-}  # fmt: skip
+        took, codes = time.monotonic() - began, [process.returncode for process in started]
+        assert not any(codes), f"exit codes {codes}: {(folder / 'output').read_text()[-3000:]}"
+    if listed:
+        print(listed, file=sys.stderr, flush=True)
+    lines = read_metrics(run_dir)
+    scores = [line["evaluation/reward"] for line in lines if "evaluation/reward" in line]
+    audit = subprocess.run([*AREAL, "audit", str(run_dir)], capture_output=True, check=False).returncode
+    found = "clean" if not audit else f"exit code {audit}"
+    return [row, seed, f"{first:.0f}", f"{took:.0f}", f"{scores[0]:.3f}", f"{scores[-1]:.3f}", lines[-1]["step"], found]
 
 
 def main() -> None:
-    """One row after another; the table is written as it grows."""
+    """One row after another."""
+    rows = ["local", "ray", "slurm", "torchrun", "node"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--only", nargs="*", default=rows, choices=rows)
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
-    parser.add_argument("--out", type=Path, help="rows as JSON")
     arguments = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="areal-launchers-", dir="/tmp"))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    rows = []
     print("| launcher | seed | first step s | whole run s | held-out before | after | steps | audit |", flush=True)
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    try:
-        for name in arguments.only:
-            for seed in arguments.seeds:
-                folder = base / f"{name}-{seed}"
-                folder.mkdir()
-                run_dir, began = folder / "run", time.monotonic()
-                try:
-                    first = ROWS[name](run_dir, seed)
-                except (RuntimeError, TimeoutError, AssertionError) as error:
-                    print(f"{name}, seed {seed}: {error}", file=sys.stderr, flush=True)
-                    continue
-                lines = metrics(run_dir)
-                scores = [line["evaluation/reward"] for line in lines if "evaluation/reward" in line]
-                audit = subprocess.run([*AREAL, "audit", str(run_dir)], capture_output=True, check=False).returncode
-                took, last = time.monotonic() - began, lines[-1]["step"]
-                found = "clean" if not audit else f"exit code {audit}"
-                row = [name, seed, f"{first:.0f}", f"{took:.0f}", f"{scores[0]:.3f}", f"{scores[-1]:.3f}", last, found]
-                rows.append(row)
-                print("|", " | ".join(map(str, row)), "|", flush=True)
-                if arguments.out:
-                    arguments.out.write_text(json.dumps(rows, indent=1))
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+    for row in arguments.only:
+        for seed in arguments.seeds:
+            with tempfile.TemporaryDirectory(prefix="launchers-", dir="/tmp") as folder:
+                print("|", " | ".join(map(str, run_row(row, seed, Path(folder)))), "|", flush=True)
 
 
 if __name__ == "__main__":
