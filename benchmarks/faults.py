@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 AREAL = [sys.executable, "-m", "areal_core"]
-HANG_S = 300.0
+HANG_S = 900.0
 NOTICED = ("was killed", "was lost", "is silent", "is stopped", "going back", "started again", "begins anew", "hangs")
 VICTIMS = ("driver", "trainer-0", "controller", "worker-0", "hf", "reward", "guard:trainer-0", "guard:controller")
 STOPPED = ("trainer-0", "worker-0", "program:server-0")

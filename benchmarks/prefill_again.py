@@ -22,8 +22,17 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from server_faults import AGENT, ENGINES, ROOT, Run, children
+from faults import Faulty, driving, step_of
 
+ROOT = Path(__file__).parents[1]
+ENGINES = {"sglang": "max_running_requests", "vllm": "max_num_seqs"}
+"""Servers, and what each calls the requests that it works on at a time."""
+AGENT = {
+    "type": "agents/agent",
+    "agent": f"{ROOT}/benchmarks/asks_again.py:solve_in_four",
+    "chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}",
+    "max_tokens": 256,
+}
 OVERRIDES = [
     "inference_engine.servers={minimum: 1, maximum: 1}",
     "inference_engine.stream_interval=4",
@@ -51,23 +60,12 @@ OPTIONS = {
     # A conversation of four turns; vLLM caches whole blocks, on a CPU of 128 tokens by default.
     "vllm": ["inference_engine.options.max_model_len=256", "inference_engine.options.block_size=32"],
 }
-WARM_UP, START_S = 3, 900.0
+WARM_UP = 3
 
 
-def port_of(run: Run) -> int:
-    """Of the run's server, from its command line."""
-    for keeper in run.processes("server"):
-        for process in (keeper, *children(keeper)):
-            with suppress(OSError):
-                words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-                if "--port" in words:
-                    return int(words[words.index("--port") + 1])
-    raise SystemExit("no server with a --port was found")
-
-
-def counted(port: int, server: str) -> list[float]:
+def counted(address: str, server: str) -> list[float]:
     """Prompt tokens and cached tokens since the server began."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found = []
     for name in COUNTERS[server]:
@@ -80,25 +78,24 @@ def counted(port: int, server: str) -> list[float]:
 
 def measure(name: str, server: str, steps: int, overrides: list[str]) -> str:
     """One row: a run of its own."""
-    agent = {**AGENT, "agent": f"{ROOT}/benchmarks/asks_again.py:solve_in_four", "max_tokens": 256}
     words = [
         f"plugins=[{server},agents]",
-        f"workflow={json.dumps(agent)}",
+        f"workflow={json.dumps(AGENT)}",
         f"inference_engine.options.{ENGINES[server]}=64",
     ]
-    run = Run(
-        Path(tempfile.mkdtemp(prefix="prefill-")) / "run",
-        server,
-        [*OVERRIDES, *OPTIONS[server], *words, *ROWS[name], *overrides],
-    )
-    run.start(resume=False)
+    config = ["run", f"{ROOT}/tests/servers_on_cpu/{server}.yaml", *OVERRIDES, *OPTIONS[server], *words, *ROWS[name]]
+    run = Faulty([*config, *overrides], Path(tempfile.mkdtemp(prefix="prefill-")) / "run")
+    run.start()
     assert run.process is not None
     try:
-        run.wait_for_steps(WARM_UP, START_S)
-        port = port_of(run)
-        before, first = counted(port, server), len(run.seen)
-        run.wait_for_steps(steps, START_S)
-        after, window = counted(port, server), [metrics for _, metrics in run.seen[first:]]
+        run.wait_for_step(WARM_UP)
+        found = driving(run.run_dir)
+        assert found is not None
+        address, first = found.processes["server-0"].address, step_of(run.run_dir)
+        before = counted(address, server)
+        run.wait_for_step(first + steps - 1)
+        after = counted(address, server)
+        window = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()[first:]]
     finally:
         run.process.send_signal(signal.SIGINT)
         with suppress(Exception):

@@ -43,4 +43,4 @@ def audit_run(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{run.path} holds no ledger", hints=["name the folder of a run that was started"])
     config = load_run(run.path).config
     sampler = PromptSampler(len(config.dataset.build()), config.seed, shuffle=config.shuffle)
-    return asdict(audit_folder(ledgers[-1], run.path, sampler))
+    return asdict(audit_folder(ledgers[-1], run.path, sampler, generates=config.inference_engine is not None))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from areal_core.driver.attempts import exit_code_of, read_note
 from areal_core.errors import RunError
-from areal_core.launchers.node import CONNECT_TIMEOUT_S, serve_node
-from areal_core.messages import Credentials, connect_blocking
+from areal_core.launchers.node import serve_node
+from areal_core.messages import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +25,11 @@ SETTLED_S = 120.0
 """After which a run that is done, and that another rank was to go on with, stays as it is."""
 
 
-def join_run(run: RunFolder, *, is_first: bool, patience_s: float, say: Callable[[str], None], is_started: bool) -> int:
+def join_run(run: RunFolder, *, patience_s: float, say: Callable[[str], None], is_started: bool) -> int:
     """Be a machine of a run, attempt after attempt, until it has ended; its exit code.
 
     Args:
         run: its folder, which need not be there yet.
-        is_first: whether this process is the machine's agent; others only wait for the end.
         patience_s: for the run to be there.
         say: shows a line to the user.
         is_started: whether another rank of the same scheduler starts the run, or goes on with it, about now: that it
@@ -49,7 +48,7 @@ def join_run(run: RunFolder, *, is_first: bool, patience_s: float, say: Callable
             say(f"the run in {run.path} has ended with exit code {code}")
             return code
         is_new = attempt is not None and code is None and attempt.number != served and not attempt.released.exists()
-        if is_new and attempt is not None and _serve(attempt, is_first, say):
+        if is_new and attempt is not None and _serve(attempt, say):
             served = attempt.number
             began = told = time.monotonic()
             continue
@@ -66,19 +65,14 @@ def join_run(run: RunFolder, *, is_first: bool, patience_s: float, say: Callable
         time.sleep(POLL_S)
 
 
-def _serve(attempt: AttemptFolder, is_first: bool, say: Callable[[str], None]) -> bool:
+def _serve(attempt: AttemptFolder, say: Callable[[str], None]) -> bool:
     """Be a machine of an attempt; whether its driver was there."""
     note, token = read_note(attempt)
     shown = Credentials(token, attempt.number)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        if is_first:
-            say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
-            asyncio.run(serve_node(note.address, shown))
-        else:  # the connection closes when the driver ends, however that is
-            with connect_blocking(note.address, CONNECT_TIMEOUT_S, "visitor", shown) as connection:
-                connection.settimeout(None)
-                connection.recv(1)
+        say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
+        asyncio.run(serve_node(note.address, shown))
         return True
     except OSError as error:
         say(f"no way to the driver of the run at {note.address}: {error}")

@@ -9,7 +9,7 @@ import msgspec
 
 from areal_core.config.yaml_text import parse
 from areal_core.driver.attempts import RECOVERING, ask_driver, driver_has_ended
-from areal_core.driver.describing import name_order, node_rows
+from areal_core.driver.describing import describe_phases, name_order
 from areal_core.errors import ArealError, RunError, UsageError
 from areal_core.messages import Done, Failed
 from areal_core.messages.hub import Driving, StopRun, WhoDrives
@@ -33,8 +33,7 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         `state` (running, done, interrupted, failed; recovering, between two attempts; lost, where its driver is gone
         without a word; unreachable, where it does not answer and cannot be seen from here), `attempt`, `step`, `steps`,
         `checkpoint` (its step, or None), `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `is_ending`,
-        `processes`: by name the fields of `areal_core.messages.hub.Process`, and `node_rows`: the same in words by
-        machine, where there are several.
+        `processes`: by name the fields of `areal_core.messages.hub.Process`.
 
     Raises:
         UsageError: nothing was ever started there.
@@ -64,7 +63,7 @@ def run_status(run: RunFolder) -> dict[str, Any]:
         name: msgspec.structs.asdict(process)
         for name, process in sorted(driving.processes.items(), key=lambda one: name_order(one[0]))
     }
-    told = {"processes": processes, "node_rows": node_rows(driving), "is_ending": driving.is_ending}
+    told = {"processes": processes, "is_ending": driving.is_ending}
     return {**found, "host": driving.host, "pid": driving.pid, **told}
 
 
@@ -109,8 +108,8 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
 
 def waits_for(status: dict[str, Any]) -> str:
     """What a run that stops waits for: what each process is doing."""
-    words = [f"{name} {one['phase']}" for name, one in status.get("processes", {}).items()]
-    return ", ".join(words) or str(status["state"])
+    phases = {name: one["phase"] for name, one in status.get("processes", {}).items()}
+    return describe_phases(phases) or str(status["state"])
 
 
 def _last_attempt(run: RunFolder) -> AttemptFolder:

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from areal_core.driver.describing import node_rows
+from areal_core.driver.describing import describe_phases
 from areal_core.driver.summary import headlines
 from areal_core.driver.terminal import say
 from areal_core.driver.verdicts import Verdicts
@@ -62,7 +62,6 @@ class RunState:
         lines: of metrics, one for each of the last steps.
         statuses: by role what it last said.
         phases: by process what it is doing.
-        nodes: a row for each node, where there are several.
     """
 
     def __init__(self, run: RunFolder, say: Callable[[str], None] = say, split: Split | None = None) -> None:
@@ -72,7 +71,6 @@ class RunState:
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.phases: Mapping[str, str] = {}
-        self.nodes: list[tuple[str, str]] = []
         self._seen = -math.inf
         self._verdicts = Verdicts(split)
 
@@ -85,7 +83,6 @@ class RunState:
         """How the run's processes are now."""
         self._seen = time.monotonic()
         self.phases = {name: process.phase for name, process in driving.processes.items()}
-        self.nodes = node_rows(driving)
 
     def begin_again(self) -> None:
         """The run has gone back: its metrics are read again, as far as they count."""
@@ -160,10 +157,8 @@ class PlainView:
             if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
                 self._say(summary_line(line, self._steps))
         if time.monotonic() - max(self._began, self._printed) > QUIET_S:
-            rows = self._state.nodes or self._state.phases.items()
-            doing = [f"{name}: {phase}" for name, phase in rows]
             said = [str(text) for text in self._state.statuses.get("controller", {}).values()]
-            self._say("; ".join([*doing, *said]) or "starting")
+            self._say("; ".join(filter(None, [describe_phases(self._state.phases), *said])) or "starting")
 
     def _say(self, line: str) -> None:
         self._printed = time.monotonic()
@@ -253,8 +248,8 @@ class LiveView:
                 yield label, f"{values[-1]:8{form}}  {sparkline(values)}"
         if not state.lines:
             yield "phase", f"starting ({time.monotonic() - self._began:.0f} s)"
+            yield "processes", describe_phases(state.phases)
             yield from state.statuses.get("controller", {}).items()
-            yield from state.nodes
             return
         last = state.lines[-1]
         if "staleness/mean" in last:
@@ -270,7 +265,6 @@ class LiveView:
         yield "trainer", state.phases.get("trainer-0", "")
         for label, text in state.statuses.get("controller", {}).items():
             yield label, str(text)
-        yield from state.nodes
 
 
 def waiting_verdict(lines: list[dict[str, Any]]) -> str:

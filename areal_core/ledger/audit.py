@@ -40,20 +40,22 @@ class Audit:
     problems: list[str] = field(default_factory=list)
 
 
-def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = None) -> Audit:
+def audit_folder(ledger: Path, run_dir: Path, sampler: PromptSampler | None = None, *, generates: bool = True) -> Audit:
     """Audit a run that nobody works on, through a copy of its ledger: nothing in its folder is touched.
 
     Args:
         ledger: folder of the latest ledger.
         run_dir: of the run.
         sampler: the data set's order; without it that part is left out.
+        generates: whether the run has rollouts. In fine-tuning the trainer reads rows in their order, and the ledger
+            holds commits alone.
     """
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "ledger"
         copy_database(ledger, copy)
         with closing(sqlite3.connect(copy / DATABASE)) as database, sqlite_errors(ledger):
             try:
-                return audit(database, run_dir, sampler)
+                return audit(database, run_dir, sampler, generates=generates)
             except sqlite3.OperationalError as error:
                 return Audit(0, {}, problems=[f"{ledger / DATABASE} is damaged or of another version: {error}"])
 
@@ -63,6 +65,8 @@ def audit(
     run_dir: Path,
     sampler: PromptSampler | None = None,
     running: Container[int] | None = None,
+    *,
+    generates: bool = True,
 ) -> Audit:
     """Check that every prompt group has exactly one fate, and that both halves of the run agree on it.
 
@@ -71,6 +75,7 @@ def audit(
         run_dir: of the run.
         sampler: the data set's order; without it that part is left out.
         running: groups that whoever works on the run knows to be under way; None where nobody does.
+        generates: see `audit_folder`.
     """
     facts = dict(database.execute("SELECT name, value FROM facts").fetchall())
     rows: list[GroupRow] = database.execute(
@@ -86,7 +91,7 @@ def audit(
     _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)
     try:
-        _check_witness(run_dir, facts, rows, result, reads_all=running is None)
+        _check_witness(run_dir, facts, rows if generates else None, result, reads_all=running is None)
     except (OSError, ValueError, LookupError, TypeError) as error:
         path = run_dir / facts["checkpoint"] / "trainer.json"
         result.problems.append(f"{path} is damaged or of another version: {type(error).__name__}: {error}")
@@ -129,7 +134,7 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
 
 
 def _check_witness(
-    run_dir: Path, facts: dict[str, str], rows: list[GroupRow], audit: Audit, *, reads_all: bool
+    run_dir: Path, facts: dict[str, str], rows: list[GroupRow] | None, audit: Audit, *, reads_all: bool
 ) -> None:
     """What the ledger says was consumed up to the commit is what the trainer saw, token by token."""
     if "checkpoint" not in facts:
@@ -142,6 +147,11 @@ def _check_witness(
     if state["step"] != audit.committed_step:
         audit.problems.append(f"the checkpoint is of step {state['step']}, the ledger says {audit.committed_step}")
     audit.problems += changed_files(path.parent, state.get("files", {}), state.get("digests") if reads_all else None)
+    if rows is None:
+        seen = [number for groups in state["steps"] for number, _ in groups]
+        if seen != [*range(min(seen, default=0), max(seen, default=-1) + 1)]:
+            audit.problems.append("rows were left out or trained on twice, as the trainer saw it")
+        return
     ledger: dict[int, dict[int, str]] = {}
     for number, _, _, group_state, _, digest, step, _ in rows:
         if group_state == "consumed" and step is not None and digest is not None:

@@ -54,6 +54,8 @@ def test_the_page_works_as_written(folder: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     polite, rude = (float(line.split()[0]) for line in done.stdout.splitlines())
     assert polite > rude
+    audited = subprocess.run([sys.executable, "-m", "areal_core", "audit", "sft"], cwd=folder, check=False)
+    assert audited.returncode == 0
     critic = metrics(folder / "ppo")
     assert [line["version"] for line in critic[:6]] == [0, 0, 0, 0, 1, 2]
     assert sum(line["reward/mean"] for line in critic[-4:]) > sum(line["reward/mean"] for line in critic[:4])

@@ -119,6 +119,17 @@ def test_one_of_an_older_version_too(run_dir: Path) -> None:
     assert problem == f"{path} is damaged or of another version: KeyError: 'first'"
 
 
+def test_the_ledger_of_fine_tuning_holds_commits_alone_and_the_rows_come_in_their_order(run_dir: Path) -> None:
+    ledger, witnessed = run_dir / "attempts/1/ledger", run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
+    assert changed(run_dir, "DELETE FROM groups") != []
+    assert audit_folder(ledger, run_dir, generates=False).problems == []
+    state = json.loads(witnessed.read_text())
+    state["steps"][1] = state["steps"][0]
+    witnessed.write_text(json.dumps(state))
+    (problem,) = audit_folder(ledger, run_dir, generates=False).problems
+    assert problem == "rows were left out or trained on twice, as the trainer saw it"
+
+
 def test_an_empty_ledger_is_a_finding(run_dir: Path) -> None:
     ledger = run_dir / "attempts/1/ledger" / DATABASE
     for path in ledger.parent.glob(f"{DATABASE}*"):

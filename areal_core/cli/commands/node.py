@@ -2,7 +2,7 @@
 
 Waits for the run, starts what its driver places here, stays through its attempts, and ends with the run's exit
 code. With --config, --plugins or section.key=value, rank 0 of the scheduler runs `areal run` with them; where the run
-folder is there already, it goes on with it. Ranks beside the first one of a node wait for the end.
+folder is there already, it goes on with it. One process a machine is enough: further ranks of a node end at once.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from areal_core.driver.terminal import say
     from areal_core.runs.folder import RunFolder
 
-    is_first = rank is None or rank.local_rank == 0
-    run, is_started = RunFolder(run_dir), any(request)
-    return join_run(run, is_first=is_first, patience_s=arguments.wait, say=say, is_started=is_started)
+    if rank is not None and rank.local_rank:
+        say(f"local rank {rank.local_rank}: the first process of this machine does its part, and this one ends")
+        return 0
+    return join_run(RunFolder(run_dir), patience_s=arguments.wait, say=say, is_started=any(request))
 
 
 def _require_possible(run_dir: Path) -> None:
