@@ -18,7 +18,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
-from areal_core.interfaces.launcher import Node, describe_exit
+from areal_core.interfaces import Node, describe_exit
 from areal_core.launchers import member_environment
 
 if TYPE_CHECKING:

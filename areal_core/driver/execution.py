@@ -136,7 +136,9 @@ async def _drive(
         driver.begin(attempt)
         _begin(resolved, run, attempt, address, driver)
         owned = attempt
-        say(f"run folder: {run.path}")
+        run.logs.mkdir(exist_ok=True)
+        terminal.log = run.log("driver")
+        say(f"run folder: {run.path}, attempt {attempt.number}")
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
             while (ended := await _attempt_or_lose(resolved, run, driver, state, view, recoveries)) is None:
@@ -145,6 +147,7 @@ async def _drive(
         outcome, code = ("interrupted", 128 + (driver.signals or [signal.SIGINT])[0]) if ended else ("done", 0)
     except RunError as error:
         code = error.exit_code
+        terminal.keep(error.message)
         if driver.signals and code == 128 + driver.signals[0]:
             outcome = "interrupted"
         if owned is not None and run.last_attempt != owned:

@@ -61,7 +61,8 @@ def join_run(run: RunFolder, *, patience_s: float, say: Callable[[str], None], i
             )
         if now - told > PROGRESS_S:
             told = now
-            say(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most, for the run in {run.path}")
+            stopped = "" if code is None else f", which was stopped: areal run --resume {run.word}"
+            say(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most, for the run in {run.path}{stopped}")
         time.sleep(POLL_S)
 
 
@@ -74,8 +75,7 @@ def _serve(attempt: AttemptFolder, say: Callable[[str], None]) -> bool:
         say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
         asyncio.run(serve_node(note.address, shown))
         return True
-    except OSError as error:
-        say(f"no way to the driver of the run at {note.address}: {error}")
+    except OSError:
         return False
     finally:
         for number, handler in handlers.items():

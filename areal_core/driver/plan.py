@@ -131,9 +131,7 @@ def _processes(config: RunConfig) -> str:
 
 
 def _group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
-    """The process groups, those that are alike together; empty where none has a GPU."""
-    if not any(group.gpus_each for group in groups):
-        return
+    """The process groups, those that are alike together."""
     like: dict[tuple[Any, ...], list[ProcessGroup]] = {}
     for group in groups:
         like.setdefault((group.role, group.gpus_each, group.shares_gpus, group.end), []).append(group)

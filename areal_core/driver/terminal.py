@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from areal_core.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 KEPT_LINES = 1000
 """Lines that wait for a terminal which nobody reads; of more the oldest are left out."""
@@ -37,9 +39,14 @@ def say(line: str) -> None:
 
 
 class Terminal:
-    """Lines and pictures on their way to the terminal; a context manager."""
+    """Lines and pictures on their way to the terminal.
+
+    Attributes:
+        log: where lines are kept as well, each with its time; None before there is a run folder.
+    """
 
     def __init__(self) -> None:
+        self.log: Path | None = None
         self._changed = threading.Condition()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._left_out = 0
@@ -53,6 +60,12 @@ class Terminal:
             self._left_out += len(self._lines) == KEPT_LINES
             self._lines.append(line)
             self._changed.notify_all()
+
+    def keep(self, line: str) -> None:
+        """Write a line to the log alone; a disk that refuses costs that line."""
+        if self.log is not None:
+            with contextlib.suppress(OSError), self.log.open("a", errors="replace") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
     def draw(self, draw: Callable[[], None]) -> None:
         """Have something drawn behind all lines so far, in place of what was not drawn yet; returns at once.
@@ -85,6 +98,7 @@ class Terminal:
             if left_out:
                 say(f"{left_out} lines were left out while nobody read them")
             for line in lines:
+                self.keep(line)
                 say(line)
             if draw is not None:
                 draw()

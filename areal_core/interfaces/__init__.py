@@ -48,6 +48,7 @@ from areal_core.interfaces.launcher import (
     ProcessEnd,
     ProcessGroup,
     RunningGroup,
+    describe_exit,
 )
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource, StoredModel
@@ -137,4 +138,5 @@ __all__ = [
     "WeightUpdate",
     "Work",
     "WorkflowContext",
+    "describe_exit",
 ]

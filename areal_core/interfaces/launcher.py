@@ -117,7 +117,7 @@ class RunningGroup(Protocol):
 
     async def end(self) -> None:
         """End what is left and give its resources back; safe to call twice. Members end by themselves when the driver
-        closes its connection to them, which it has done before.
+        closes its connection to them, which it has done before: give them a second or two, then kill what was started.
         """
 
 
@@ -147,10 +147,14 @@ class Launcher(Protocol):
     ) -> RunningGroup:
         """Start members of a group and return without waiting for them.
 
-        Every member runs `group.command` with `environment` and `group.environment` added to its node's own. One that
-        is started by itself is told its place by `areal_core.launchers.member_environment(group, {index: place})`; one
-        of several like tasks of a step by that of all of them, in the order of the tasks. Whose number is not in
-        `SLURM_PROCID` has it in `AREAL_TASK`.
+        Every member runs `group.command` with three sets of variables added to its node's own: `environment`,
+        `group.environment`, and `areal_core.launchers.member_environment(group, {index: place})`, which tell it its
+        place. The working folder is this program's, where the node has it. What is started so becomes the member's
+        guard: it forks the member, sends what both write to the member's log, and ends when nothing of it is left.
+        Until it has joined, what it writes goes where the launcher sends it.
+
+        A launcher that starts several members by one command, as srun does, gives each the places of all of them, in
+        the order of its tasks, and each task its number in `SLURM_PROCID` or `AREAL_TASK`.
 
         Args:
             group: of them.

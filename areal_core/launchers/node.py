@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from areal_core.messages import Peer
 
-CONNECT_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S, ANSWER_S = 2.0, 60.0
+"""For the driver to be there, who may be dead, and a new one is looked for; and for it to answer."""
 GRACE_S = 5.0
 """For guards to end what is theirs when the hub is gone."""
 NODE_VARIABLE = "AREAL_NODE"
@@ -52,7 +53,7 @@ async def serve_node(address: str, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
     try:
         ready = NodeReady(name, peer.own_host, count_gpus(), sees_run=True)
-        await peer.request(ready, CONNECT_TIMEOUT_S, "a place among the machines of the run")
+        await peer.request(ready, ANSWER_S, "a place among the machines of the run")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
                 loop.add_signal_handler(number, _pass_on, number, groups, peer)

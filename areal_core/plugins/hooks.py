@@ -266,7 +266,7 @@ def areal_models() -> Iterable[Component]:
 
 @hookspec
 def areal_launchers() -> Iterable[Component]:
-    """Launchers: they start the processes of a run and notice when one dies.
+    """Launchers: they start the processes of a run. They watch nothing: processes report to the driver.
 
     Supplies: `Component` records; each leads to a class that satisfies `areal_core.interfaces.Launcher`.
     When: while plugins are loaded, before the config is validated.
