@@ -113,8 +113,18 @@ class Ledger:
             folder: of the new attempt's ledger.
             former: folders of the ledgers of earlier attempts, the latest last.
             run_dir: of the run.
+
+        Raises:
+            RunError: there are checkpoints, and no ledger that could say which of them count.
         """
         source = next((path for path in reversed(former) if (path / DATABASE).is_file()), None)
+        is_lost = source is None or not (source / DATABASE).stat().st_size
+        if is_lost and any(run_dir.glob("attempts/*/checkpoints/step-*")):
+            raise RunError(
+                f"the run in {run_dir} has checkpoints, and its ledger {(source or former[-1]) / DATABASE} is "
+                f"{'empty' if source else 'missing'}: which of them count cannot be known",
+                hints=["put a copy of it in its place; else begin another run, from model/ if it was exported"],
+            )
         if source is not None and not (folder / DATABASE).is_file():
             copy_database(source, folder)
         ledger = cls(folder, run_dir)

@@ -191,6 +191,24 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
     second.close()
 
 
+@pytest.mark.parametrize("how", ["missing", "empty"])
+def test_a_ledger_that_is_lost_does_not_begin_the_run_anew_beside_its_checkpoints(tmp_path: Path, how: str) -> None:
+    first = open_ledger(tmp_path)
+    first.issued(0, 0, 0)
+    checkpoint = tmp_path / "attempts/1/checkpoints/step-000001"
+    checkpoint.mkdir(parents=True)
+    first.commit(1, checkpoint, 1)
+    first.close()
+    for path in first.folder.iterdir():
+        path.unlink()
+    if how == "empty":
+        (first.folder / DATABASE).touch()
+    with pytest.raises(RunError, match=f"has checkpoints, and its ledger .*attempts/1/ledger/{DATABASE} is {how}"):
+        Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
+    checkpoint.rmdir()
+    Ledger.take_over(tmp_path / "attempts/3/ledger", [first.folder], tmp_path).close()
+
+
 def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path) -> None:
     first = open_ledger(tmp_path)
     first.issued(0, 0, 0)
