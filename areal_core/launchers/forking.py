@@ -73,7 +73,8 @@ class ForkServer:
 
     async def _answer(self, future: Future[Answer], what: str) -> Answer:
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
+            # Shielded: the thread that hears the server sets the answer also when nobody waits for it any more.
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), ANSWER_S)
         except TimeoutError:
             hints = ["without it: launcher.fork_server=false"]
             raise RunError(f"the fork server has not {what} within {ANSWER_S:g} s", hints=hints) from None

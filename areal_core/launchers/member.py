@@ -93,15 +93,16 @@ class Member:
         self._watched: dict[str, Callable[[Servers], None]] = {}
         self._unanswered = 0
         self._thread = LoopThread("connection to the driver")
-        self._peer: Peer = self._thread.call(self._open(connection))
+        self._thread.call(self._open(connection))
 
-    async def _open(self, connection: socket.socket) -> Peer:
-        peer = await adopt(connection)
-        start_task(self._listen(peer), "messages of the driver")
-        start_task(self._beat(peer), "beats for the driver")
+    async def _open(self, connection: socket.socket) -> None:
+        self._peer: Peer = await adopt(
+            connection
+        )  # before anything is heard, for what is heard may be answered at once
+        start_task(self._listen(self._peer), "messages of the driver")
+        start_task(self._beat(self._peer), "beats for the driver")
         with suppress(OSError):
             asyncio.get_running_loop().add_reader(os.pidfd_open(os.getppid()), self._die)
-        return peer
 
     @contextmanager
     def phase(self, name: str, limit_s: float = 0.0, silence_s: float = SILENCE_S) -> Iterator[None]:

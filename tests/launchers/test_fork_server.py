@@ -1,7 +1,8 @@
-"""The fork server stays of one thread."""
+"""The fork server stays of one thread, and answers whoever still waits."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from areal_core.launchers.fork_server import ONE_THREAD
+from areal_core.launchers.forking import ForkServer
 
 
 def test_pyarrow_which_transformers_imports_where_it_is_installed_starts_no_thread() -> None:
@@ -17,3 +19,20 @@ def test_pyarrow_which_transformers_imports_where_it_is_installed_starts_no_thre
     environment = {**os.environ, **ONE_THREAD}
     done = subprocess.run([sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
+
+
+def test_who_stops_waiting_for_an_answer_takes_it_from_nobody_else() -> None:
+    """As a run that is stopped while its processes start."""
+
+    async def check() -> int:
+        server = ForkServer()
+        try:
+            waiting = asyncio.ensure_future(server.threads())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            return await server.threads()
+        finally:
+            await asyncio.to_thread(server.close)
+
+    assert asyncio.run(check()) >= 1

@@ -1,0 +1,39 @@
+"""A process of a run that hears something as soon as it has joined."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from areal_core.launchers.member import ASKED_TO_STOP
+from areal_core.messages import PeerClosed, frames
+from areal_core.messages.hub import Finished, Stop
+
+LIMIT_S = 120.0
+PROGRAM = """
+import socket, sys, time
+from areal_core.launchers.member import Member
+Member(socket.socket(fileno=int(sys.argv[1])), "model", "127.0.0.1")
+time.sleep(600)
+"""
+
+
+def test_one_that_is_told_to_stop_at_once_says_that_it_has_finished() -> None:
+    near, far = socket.socketpair()
+    far.settimeout(LIMIT_S)
+    frames.send(far, Stop())
+    command = [sys.executable, "-c", PROGRAM, str(near.fileno())]
+    with near, subprocess.Popen(command, pass_fds=[near.fileno()], stderr=subprocess.PIPE) as program:
+        near.close()
+        heard = list[Any]()
+        try:
+            while True:
+                heard.append(frames.receive(far).message)
+        except PeerClosed:
+            pass
+        assert program.wait(LIMIT_S) == ASKED_TO_STOP
+        assert program.stderr is not None
+        assert program.stderr.read() == b""
+    assert heard[-1] == Finished(ASKED_TO_STOP)
