@@ -6,10 +6,8 @@ from typing import Any
 
 import openai
 
-client = openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none yet")
-
-
 TURNS = 4
+client = openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="none yet")
 
 
 async def solve_in_four(prompt: str, answer: str, base_url: str, api_key: str) -> dict[str, object]:

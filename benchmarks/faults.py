@@ -96,9 +96,14 @@ def here(pid: int, run_dir: Path) -> int:
         with contextlib.suppress(OSError):
             if re.search(rf"^NSpid:.*\t{pid}$", path.read_text(), re.MULTILINE):
                 like.append(int(path.parent.name))
-    tokens = [path.read_text() for path in run_dir.glob("attempts/*/token")]
-    own = [one for one in like if any(one in processes_with("AREAL_TOKEN", token) for token in tokens)]
+    own = processes_of(run_dir).intersection(like)
     return next(iter([*own, *(one for one in like if one == pid)]), 0)
+
+
+def processes_of(run_dir: Path) -> set[int]:
+    """Processes that were started with the token of one of the run's attempts."""
+    tokens = [path.read_text() for path in run_dir.glob("attempts/*/token")]
+    return {pid for token in tokens for pid in processes_with("AREAL_TOKEN", token)}
 
 
 def _command(pid: int) -> str:
@@ -125,8 +130,7 @@ def audit(run_dir: Path) -> dict[str, object]:
 def leftovers(run_dir: Path, patience_s: float = 10.0) -> list[int]:
     """Processes of the run, guards and orphans among them, that outlive it by some seconds."""
     deadline = time.monotonic() + patience_s
-    tokens = [path.read_text() for path in run_dir.glob("attempts/*/token")]
-    while left := sorted({pid for token in tokens for pid in processes_with("AREAL_TOKEN", token)}):
+    while left := sorted(processes_of(run_dir)):
         if time.monotonic() > deadline:
             return left
         time.sleep(0.05)

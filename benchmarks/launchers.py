@@ -10,18 +10,19 @@ list of them is printed. About a minute a row and seed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clusters import cluster
+
+from areal_core.launchers.machine import free_port
+from areal_core.runs import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +49,7 @@ def programs(row: str, run_dir: Path, seed: int, environment: Mapping[str, str])
     if row == "slurm":
         return [[*run, "launcher.type=slurm", RANKS]]
     if row == "torchrun":
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            meeting = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+        meeting = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=3", "--nproc-per-node=1"]
         return [[*torchrun, "--rdzv-backend=c10d", meeting, "-m", *agent[2:], *words, RANKS, HERE]] * 3
     if row == "node":
@@ -58,15 +57,9 @@ def programs(row: str, run_dir: Path, seed: int, environment: Mapping[str, str])
     return [run]
 
 
-def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Of all steps that are written."""
-    path = run_dir / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
 def run_row(row: str, seed: int, folder: Path) -> list[object]:
     """Run the demonstration once; what the table says of it."""
-    run_dir, environment = folder / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
+    run, run_dir, environment = RunFolder(folder / "run"), folder / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
     (folder / "cluster").mkdir(parents=True)
     where = cluster(row, folder / "cluster") if row in LISTS else nullcontext(([], environment))
     with where as (before, environment), (folder / "output").open("wb") as out:
@@ -78,7 +71,7 @@ def run_row(row: str, seed: int, folder: Path) -> list[object]:
         ]  # fmt: skip
         while any(process.poll() is None for process in started):
             assert time.monotonic() - began < HANG_S, (folder / "output").read_text()[-3000:]
-            if not first and read_metrics(run_dir):
+            if not first and run.read_metrics():
                 first = time.monotonic() - began
                 if row in LISTS:
                     listed = subprocess.run(
@@ -89,7 +82,7 @@ def run_row(row: str, seed: int, folder: Path) -> list[object]:
         assert not any(codes), f"exit codes {codes}: {(folder / 'output').read_text()[-3000:]}"
     if listed:
         print(listed, file=sys.stderr, flush=True)
-    lines = read_metrics(run_dir)
+    lines = run.read_metrics()
     scores = [line["evaluation/reward"] for line in lines if "evaluation/reward" in line]
     audit = subprocess.run([*AREAL, "audit", str(run_dir)], capture_output=True, check=False).returncode
     found = "clean" if not audit else f"exit code {audit}"

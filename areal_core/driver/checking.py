@@ -157,8 +157,6 @@ def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
     from areal_core.runs.models import load_tokenizer, model_reference
     from areal_core.training.examples import encode_row
 
-    if not _looks_at_rows(resolved):
-        return
     encode = resolved.config.algorithm.build().encode
     try:
         dataset, check = resolved.config.dataset.build(), None
@@ -192,11 +190,11 @@ def main(folder: Path) -> None:
     """Write beside the config what is wrong, and which files were read; none where rows of data were looked at."""
     resolved = load_run(folder)
     problems, files = list(_problems(resolved, folder)), {}
-    if not problems:
+    if not problems and _looks_at_rows(resolved):
         problems = list(_row_problems(resolved, RunFolder(folder)))
-        if not _looks_at_rows(resolved):
-            paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
-            files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
+    elif not problems:
+        paths = {path for module in list(sys.modules.values()) if (path := getattr(module, "__file__", None))}
+        files = {path: Path(path).stat().st_mtime_ns for path in paths if Path(path).is_file()}
     (folder / "answer.json").write_text(json.dumps([problems, files]), encoding="utf-8")
     os._exit(0)  # threads and exit handlers of what was imported are nobody's concern
 

@@ -186,8 +186,8 @@ class Hub:
             await self._take_last_words(peer)
         elif peer.name == "node":
             ready, number = await peer.receive_request()
-            if self._on_node is None or not isinstance(ready, NodeReady) or not ready.sees_run:
-                peer.reply(number, Failed("this run takes no nodes" if self._on_node is None else self._unseen()))
+            if self._on_node is None or not isinstance(ready, NodeReady):
+                peer.reply(number, Failed("this run takes no nodes"))
                 return
             await self._on_node(peer, ready, number)
         elif peer.name == "member":

@@ -72,8 +72,8 @@ def _serve(attempt: AttemptFolder, say: Callable[[str], None]) -> bool:
     shown = Credentials(token, attempt.number)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        say(f"a machine of the run in {attempt.run}, attempt {attempt.number}")
-        asyncio.run(serve_node(note.address, shown))
+        told = f"a machine of the run in {attempt.run}, attempt {attempt.number}"
+        asyncio.run(serve_node(note.address, shown, lambda: say(told)))
         return True
     except OSError:
         return False

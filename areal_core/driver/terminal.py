@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_thread
 from areal_core.errors import printable
+from areal_core.launchers.guard import bound_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,7 @@ class Terminal:
         if self.log is not None:
             with contextlib.suppress(OSError), self.log.open("a", errors="replace") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            bound_log(self.log)
 
     def draw(self, draw: Callable[[], None]) -> None:
         """Have something drawn behind all lines so far, in place of what was not drawn yet; returns at once.

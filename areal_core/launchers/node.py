@@ -16,7 +16,7 @@ from areal_core.messages import Credentials, PeerClosed, connect
 from areal_core.messages.hub import EndMembers, MembersEnded, NodeReady, StartMembers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from areal_core.messages import Peer
 
@@ -36,12 +36,13 @@ class TakesNodes(Protocol):
         """A machine offers itself to the driver: answer the request with this number, and return when it has gone."""
 
 
-async def serve_node(address: str, credentials: Credentials) -> None:
+async def serve_node(address: str, credentials: Credentials, on_taken: Callable[[], None]) -> None:
     """Be a machine of a run until its driver is gone; on return nothing of the run is left here.
 
     Args:
         address: of the driver's hub.
-        credentials: of the run, as they stand in its folder.
+        credentials: of the run, as they stand in its folder: who has read them sees that.
+        on_taken: called when the driver has taken this machine.
 
     Raises:
         OSError: there is no way to the driver.
@@ -52,8 +53,9 @@ async def serve_node(address: str, credentials: Credentials) -> None:
     name = os.environ.get(NODE_VARIABLE) or socket.gethostname()
     loop = asyncio.get_running_loop()
     try:
-        ready = NodeReady(name, peer.own_host, count_gpus(), sees_run=True)
+        ready = NodeReady(name, peer.own_host, count_gpus())
         await peer.request(ready, ANSWER_S, "a place among the machines of the run")
+        on_taken()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` has it ignored
                 loop.add_signal_handler(number, _pass_on, number, groups, peer)

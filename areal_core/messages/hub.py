@@ -186,13 +186,11 @@ class NodeReady(Message):
         name: of the node, unlike any other's.
         address: under which other machines reach it.
         gpus: that it has.
-        sees_run: see `Join`.
     """
 
     name: str
     address: str
     gpus: int
-    sees_run: bool
 
 
 class StartMembers(Message):
