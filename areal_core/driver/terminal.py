@@ -63,10 +63,13 @@ class Terminal:
             self._changed.notify_all()
 
     def keep(self, line: str) -> None:
-        """Write a line to the log alone; a disk that refuses costs that line."""
-        if self.log is not None:
-            with contextlib.suppress(OSError), self.log.open("a", errors="replace") as log:
-                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        """Write a line to the log alone, of its user alone, for it quotes other logs. A full disk costs the line."""
+        if self.log is None:
+            return
+        with contextlib.suppress(OSError):
+            file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(file, "a", encoding="utf-8", errors="replace") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(line)}\n")
             bound_log(self.log)
 
     def draw(self, draw: Callable[[], None]) -> None:

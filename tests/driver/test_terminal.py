@@ -7,11 +7,15 @@ import os
 import shlex
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from areal_core.cli.output import complain
-from areal_core.driver.terminal import say
+from areal_core.driver.terminal import Terminal, say
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +59,7 @@ open(sys.argv[1], "w").write("went on")
 CLOSED = """
 import os, sys
 from areal_core.cli.output import open_closed_streams
-from areal_core.driver.terminal import say
+from areal_core.driver.terminal import Terminal, say
 open_closed_streams()
 first = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
 say("to nobody")
@@ -81,6 +85,21 @@ def read(main: int) -> bytes:
         while part := os.read(main, 65536):
             shown += part
     return shown
+
+
+def test_what_is_said_is_kept_for_its_user_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal.log = tmp_path / "driver.log"
+    terminal.say("trainer-0 was killed\x1b[2J")
+    terminal.close()
+    terminal.keep("and nothing came of it \ud800")
+    first, second = terminal.log.read_text().splitlines()
+    assert first.endswith(" trainer-0 was killed")
+    assert second.endswith(" and nothing came of it ?")
+    assert terminal.log.stat().st_mode & 0o777 == 0o600
+    assert "trainer-0 was killed" in capsys.readouterr().out
+    terminal.log = tmp_path / "no folder" / "driver.log"
+    terminal.keep("a line that no disk takes")
 
 
 def test_a_terminal_that_nobody_reads_holds_nothing_up() -> None:
