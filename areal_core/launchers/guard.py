@@ -89,10 +89,11 @@ def open_log(path: Path) -> None:
 
 
 def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
-    """A log that is full is begun anew; what it held stays as `NAME.1`."""
+    """A log that is full is begun anew; the last of what it held stays as `NAME.1`."""
     with suppress(OSError):
-        if path.stat().st_size > limit:
-            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        if (size := path.stat().st_size) > limit:
+            with path.open("rb") as full, path.with_name(f"{path.name}.1").open("wb") as kept:
+                os.sendfile(kept.fileno(), full.fileno(), size - limit, limit)
             os.truncate(path, 0)
 
 

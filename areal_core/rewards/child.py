@@ -6,20 +6,17 @@ import asyncio
 import os
 import socket
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import ProcessEnd
-from areal_core.launchers.guard import bound_log, kill_tree
+from areal_core.launchers.guard import bound_log, kill_tree, last_words
 from areal_core.messages import Peer, PeerClosed, adopt
 from areal_core.messages.scores import WorkerReady
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-LAST_WORDS = 4000
 
 
 class RewardProcess:
@@ -77,11 +74,11 @@ class RewardProcess:
 
     async def wait(self) -> ProcessEnd:
         """Until it has ended, which it is about to."""
-        code = await self._process.wait()
-        words = ""
-        with suppress(OSError):
-            words = "\n".join(self._log.read_bytes()[-LAST_WORDS:].decode(errors="replace").splitlines()[-15:])
-        return ProcessEnd(code, words)
+        return ProcessEnd(await self._process.wait(), last_words(self._log))
+
+    def bound_log(self) -> None:
+        """To be called now and then: a reward may print without end."""
+        bound_log(self._log)
 
     async def end(self) -> ProcessEnd:
         """End it and what it has started; safe to call twice."""

@@ -198,6 +198,7 @@ class RewardPool:
             await asyncio.sleep(min(1.0, self._timeout_s / 4))
             now = asyncio.get_running_loop().time()
             for worker in list(self._workers):
+                worker.process.bound_log()
                 # One that works on several ends those that take too long itself, unless something blocks it.
                 limit = self._timeout_s + (BLOCKED_S if worker.at_once > 1 else 0)
                 late = any(now - request.since > limit for request in worker.worked_on)

@@ -92,7 +92,7 @@ def start(workplace: Workplace, cluster: RayCluster, *words: str) -> tuple[subpr
 def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_and_ends_well(
     cluster: RayCluster, workplace: Workplace
 ) -> None:
-    words = [*run_words(cluster), "steps=60", "checkpoint.every=2", "launcher.placement_timeout_s=240"]
+    words = [*run_words(cluster), "steps=200", "checkpoint.every=2", "launcher.placement_timeout_s=240"]
     process, out = start(workplace, cluster, *words)
     run_dir = workplace.folder / "run"
     workplace.wait_for(lambda: len(workplace.metrics()) >= 3, process)
@@ -105,9 +105,9 @@ def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_
     lost = next(name for name in ("n2", "n1") if node_of(cluster, name) & {*named(run_dir).values()})
     cluster.kill(lost)
     workplace.wait_for(lambda: out.read_text().count("going back to the last checkpoint") == 2, process)
-    assert f"on {lost} was lost: it, its guard and its node say nothing more" in out.read_text()
+    assert re.search(rf"on {lost} \(127.* was lost: it, its guard and its node say nothing more", out.read_text())
     assert process.wait(2 * HANG_S) == 0, out.read_text()
-    assert workplace.metrics()[-1]["step"] == 60
+    assert workplace.metrics()[-1]["step"] == 200
     assert workplace.areal("audit", "run").code == 0
     assert processes_with("AREAL_TOKEN", token_of(run_dir)) == []
 
@@ -133,10 +133,9 @@ def test_nothing_is_left_of_a_run_whose_parent_is_killed_and_it_is_resumed(
 
 @pytest.mark.long
 def test_a_job_is_submitted_followed_and_stopped_after_a_checkpoint(cluster: RayCluster, workplace: Workplace) -> None:
-    environment = {**workplace.environment, **cluster.environment}
-    jobs = ["--jobs-address", cluster.jobs]
+    environment = {**workplace.environment, **cluster.environment, "RAY_API_SERVER_ADDRESS": cluster.jobs}
     words = [*run_words(cluster)[1:], "steps=4000", "--plugins", "ray"]
-    submit = [*workplace.command, "ray", "submit", *jobs]
+    submit = [*workplace.command, "ray", "submit"]
     submitted = subprocess.run(
         [*submit, *words], cwd=workplace.folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -31,7 +31,7 @@ class Odd:
     ("does", "code", "words"),
     [
         pytest.param("sys.exit()", 0, "tracker Odd is switched off: SystemExit", marks=pytest.mark.long),
-        ("os._exit(0)", 1, "trainer-0 ended with exit code 0 before its work was done"),
+        ("os._exit(0)", 1, "trainer-0 ended before its work was done, with exit code 0"),
         pytest.param("time.sleep(3600)", 0, "tracker Odd has not come back for", marks=pytest.mark.long),
     ],
 )

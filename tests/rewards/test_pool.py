@@ -50,6 +50,9 @@ class Worker:
             raise
         return self
 
+    def bound_log(self) -> None:
+        """It has none."""
+
     def _work(self) -> None:
         connection = self._theirs
         try:

@@ -91,8 +91,8 @@ def test_nodes_are_given_variables_by_name_or_pattern():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["launcher.type=core/local"], "add: launcher.type=ray"),
-        (["launcher.address=null"], "add: launcher.address=auto"),
+        (["launcher.type=core/local"], "add: launcher.type=ray launcher.address=auto"),
+        (["launcher.address=null"], "add: launcher.type=ray launcher.address=auto"),
         (["run_dir=."], "exists already"),
     ],
 )
@@ -161,4 +161,5 @@ def test_what_a_member_wrote_before_it_came_is_told(tmp_path):
     assert (
         Member().run(["sh", "-c", "echo some words; exit 3"], {}, str(tmp_path)) == "ended with exit code 3 some words"
     )
-    assert "there is no program /no/such" in Member().run(["/no/such"], {}, str(tmp_path))
+    for command, folder in (["/no/such"], tmp_path), (["true"], "/no/such"):
+        assert "/no/such" in Member().run(command, {}, str(folder))

@@ -44,7 +44,8 @@ CGROUPS = ["where possible", "never"]
 def test_a_program_that_means_harm(program, cgroup, bubblewrap, tmp_path, port, monkeypatch):
     monkeypatch.setenv("SECRET", programs.SECRET)
     (tmp_path / "config.yaml").write_text(programs.SECRET)
-    sandbox, marker = bubblewrap(**SMALL, cgroup=cgroup), secrets.token_hex(16)
+    patient = {} if {"cpu", "time"} & {*program.limits} else {"cpu_s": 60, "time_s": 120.0}
+    sandbox, marker = bubblewrap(**SMALL | patient, cgroup=cgroup), secrets.token_hex(16)
     words = programs.words_of(program, marker, tmp_path / "config.yaml", port)
     result = asyncio.run(sandbox.run(words))
     assert "ESCAPED" not in result.output, result.output

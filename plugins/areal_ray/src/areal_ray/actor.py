@@ -7,10 +7,8 @@ sees that the driver's hub is gone, and has the time to end everything.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces.launcher import describe_exit
@@ -26,7 +24,7 @@ SET_BY_RAY = ("RAY_", "__RAY", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 class Member:
     """Starts a member of the run beside itself; its methods run in threads of one process."""
 
-    pid = 0
+    process: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
         """Start the member and wait until it has ended; how, with the end of what it wrote into no log.
@@ -34,27 +32,20 @@ class Member:
         Args:
             command: the program first.
             environment: added to the node's own, without what Ray sets in it.
-            folder: for it to work in, where the node has it.
+            folder: for it to work in.
         """
-        with suppress(OSError):  # Ray gives its workers less of a share; only root may take it back
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
-        with suppress(OSError):
-            os.chdir(folder)
-        if shutil.which(command[0]) is None:
-            return f"there is no program {command[0]} on it: areal must be installed at the same place on all nodes"
         own = {name: value for name, value in os.environ.items() if not name.startswith(SET_BY_RAY)}
+        words = ["setsid", "--fork", "--wait", "env", "-C", folder, *command]  # `env` says what it cannot find
         with tempfile.TemporaryFile() as file:
-            words = ["setsid", "--fork", "--wait", *command]
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 words, env={**own, **environment}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
-            self.pid = process.pid
-            how = describe_exit(process.wait())
-            self.pid = 0
+            how = describe_exit(self.process.wait())
             file.seek(max(0, file.seek(0, os.SEEK_END) - WORDS_BYTES))
             return f"{how} {file.read().decode(errors='replace')}".strip()
 
     def end(self) -> None:
-        """Kill the member, its guard and everything that they have started."""
-        if self.pid:
-            kill_tree(self.pid)
+        """Kill the member, its guard and everything that they have started; returns when they are gone."""
+        if self.process is not None and self.process.poll() is None:
+            kill_tree(self.process.pid)
+            self.process.wait()

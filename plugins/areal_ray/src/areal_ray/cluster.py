@@ -2,89 +2,43 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import socket
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from areal_core.errors import RunError
 from areal_ray.actor import Member
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from areal_core.interfaces.launcher import ProcessGroup
     from areal_ray.config import RaySettings
 
+# In a cluster that this program starts: nobody is told, and processes have their full share of the machine.
 OWN_CLUSTER = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-"""In a cluster that this program starts: nobody is told, and processes have their full share of the machine."""
-OBJECT_STORE_BYTES = 80 << 20
-"""The least that Ray takes: a run moves nothing through it."""
-REACH_S = 10.0
-SIGACTION_BYTES = 256
 
 
-Held = tuple[str, list[str], int]
-"""By one bundle: Ray's number of a node, the GPUs there, as `CUDA_VISIBLE_DEVICES` names them, and the cores it has."""
-
-
-@dataclass(eq=False)
-class Room:
-    """A placement group of the run.
+class Held(NamedTuple):
+    """What the run has in one bundle.
 
     Attributes:
-        group: as Ray knows it.
-        bundles: that were asked for.
-        name: of the process group that it was requested for; empty for the whole run's.
-        held: by number of the bundle, where its node answers.
+        room: the placement group.
+        bundle: its number there.
+        node: the name of its node, with its address: Ray lets several have the same name.
+        address: of that node.
+        gpus: that Ray gives there, as `CUDA_VISIBLE_DEVICES` names them.
     """
 
-    group: PlacementGroup
-    bundles: Sequence[Mapping[str, float]]
-    name: str
-    held: dict[int, Held] = field(default_factory=dict)
-
-    def gpus(self, bundle: int) -> int:
-        """Of one bundle."""
-        return int(self.bundles[bundle].get("GPU", 0))
-
-    def is_there(self) -> bool:
-        """Whether the cluster has made room for all bundles."""
-        return bool(placement_group_table(self.group)["state"] == "CREATED")
-
-    def look(self, nodes: Collection[str]) -> dict[Any, tuple[int, str]]:
-        """Ask some nodes what the run has there: the answers to come, each with its bundle and node."""
-        where = placement_group_table(self.group)["bundles_to_node_id"].items()
-        task = ray.remote(num_cpus=0)(_look)
-        return {
-            task.options(num_gpus=self.gpus(bundle), scheduling_strategy=self._at(bundle)).remote(): (bundle, node)
-            for bundle, node in sorted(where)
-            if node in nodes
-        }
-
-    def start(self, bundle: int, name: str, *words: Any) -> tuple[Any, Any]:
-        """Have an actor start a member: the actor, and how the member ends."""
-        options = {"name": name, "num_cpus": 0, "max_restarts": 0, "max_concurrency": 2}
-        actor: Any = ray.remote(Member).options(**options, scheduling_strategy=self._at(bundle)).remote()
-        return actor, actor.run.remote(*words)
-
-    def remove(self) -> None:
-        """Give it back; what runs there ends."""
-        remove_placement_group(self.group)
-
-    def _at(self, bundle: int) -> PlacementGroupSchedulingStrategy:
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
-
-
-def _look() -> tuple[list[str], int]:
-    """What a task finds: the GPUs that Ray has given it, by their names on its node, and the node's cores."""
-    return ray.get_runtime_context().get_accelerator_ids()["GPU"], os.cpu_count() or 0
+    room: PlacementGroup
+    bundle: int
+    node: str
+    address: str
+    gpus: list[str]
 
 
 def connect(settings: RaySettings) -> str:
@@ -93,26 +47,20 @@ def connect(settings: RaySettings) -> str:
     Raises:
         RunError: there is none, or it does not answer.
     """
-    address, host = settings.address, settings.host
-    more: dict[str, Any] = {"runtime_env": settings.runtime_env or None, "log_to_driver": False, "logging_level": 40}
-    if address is None:
-        os.environ.update({name: os.environ.get(name, value) for name, value in OWN_CLUSTER.items()})
+    address, host = settings.address or "local", settings.host
+    if address == "local":
+        os.environ.update({**OWN_CLUSTER, **os.environ})
         host = host or "127.0.0.1"
-        more |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    known = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address or ""
-    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(SIGACTION_BYTES)
-    libc.sigaction(signal.SIGTERM, None, action)
+    known = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    words = {"runtime_env": settings.runtime_env or None, "log_to_driver": False, "logging_level": 40}
     try:
-        if ":" in known:  # Ray itself waits a minute for nobody, and ends this program
+        if ":" in known:  # Ray itself waits minutes for nobody, and ends this program
             name, _, port = known.rpartition(":")
-            socket.create_connection((name.strip("[]"), int(port)), REACH_S).close()
-        ray.init(address=address or "local", _node_ip_address=host, **more)
+            socket.create_connection((name.strip("[]"), int(port)), timeout=10.0).close()
+        ray.init(address, _node_ip_address=host, include_dashboard=None if settings.address else False, **words)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        where = "cannot be started on this machine" if address is None else f"at {address} cannot be reached"
         hints = ["start one with: ray start --head", "or have one of this machine alone: launcher.address=null"]
-        raise RunError(f"the Ray cluster {where}: {error}", hints=hints if address else ()) from error
-    finally:  # Ray has set a handler below Python's, which ends this program at the second signal
-        libc.sigaction(signal.SIGTERM, action, None)
+        raise RunError(f"the Ray cluster at {address} cannot be reached: {error}", hints=hints) from error
     # Whatever `log_to_driver` says, Ray prints the logs of nodes that it has lost.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return host or ray.util.get_node_ip_address()
@@ -131,19 +79,57 @@ def bundles_for(groups: Sequence[ProcessGroup], nodes: int | None) -> list[int]:
     return [-(-sum(own) // (nodes or 1))] * (nodes or 1) if nodes or not own else own
 
 
-def ask_for(settings: RaySettings, sizes: Sequence[int], avoided: Iterable[str], name: str = "") -> Room:
-    """Ask for bundles with some GPUs each, away from some nodes; Ray makes the room when it can."""
+def ask_for(settings: RaySettings, sizes: Sequence[int]) -> PlacementGroup:
+    """Ask for bundles with some GPUs each. Ray places them when it can, and those of a lost node anew."""
     bundles = [{"CPU": 1.0, **({"GPU": float(gpus)} if gpus else {}), **settings.resources} for gpus in sizes]
-    away = f"!in({','.join(sorted(avoided))})"
-    selector = {**settings.labels, **({} if away == "!in()" else {"ray.io/node-id": away})}
+    names, excluded = ("NodeName", "NodeManagerHostname", "NodeManagerAddress"), {*settings.excluded_nodes}
+    away = [node["NodeID"] for node in ray.nodes() if excluded & {node[name] for name in names}]
+    selector = {**settings.labels, **({"ray.io/node-id": f"!in({','.join(away)})"} if away else {})}
     strategy = "STRICT_SPREAD" if settings.nodes or not any(sizes) else settings.strategy
-    more = {"bundle_label_selector": [selector] * len(bundles)} if selector else {}
-    return Room(placement_group(bundles, strategy, **more), bundles, name)
+    return placement_group(bundles, strategy, bundle_label_selector=[selector] * len(bundles) if selector else None)
 
 
-def read_nodes() -> dict[str, Mapping[str, Any]]:
-    """Those that Ray believes alive, by its number of each."""
-    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+def look(rooms: Sequence[PlacementGroup], asked: dict[Any, tuple[str, Any]]) -> tuple[list[Held], list[str]]:
+    """See what the run has, by a task in each bundle; it is run once the node is there, or Ray knows that it is lost.
+
+    Args:
+        rooms: all bundles of the first are needed; of the others, those that have been placed.
+        asked: kept between looks: by bundle, its node and the answer to come. A task that was sent to a node that hangs
+            stays there for good: when Ray has given the node up and placed the bundle anew, another one is sent.
+
+    Returns:
+        The bundles that have answered from where they lie now; and in words, those that have not.
+    """
+    nodes, held, missing = {node["NodeID"]: node for node in ray.nodes()}, list[Held](), list[str]()
+    for room in rooms:
+        for bundle, where in sorted(placement_group_table(room)["bundles_to_node_id"].items()):
+            key, resources = (room, bundle), room.bundle_specs[bundle]
+            if where not in nodes:
+                missing += [str(resources)] if room is rooms[0] else []
+                continue
+            if key not in asked or asked[key][0] != where:
+                task = ray.remote(num_cpus=0, num_gpus=resources.get("GPU", 0), max_retries=-1)(_own_gpus)
+                asked[key] = where, task.options(scheduling_strategy=PlacementGroupSchedulingStrategy(*key)).remote()
+            name, address = nodes[where]["NodeName"], nodes[where]["NodeManagerAddress"]
+            name += f" ({address})" if name != address else ""  # without one that a node is given, it is the address
+            if ray.wait([asked[key][1]], timeout=0)[0]:
+                held.append(Held(*key, name, address, ray.get(asked[key][1])))
+            else:
+                missing.append(f"{resources} ({name} does not answer)")
+    return held, missing
+
+
+def _own_gpus() -> list[str]:
+    """What a task finds: the GPUs that Ray has given it, by their names on its node."""
+    return list(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
+def start(held: Held, name: str, *words: Any) -> tuple[Any, Any]:
+    """Have an actor start a member in a bundle: the actor, and how the member ends."""
+    where = PlacementGroupSchedulingStrategy(held.room, held.bundle)
+    kind: Any = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(Member)
+    actor = kind.options(name=name, scheduling_strategy=where).remote()
+    return actor, actor.run.remote(*words)
 
 
 def what_there_is() -> str:
@@ -153,5 +139,5 @@ def what_there_is() -> str:
         shown = (name for name in sorted(resources) if not any(own in name for own in ("node:", "_group_", "memory")))
         return ", ".join(f"{resources[name]:g} {name}" for name in shown) or "nothing"
 
-    nodes = sorted((str(node["NodeName"]), amounts(node["Resources"])) for node in read_nodes().values())
-    return f"{'; '.join(map(': '.join, nodes))}; free in all: {amounts(ray.available_resources())}"
+    nodes = sorted(f"{node['NodeName']}: {amounts(node['Resources'])}" for node in ray.nodes() if node["Alive"])
+    return f"{'; '.join(nodes)}; free in all: {amounts(ray.available_resources())}"

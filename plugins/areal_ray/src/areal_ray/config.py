@@ -6,7 +6,7 @@ import importlib.util
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from areal_core.config import LauncherSettings, Seconds
 
@@ -20,8 +20,6 @@ INSTALL = "pip install 'areal-ray[ray]'"
 
 class RaySettings(LauncherSettings):
     """Processes on a Ray cluster: one placement group with a bundle for each rank and server that has GPUs."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     nodes: int | None = Field(None, ge=1)
     """machines over which the run is spread in equal parts; null: its GPUs are where Ray finds them, and a run without
