@@ -12,11 +12,11 @@ the same GPUs with a bound on staleness of so many batches and one batch more th
 rebuilt; `async-2-stay`, the same with requests that stay in the server, as they do from SGLang 0.5.23 on, while older
 ones end them and go on with them afterwards (on an older one the labels, and so the staleness, of this row are made
 up); `async-1-drained`, `-2-` and `-4-`, where no request is interrupted: an update waits until those under way have
-ended, and new ones wait for the update; `async-2-within` and `-workers`, where workflows run in the controller's own
-process, or in four of their own instead of one; `async-2-drop`, where a group with a token over the bound is dropped
-(elsewhere such tokens are masked, so that no row trains on shorter answers than another); `turns-async-2`; and
-`verified`, a few steps at a bound of 1 whose learning rate changes the policy from step to step, with every server's
-log-probabilities compared with the trainer's after every update: its seconds are no measurement. Draining is this
+ended, and new ones wait for the update; `async-2-workers`, where workflows run in four processes instead of one;
+`async-2-drop`, where a group with a token over the bound is dropped (elsewhere such tokens are masked, so that no row
+trains on shorter answers than another); `turns-async-2`; and `verified`, a few steps at a bound of 1 whose learning
+rate changes the policy from step to step, with every server's log-probabilities compared with the trainer's after
+every update: its seconds are no measurement. Draining is this
 benchmark's own: in areal requests always go on over an update.
 
 What asynchronous training can gain at most, from what was measured without it:
@@ -111,7 +111,6 @@ ROWS = {
     "async-4-drained": Row("at most 4, drained before an update", 4, engine="DrainingEngine"),
     "async-2-drop": Row("at most 2, stale groups dropped", 2, stale="drop"),
     "turns-async-2": Row("asynchronous in turns, at most 2", 2, in_turns=True),
-    "async-2-within": Row("at most 2, workflows within the controller", 2, workers=0),
     "async-2-workers": Row("at most 2, four workflow workers", 2, workers=4),
     "verified": Row("at most 1, verified after every update", 1, verified=True),
 }

@@ -21,11 +21,12 @@ from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import SamplingParameters, WeightUpdate
+from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.groups import LocalGroups
+from areal_core.rollout.groups import GroupRunner
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ async def measure(folder: Path, size: int, batches: int, tokens: int, group_size
     section = RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size)
     controller = RolloutController(
         section,
-        LocalGroups(runner, dataset, None, [], section),
+        GroupRunner(runner, dataset, None, [], section, SegmentWriter(folder / "segments", folder, "worker", print)),
         engine,
         PromptSampler(len(dataset), 0),
         SamplingParameters(max_new_tokens=tokens),
@@ -74,9 +75,8 @@ async def measure(folder: Path, size: int, batches: int, tokens: int, group_size
     controller.start()
     began, memory = 0.0, 0.0
     for step in range(batches + 1):
-        batch, _ = await controller.next_batch(step)
-        assert batch is not None
-        assert len(batch) == size
+        manifest = await controller.next_batch(step)
+        assert len(manifest.records) * group_size == size
         if step == 0:
             began = time.perf_counter()
         if step == min(10, batches // 2):

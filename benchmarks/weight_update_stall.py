@@ -35,12 +35,15 @@ from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, Trajectory
 from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
+from areal_core.messages import encode_frame
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.groups import LocalGroups
+from areal_core.rollout.groups import GroupRunner
 from areal_core.testing.fakes import CountingDataset
+from areal_core.training.batches import read_batch
 from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
@@ -236,14 +239,16 @@ class OneAnswer:
 
 async def through_controller(engine, arguments: argparse.Namespace, requests: int) -> float:
     """Tokens per second through the rollout controller, ledger and packing included."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        segments = SegmentWriter(folder / "segments", folder, "worker", print)
         groups, size = arguments.concurrent // 8, 8
         runner = EpisodeRunner(OneAnswer(arguments), engine, RewardSum([]), None)
-        ledger = Ledger(Path(folder) / "ledger", Path(folder))
+        ledger = Ledger(folder / "ledger", folder)
         section = RolloutSection(batch_size=groups, group_size=size, max_staleness=10**6, stale="keep")
         controller = RolloutController(
             section,
-            LocalGroups(runner, CountingDataset(4096), None, [], section),
+            GroupRunner(runner, CountingDataset(4096), None, [], section, segments),
             engine,
             PromptSampler(4096, 0, shuffle=False),
             SamplingParameters(max_new_tokens=2 * arguments.tokens),
@@ -254,8 +259,9 @@ async def through_controller(engine, arguments: argparse.Namespace, requests: in
             await controller.next_batch(step)
         began, tokens, step = time.monotonic(), 0.0, 2
         for _ in range(max(1, requests // (groups * size))):
-            _, metrics = await controller.next_batch(step)
-            tokens, step = tokens + metrics["batch/sampled_tokens"], step + 1
+            manifest = bytes(encode_frame(await controller.next_batch(step)))
+            tokens += read_batch(folder, section, manifest).metrics["batch/sampled_tokens"]
+            step += 1
         seconds = time.monotonic() - began
         await controller.close()
         ledger.close()

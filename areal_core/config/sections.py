@@ -126,12 +126,12 @@ class RolloutSection(Section):
     """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
     blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
     """seconds for which a workflow may block all others of its process before that is replaced"""
-    workers: int = Field(default=1, ge=0)
-    """processes that run workflows, data and group stages; 0 runs them in the rollout controller"""
+    workers: int = Field(default=1, ge=1)
+    """processes that run workflows, data and group stages"""
     worker_memory_gib: float | None = Field(default=None, gt=0, le=1 << 20)
-    """GiB that each of them may allocate, and each program that it starts; null is no limit"""
+    """GiB that each of them and of the programs that it starts, rewards too, may allocate; null is no limit"""
     reward_processes: int = Field(default=1, ge=1)
-    """processes that compute rewards"""
+    """processes that compute rewards, in all; each worker has as many as the others, at least one"""
     reward_timeout_s: Seconds = Field(default=15.0, gt=0)
     """seconds that one reward may take"""
 

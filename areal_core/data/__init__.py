@@ -8,7 +8,6 @@ from areal_core.data.batch import PackedBatch, Ragged
 from areal_core.data.groups import by_player, group_mean, group_standard_deviation, group_sum
 from areal_core.data.metrics import Metric, combine, reduce_over_ranks
 from areal_core.data.prediction import shift_to_predictions
-from areal_core.data.prompt_group import PromptGroup
 from areal_core.data.split import split_by_tokens, split_into_microbatches
 from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
 
@@ -18,7 +17,6 @@ __all__ = [
     "Generation",
     "Metric",
     "PackedBatch",
-    "PromptGroup",
     "Ragged",
     "Trajectory",
     "TrajectoryBuilder",

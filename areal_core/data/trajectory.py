@@ -232,10 +232,3 @@ class Episode:
     rewards: dict[str, float] = field(default_factory=dict)
     text: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def oldest_version(self) -> int:
-        """The oldest weight version that sampled a token of this episode, -1 where none was sampled."""
-        sampled = [t.tokens["versions"][t.tokens["loss_mask"]] for t in self.trajectories]
-        versions = [int(v.min()) for v in sampled if len(v)]
-        return min(versions, default=-1)

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 from areal_core.data.digest import chain_digests
 from areal_core.disk import changed_files
+from areal_core.errors import RunError
+from areal_core.interfaces.record import Record
+from areal_core.ledger.segments import read_record
 from areal_core.ledger.store import DATABASE, copy_database, sqlite_errors
 
 if TYPE_CHECKING:
@@ -81,8 +84,8 @@ def audit(
     rows: list[GroupRow] = database.execute(
         "SELECT number, data_row, epoch, state, reason, digest, step, place FROM groups ORDER BY number"
     ).fetchall()
-    segments = database.execute(
-        "SELECT DISTINCT segment FROM groups WHERE state = 'finished' AND segment IS NOT NULL ORDER BY segment"
+    records = database.execute(
+        "SELECT segment, position, size, digest FROM groups WHERE state = 'finished' AND segment IS NOT NULL"
     ).fetchall()
     states = Counter(f"{row[3]}: {row[4]}" if row[4] else row[3] for row in rows)
     result = Audit(int(facts.get("committed_step", 0)), dict(states))
@@ -95,9 +98,12 @@ def audit(
     except (OSError, ValueError, LookupError, TypeError) as error:
         path = run_dir / facts["checkpoint"] / "trainer.json"
         result.problems.append(f"{path} is damaged or of another version: {type(error).__name__}: {error}")
-    for (name,) in segments:
-        if not (run_dir / name).is_file():
-            result.problems.append(f"the trajectories of finished groups are missing: {name}")
+    if running is None:
+        for record in records:
+            try:
+                read_record(run_dir, Record(*record))
+            except RunError as error:
+                result.problems.append(error.message)
     return result
 
 
@@ -136,7 +142,7 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
 def _check_witness(
     run_dir: Path, facts: dict[str, str], rows: list[GroupRow] | None, audit: Audit, *, reads_all: bool
 ) -> None:
-    """What the ledger says was consumed up to the commit is what the trainer saw, token by token."""
+    """What the ledger says was consumed up to the commit is what the trainer read, byte by byte."""
     if "checkpoint" not in facts:
         return
     path = run_dir / facts["checkpoint"] / "trainer.json"
@@ -169,6 +175,8 @@ def _check_witness(
             audit.problems.append(f"step {step}: ledger and trainer disagree on which groups were trained on: {odd}")
         changed = [n for n in witnessed.keys() & recorded.keys() if witnessed[n] != recorded[n]]
         if changed:
-            audit.problems.append(f"step {step}: tokens of groups {sorted(changed)[:10]} differ from the ledger's")
+            audit.problems.append(
+                f"step {step}: trajectories of groups {sorted(changed)[:10]} differ from the ledger's"
+            )
     times = Counter(int(number) for groups in state["steps"] for number, _ in groups)
     audit.problems += [f"group {number} was trained on {n} times" for number, n in times.items() if n > 1]

@@ -1,13 +1,12 @@
 """The ledger: what became of every prompt group, so that none is lost and none is trained on twice.
 
-SQLite in the folder of the run's attempt holds the state of each group; the trajectories of finished groups lie beside
-it in safetensors segments. The rollout controller alone opens it. Writes are collected and made durable together,
-`flush` by `flush`: first the segment, then one transaction that names it. A process that is killed in between loses at
-most groups that are then issued again. What a full disk refused stays to be written.
+SQLite in the folder of the run's attempt holds the state of each group, and where its trajectories lie: in segments,
+which rollout workers write and sync before they say so. The rollout controller alone opens the ledger. Writes are
+collected and made durable together, `flush` by `flush`. A process that is killed in between loses at most groups that
+are then issued again. What a full disk refused stays to be written.
 
-A power cut may take the latest transactions, never a part of one, and never a segment that the ledger names: a segment
-is synced before the transaction is written. `commit` alone waits for the disk, before anything that the former commit
-rests on is removed.
+A power cut may take the latest transactions, never a part of one. `commit` alone waits for the disk, before anything
+that the former commit rests on is removed.
 
 A step is provisional until its checkpoint commits. `committed_step` in the ledger is the commit point, not the
 folder: `rollback` returns what later steps consumed to `finished`, in the order in which they were consumed.
@@ -21,14 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from areal_core.data.batch import PackedBatch
-from areal_core.data.digest import group_digests
-from areal_core.data.prompt_group import PromptGroup
-from areal_core.disk import refused, replacing_folder, sync_names, write_durably, writing
+from areal_core.disk import refused, replacing_folder, sync_names, writing
 from areal_core.errors import RunError
+from areal_core.interfaces.record import Record
+from areal_core.ledger.groups import PromptGroup
+from areal_core.ledger.segments import read_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 DATABASE = "ledger.sqlite"
@@ -40,8 +39,11 @@ CREATE TABLE IF NOT EXISTS groups (
     epoch INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('running', 'finished', 'consumed', 'dropped')),
     reason TEXT,                     -- why it was dropped
-    segment TEXT,                    -- the file that holds its trajectories, relative to the run folder
-    digest TEXT,                     -- of its token ids, as the controller saw them
+    segment TEXT,                    -- the file that holds its trajectories, relative to the run folder, until it goes
+    position INTEGER,                -- of their first byte in it
+    size INTEGER,                    -- in bytes
+    digest TEXT,                     -- of these bytes
+    oldest INTEGER,                  -- weight version that sampled a token of them; -1 where none was sampled
     step INTEGER,                    -- the step that consumed or dropped it
     place INTEGER                    -- its place among those that the step consumed
 );
@@ -57,19 +59,12 @@ KEPT_TRACEBACKS = 10_000
 
 @dataclass(slots=True)
 class _Pending:
-    """What the next flush writes.
-
-    Attributes:
-        batches: of finished groups, that no segment holds yet.
-        places: segment and digest of finished groups that are in a segment already, by number.
-    """
+    """What the next flush writes."""
 
     groups: list[tuple[object, ...]] = field(default_factory=list)
     dropped: list[tuple[object, ...]] = field(default_factory=list)
     failures: list[tuple[object, ...]] = field(default_factory=list)
     finished: list[PromptGroup] = field(default_factory=list)
-    batches: list[tuple[PackedBatch, list[PromptGroup]]] = field(default_factory=list)
-    places: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return any((self.groups, self.dropped, self.failures, self.finished))
@@ -102,8 +97,6 @@ class Ledger:
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(SCHEMA)
         self._pending = _Pending()
-        # A segment's number is never used again, also not after a resume.
-        self._segment_number = 1 + max((int(p.stem) for p in self.folder.glob("*.safetensors")), default=-1)
 
     @classmethod
     def take_over(cls, folder: Path, former: Sequence[Path], run_dir: Path) -> Ledger:
@@ -145,40 +138,29 @@ class Ledger:
         """An episode failed; `error` is its traceback."""
         self._pending.failures.append((number, sample, attempt, error.encode("utf-8", "backslashreplace").decode()))
 
-    def flush(self, finished: Sequence[PromptGroup] = (), batch: PackedBatch | None = None) -> list[PromptGroup]:
-        """Make everything so far durable, together with the trajectories of finished groups.
-
-        Args:
-            finished: groups whose sequences are packed in `batch`; one without rows is a group without data.
-            batch: the trajectories of all of them.
+    def flush(self, finished: Sequence[PromptGroup] = ()) -> list[PromptGroup]:
+        """Make everything so far durable, finished groups among it.
 
         Returns:
             The finished groups that are durable now and were not before, those of flushes that failed among them.
         """
         pending = self._pending
         pending.finished += finished
-        if batch is not None:
-            pending.batches.append((batch, list(finished)))
         if not pending:
             return []
-        while pending.batches:  # a segment is written once, however often the transaction that names it is refused
-            packed, groups = pending.batches[0]
-            segment = self._write_segment(packed)
-            digests = group_digests(packed, [(g.number, g.rows) for g in groups if g.rows])
-            pending.places |= {number: (segment, digest) for number, digest in digests.items()}
-            del pending.batches[0]
         with self._transaction() as database:
             database.executemany(
                 "INSERT OR REPLACE INTO groups (number, data_row, epoch, state) VALUES (?, ?, ?, 'running')",
                 pending.groups,
             )
             database.executemany(
-                "UPDATE groups SET state = 'dropped', reason = ?, step = ?, segment = NULL WHERE number = ?",
+                "UPDATE groups SET state = 'dropped', reason = ?, step = ? WHERE number = ?",
                 pending.dropped,
             )
             database.executemany(
-                "UPDATE groups SET state = 'finished', segment = ?, digest = ? WHERE number = ?",
-                [(*pending.places.get(group.number, (None, None)), group.number) for group in pending.finished],
+                "UPDATE groups SET state = 'finished', segment = ?, position = ?, size = ?, digest = ?, oldest = ? "
+                "WHERE number = ?",
+                [(*_columns(group.record), group.oldest, group.number) for group in pending.finished],
             )
             database.executemany("INSERT INTO failures VALUES (?, ?, ?, ?)", pending.failures)
             if pending.failures:
@@ -228,22 +210,33 @@ class Ledger:
             facts = {"committed_step": step, "checkpoint": name, "committed_position": position}
             facts[f"{KEPT}{step}"] = f"{position} {name}"
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
-            used = database.execute(
-                "SELECT DISTINCT segment FROM groups WHERE segment IS NOT NULL "
-                "AND (state = 'finished' OR (state = 'consumed' AND step >= ?))",
-                (step,),
-            ).fetchall()
         # The commit is on the disk itself before anything that the former one rests on is removed.
         with sqlite_errors(self.folder):
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        used += [(name,) for name, _ in self._pending.places.values()]  # they will be named
-        keep = {self._run_dir / name for (name,) in used}
-        for path in self._run_dir.glob("attempts/*/ledger/*"):
-            is_older = _attempt(path.parents[1]) < _attempt(self.folder.parent)
-            is_database = path.name.startswith(DATABASE) and is_older
-            is_segment = path.suffix == ".safetensors" and (is_older or path.parent == self.folder) and path not in keep
-            if is_database or is_segment:
-                path.unlink()
+        self._remove_what_is_done(step)
+
+    def _remove_what_is_done(self, step: int) -> None:
+        """Remove segments whose groups are all committed or dropped, and what former attempts have left.
+
+        Of this attempt, files that no row names stay: their writers may be about to tell of them.
+        """
+        needed = "state = 'finished' OR (state = 'consumed' AND step >= ?)"
+        rows = self._database.execute(
+            f"SELECT segment, MAX({needed}) FROM groups WHERE segment IS NOT NULL GROUP BY segment",
+            (step,),
+        ).fetchall()
+        kept = {name for name, is_needed in rows if is_needed}
+        kept |= {group.record.segment for group in self._pending.finished if group.record is not None}
+        done = [(name,) for name, _ in rows if name not in kept]
+        for (name,) in done:
+            (self._run_dir / name).unlink(missing_ok=True)
+        with self._transaction() as database:
+            database.executemany("UPDATE groups SET segment = NULL WHERE segment = ?", done)
+        for attempt in self._run_dir.glob("attempts/[0-9]*"):
+            if _attempt(attempt) < _attempt(self.folder.parent):
+                for path in (*attempt.glob("segments/*"), *attempt.glob(f"ledger/{DATABASE}*")):
+                    if path.relative_to(self._run_dir).as_posix() not in kept:
+                        path.unlink()
 
     @property
     def committed_step(self) -> int:
@@ -307,20 +300,31 @@ class Ledger:
         rows = self._database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
         return [number for (number,) in rows]
 
-    def finished(self) -> list[PromptGroup]:
-        """Finished groups with their trajectories, first those that a rolled-back step had consumed, in its order."""
+    def finished(self, tell: Callable[[str], None] = lambda _: None) -> list[PromptGroup]:
+        """Finished groups, first those that a rolled-back step had consumed, in its order.
+
+        Those whose record is damaged or missing are not among them: they are unfinished, to be issued again.
+
+        Args:
+            tell: told of each such group.
+        """
         rows = self._database.execute(
-            "SELECT number, data_row, epoch, segment FROM groups WHERE state = 'finished' "
-            "ORDER BY step IS NULL, step, place, number"
+            "SELECT number, data_row, epoch, oldest, segment, position, size, digest FROM groups "
+            "WHERE state = 'finished' ORDER BY step IS NULL, step, place, number"
         ).fetchall()
-        batches = {name: self._read_segment(name) for name in {segment for *_, segment in rows if segment}}
-        groups = []
-        for number, row, epoch, segment in rows:
-            group = PromptGroup(number, (row, epoch))
-            if segment is not None:
-                members = (batches[segment]["group_id"] == number).nonzero().flatten().tolist()
-                group.batch, group.rows = batches[segment], range(members[0], members[-1] + 1)
-            groups.append(group)
+        groups, damaged = [], []
+        for number, row, epoch, oldest, *where in rows:
+            record = Record(*where) if where[0] is not None else None
+            try:
+                if record is not None:
+                    read_record(self._run_dir, record)
+            except RunError as error:
+                tell(f"{error.message}: group {number} is generated anew")
+                damaged.append((number,))
+            else:
+                groups.append(PromptGroup(number, (row, epoch), record, oldest))
+        with self._transaction() as database:
+            database.executemany("UPDATE groups SET state = 'running', segment = NULL WHERE number = ?", damaged)
         return groups
 
     def position(self) -> int:
@@ -354,16 +358,6 @@ class Ledger:
             return
         finally:
             self._database.close()
-
-    def _write_segment(self, batch: PackedBatch) -> str:
-        path = self.folder / f"{self._segment_number:09d}.safetensors"
-        self._segment_number += 1
-        with writing("the ledger", self.folder):
-            write_durably(path, batch.to_bytes())
-        return path.relative_to(self._run_dir).as_posix()
-
-    def _read_segment(self, name: str) -> PackedBatch:
-        return PackedBatch.from_bytes((self._run_dir / name).read_bytes())
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -405,6 +399,10 @@ def sqlite_errors(folder: Path) -> Iterator[None]:
             hint = "put a whole copy in its place, or move its attempt's folder away to go on from the one before it"
             raise RunError(f"the ledger {folder / DATABASE} is damaged: {error}", hints=[hint]) from error
         raise
+
+
+def _columns(record: Record | None) -> tuple[object, ...]:
+    return (None,) * 4 if record is None else (record.segment, record.offset, record.size, record.digest)
 
 
 def _attempt(folder: Path) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.interfaces.inference import BroadcastGroup, SharedTensor, TensorDescription
+from areal_core.interfaces.record import Record
 from areal_core.messages.frames import Message
 
 
@@ -33,20 +34,24 @@ class Begin(Message):
 
 
 class NextBatch(Message):
-    """The batch of a step, please. Answered with `Batch`."""
+    """The batch of a step, please. Answered with `Manifest`."""
 
     step: int
 
 
-class Batch(Message):
-    """A batch.
+class Manifest(Message):
+    """What a batch is made of: every rank reads the records itself.
 
     Attributes:
-        packed: as `PackedBatch.to_bytes` writes it; empty for a batch without data.
-        metrics: of the rollouts in it.
+        step: batches trained before it.
+        records: of its groups with data, in their order, by number.
+        published: for each weight version of its tokens, the batches trained when it was published.
+        metrics: of the rollouts since the batch before.
     """
 
-    packed: bytes
+    step: int
+    records: tuple[tuple[int, Record], ...]
+    published: Mapping[int, int]
     metrics: Mapping[str, float]
 
 
@@ -136,7 +141,13 @@ class ReleaseMemory(Message):
 
 
 class ProbeWeights(Message):
-    """Answers to a few fixed requests from every copy of the published weights, please. Answered with `Batch`."""
+    """Answers to a few fixed requests from every copy of the published weights, please. Answered with `Probes`."""
+
+
+class Probes(Message):
+    """Answers to the requests of `ProbeWeights`, as `PackedBatch.to_bytes` writes them."""
+
+    packed: bytes
 
 
 class Evaluate(Message):

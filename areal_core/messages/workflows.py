@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+import msgspec
 
 from areal_core.interfaces.inference import SamplingParameters
+from areal_core.interfaces.record import Record
 from areal_core.messages.frames import Message
 
 
@@ -75,6 +77,9 @@ class GroupFacts(Message):
         failed: episodes that failed.
         failure: why; empty where none did.
         is_kept: whether the algorithm's group stages keep it.
+        versions: weight versions that sampled tokens of its trajectories, the oldest first.
+        layout: of the columns of its trajectories; see `column_layout`.
+        counted: what rewards have counted since the worker's last group, to be added up.
     """
 
     rewards: tuple[float, ...]
@@ -83,18 +88,23 @@ class GroupFacts(Message):
     failed: int
     failure: str
     is_kept: bool
+    versions: tuple[int, ...] = ()
+    layout: Mapping[str, str] = msgspec.field(default_factory=dict)
+    counted: Mapping[str, float] = msgspec.field(default_factory=dict)
 
 
 class GroupEnded(Message):
     """The episodes of a group have ended.
 
     Attributes:
-        packed: their trajectories as `PackedBatch.to_bytes` writes them; empty where there are none.
         facts: about them.
+        record: where their trajectories lie; None where there are none, and in evaluations.
+        packed: in evaluations, the trajectories as `PackedBatch.to_bytes` writes them; empty where there are none.
     """
 
-    packed: bytes
     facts: GroupFacts
+    record: Record | None = None
+    packed: bytes = b""
 
 
 class CancelGroup(Message):
@@ -157,22 +167,3 @@ class Placed(Message):
 
     place: int
     has_place: bool
-
-
-class ScoreCompletion(Message):
-    """Score a completion with the run's rewards. Answered with `CompletionScored` or `Unscored`."""
-
-    arguments: Mapping[str, Any]
-
-
-class CompletionScored(Message):
-    """The weighted sum of the rewards and its components."""
-
-    value: float
-    components: Mapping[str, float]
-
-
-class Unscored(Message):
-    """A reward failed; why."""
-
-    text: str

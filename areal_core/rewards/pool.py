@@ -72,6 +72,7 @@ class RewardPool:
         timeout_s: for one completion with all rewards of the run.
         start_timeout_s: for a worker to load the rewards.
         tell: told of a worker that cannot be replaced for now.
+        name: of the workers, before the number of each.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class RewardPool:
         timeout_s: float,
         start_timeout_s: float,
         tell: Callable[[str], None] = lambda _: None,
+        name: str = "reward",
     ) -> None:
         self._run_dir = run_dir
         self._start_timeout_s = start_timeout_s
         self._count = count
         self._timeout_s = timeout_s
         self._tell = tell
+        self._name = name
         self._numbers = itertools.count()
         self._waiting: deque[_Request] = deque()
         self._workers: list[_Worker] = []
@@ -101,7 +104,7 @@ class RewardPool:
         Raises:
             RunError: a worker ended before it was ready; with its own words.
         """
-        await asyncio.gather(*(self._start_worker(f"reward-{number}") for number in range(self._count)))
+        await asyncio.gather(*(self._start_worker(f"{self._name}-{number}") for number in range(self._count)))
         self._tasks.append(start_task(self._watch_deadlines(), "deadlines of rewards"))
 
     async def score(self, arguments: Mapping[str, Any]) -> RewardScore:

@@ -7,12 +7,12 @@ import heapq
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from areal_core.data.prompt_group import PromptGroup, put_together
 from areal_core.disk import PATIENCE_S, RETRY_INTERVAL_S, DiskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from areal_core.ledger.groups import PromptGroup
     from areal_core.ledger.store import Ledger
 
 _Result = TypeVar("_Result")
@@ -51,7 +51,7 @@ class GroupBuffer:
             DiskError: nothing is lost; the next flush writes it.
         """
         ended, self._ended = self._ended, []
-        for group in self._ledger.flush(ended, put_together(ended)):
+        for group in self._ledger.flush(ended):
             heapq.heappush(self._ready, (0, group.number, group))
 
     async def take(self, size: int, step: int) -> list[PromptGroup]:

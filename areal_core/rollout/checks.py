@@ -11,9 +11,9 @@ from areal_core.data.trajectory import Episode, FinishReason, Trajectory
 from areal_core.rewards.scoring import finite_number
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Mapping
 
-    from areal_core.data.batch import PackedBatch
+    from areal_core.messages.workflows import GroupFacts
 
 REASONS = {int(reason) for reason in FinishReason}
 Layout = dict[tuple[str, str], tuple[torch.dtype, torch.Size]]
@@ -91,24 +91,19 @@ class GroupChecks:
     """Holds what workers bring against what was published, and against each other."""
 
     def __init__(self) -> None:
-        self._layout: dict[str, tuple[torch.dtype, torch.Size]] | None = None
+        self._layout: Mapping[str, str] = {}
 
-    def fault(self, batch: PackedBatch, published: Container[int]) -> str:
-        """Why a group cannot be trained on; empty where it can.
+    def fault(self, facts: GroupFacts, published: Container[int]) -> str:
+        """Why a group with data cannot be trained on; empty where it can.
 
         Args:
-            batch: its sequences.
+            facts: about it.
             published: weight versions.
         """
-        versions = torch.unique(batch["versions"][batch["loss_mask"]]).tolist()
-        if unknown := [version for version in versions if version not in published]:
+        if unknown := [version for version in facts.versions if version not in published]:
             return f"versions hold {unknown}, which were never published"
-        turns = batch.turns.values if batch.turns is not None else {}
-        levels = (batch.tokens.values, turns, batch.sequences, *(level.values for level in batch.levels.values()))
-        layout = {key: (value.dtype, value.shape[1:]) for level in levels for key, value in level.items()}
-        layout = {key: kind for key, kind in layout.items() if not key.startswith("reward.")}
-        self._layout = self._layout or layout
-        odd = sorted({key for key, _ in layout.items() ^ self._layout.items()})
+        self._layout = self._layout or facts.layout
+        odd = sorted({key for key, _ in facts.layout.items() ^ self._layout.items()})
         return f"{', '.join(odd)} differ in name, dtype or shape from the run's first trajectory" if odd else ""
 
 

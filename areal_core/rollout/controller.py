@@ -17,31 +17,30 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from areal_core.background import start_task
-from areal_core.data.prompt_group import PromptGroup, join_groups
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
+from areal_core.ledger.groups import PromptGroup
+from areal_core.messages.rollouts import Manifest
 from areal_core.messages.workflows import RunGroup
-from areal_core.rollout.batches import Tally, batch_metrics, mask_stale
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.checks import GroupChecks
+from areal_core.rollout.clocks import IdleTime
 from areal_core.rollout.staleness import AdmissionCounts, capacity
+from areal_core.rollout.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from areal_core.config.sections import RolloutSection
-    from areal_core.data.batch import PackedBatch
     from areal_core.data.sampler import PromptSampler
     from areal_core.interfaces.inference import InferenceEngine, SamplingParameters, WeightUpdate
     from areal_core.ledger.store import Ledger
     from areal_core.messages.workflows import GroupFacts
-    from areal_core.rollout.groups import GroupRunner
     from areal_core.rollout.samples import SampleLog
+    from areal_core.rollout.workers import RolloutWorkers
 
 FLUSH_INTERVAL_S = 0.25
-SENDING_S = 0.001
-"""Between two looks at whether the trainer's batch has left."""
 EPISODES_AT_ONCE = 32
 """Episodes that are started before the event loop may do something else; each takes it some tenths of a millisecond."""
 
@@ -58,15 +57,12 @@ class RolloutController:
         ledger: records what becomes of each group.
         vocabulary: how many token ids the model has; None where that is not known.
         samples: keeps a few episodes for the report.
-
-    Attributes:
-        is_sending: whether something large is on its way to the trainer; no group is admitted meanwhile.
     """
 
     def __init__(
         self,
         section: RolloutSection,
-        runner: GroupRunner,
+        runner: RolloutWorkers,
         engine: InferenceEngine,
         sampler: PromptSampler,
         sampling: SamplingParameters,
@@ -86,8 +82,8 @@ class RolloutController:
         self.counts = AdmissionCounts()
         self._published = {0: 0}
         self.version = 0
-        self.is_sending: Callable[[], bool] = lambda: False
         self._tally = Tally()
+        self._idle = IdleTime()
         self._next_number = 0
         self._positions = {0: 0}  # by batches trained, the first group under the weights that they made
         self._reissue: list[int] = []
@@ -105,13 +101,18 @@ class RolloutController:
 
     # The life of the controller.
 
-    def restore(self, *, discard: bool) -> None:
-        """Take up a run where its last commit left it. `discard`: see `Ledger.rollback`."""
+    def restore(self, *, discard: bool, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Take up a run where its last commit left it.
+
+        Args:
+            discard: see `Ledger.rollback`.
+            tell: told of what is damaged, and generated anew.
+        """
         self._ledger.rollback(discard=discard)
         self._published |= self._ledger.publications()
         self._next_number = self._ledger.position()
+        self._buffer.restore(self._ledger.finished(tell))
         self._reissue = self._ledger.unfinished()
-        self._buffer.restore(self._ledger.finished())
         self.counts = AdmissionCounts(
             ready=len(self._buffer),
             consumed=self._ledger.committed_step * self.section.batch_size,
@@ -159,12 +160,10 @@ class RolloutController:
 
     # The trainer's requests.
 
-    async def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
-        """The batch of `step`, which is also the number of batches trained before it.
+    async def next_batch(self, step: int) -> Manifest:
+        """The batch of `step`, which is also the number of batches trained before it: B groups by their numbers.
 
-        Returns:
-            The trajectories of B groups in the order of their numbers, and metrics; None where all B groups failed
-            and `incomplete_groups` is `drop`.
+        It names no record where all B groups failed and `incomplete_groups` is `drop`.
 
         Raises:
             RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
@@ -181,13 +180,12 @@ class RolloutController:
         self.counts.ready -= size
         self.counts.consumed = (step + 1) * size
         self._admit()
-        batch = join_groups(groups)
         metrics = {"time/wait_for_rollouts_s": time.monotonic() - began, **self._tally.take()}
-        metrics |= self._engine.take_metrics() | self._runner.take_metrics()
-        if batch is None:
-            return None, metrics
-        batch, staleness = mask_stale(batch, self._published, step, self.section)
-        return batch, metrics | staleness | batch_metrics(batch)
+        metrics |= {"time/generation_idle_s": self._idle.take(), **self._engine.take_metrics()}
+        records = tuple((group.number, group.record) for group in groups if group.record is not None)
+        oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)
+        published = {version: trained for version, trained in self._published.items() if version >= oldest}
+        return Manifest(step, records, published, metrics)
 
     async def publish(self, update: WeightUpdate, trained: int) -> None:
         """Change the engine's weights under the requests in flight; `trained` batches went into them."""
@@ -221,20 +219,19 @@ class RolloutController:
 
     def _admit(self) -> None:
         """Start as many groups as there is room for, a few at a time: the trainer's requests and answers, which pass
-        through the same event loop, do not wait until hundreds of episodes have been started. A batch leaves in dozens
-        of turns of that loop, so that it would wait even so: it goes first."""
+        through the same event loop, do not wait until hundreds of episodes have been started."""
         self._admit_few()
         if self._may_admit() and (self._admission is None or self._admission.done()):
             self._admission = start_task(self._admit_rest(), "admission of prompt groups")
 
     async def _admit_rest(self) -> None:
         while self._may_admit():
-            await asyncio.sleep(SENDING_S if self.is_sending() else 0)
+            await asyncio.sleep(0)
             self._admit_few()
 
     def _admit_few(self) -> None:
         size, started = self.section.group_size, 0
-        while not self.is_sending() and started < EPISODES_AT_ONCE and self._may_admit():
+        while started < EPISODES_AT_ONCE and self._may_admit():
             started += size
             number = self._reissue.pop(0) if self._reissue else self._next_number
             self._next_number = max(self._next_number, number + 1)
@@ -242,6 +239,7 @@ class RolloutController:
             self._ledger.issued(number, *occurrence)
             self._open.add(number)
             self.counts.running += 1
+            self._idle.end()
             task = start_task(self._run(PromptGroup(number, occurrence)), f"group {number}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -257,19 +255,22 @@ class RolloutController:
         samples = tuple(range(self.section.group_size))
         task = RunGroup(group.number, *group.occurrence, samples, self.sampling, False, self.section.episode_timeout_s)
         try:
-            group.batch, facts = await self._runner.run(task)
+            ended = await self._runner.run(task)
         except RunError as error:
             self._fail(error)
             return  # its fate is open: a resume issues it again
-        if group.batch is not None and (fault := self._checks.fault(group.batch, self._published)):
-            failed = {"rewards": (), "metrics": {}, "failed": len(samples), "failure": fault}
-            group.batch, facts = None, msgspec.structs.replace(facts, **failed)
+        facts, group.record = ended.facts, ended.record
+        if group.record is not None and (fault := self._checks.fault(facts, self._published)):
+            failed = {"rewards": (), "metrics": {}, "failed": len(samples), "failure": fault, "versions": ()}
+            group.record, facts = None, msgspec.structs.replace(facts, **failed)
             self._ledger.failed(group.number, 0, 0, fault)
-        group.rows = range(0 if group.batch is None else len(group.batch))
+        group.oldest = min(facts.versions, default=-1)
         self._group_ended(group, facts)
 
     def _group_ended(self, group: PromptGroup, facts: GroupFacts) -> None:
         self.counts.running -= 1
+        if not self.counts.running:
+            self._idle.begin()
         self._open.discard(group.number)
         self._tally.add(facts)
         if facts.failure:

@@ -18,7 +18,7 @@ from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import RowError, WorkflowContext
 from areal_core.rewards.scoring import RewardError
 from areal_core.rollout.checks import EpisodeChecks
-from areal_core.rollout.clocks import EpisodeClock, IdleTime, was_cancelled
+from areal_core.rollout.clocks import EpisodeClock, was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,18 +78,10 @@ class EpisodeRunner:
         self.checks = EpisodeChecks(vocabulary)
         self._requests = itertools.count()
         self._conversations = itertools.count()
-        self._clocks: set[EpisodeClock] = set()
-        self._idle = IdleTime()
-
-    @property
-    def waiting(self) -> int:
-        """Episodes that wait for a place in the engine."""
-        return sum(clock.waits for clock in self._clocks)
 
     def take_metrics(self) -> dict[str, float]:
-        """What rewards have counted since they were asked last, and how long no episode was under way."""
-        counted = {f"rewards/{name}": value for name, value in self._scorer.take_metrics().items()}
-        return {"time/generation_idle_s": self._idle.take(), **counted}
+        """What rewards have counted since they were asked last."""
+        return self._scorer.take_metrics()
 
     async def run(
         self,
@@ -119,16 +111,10 @@ class EpisodeRunner:
         """
         clock = EpisodeClock(timeout_s)
         context = partial(self._context, row, occurrence, group, sample_index, sampling, is_evaluation, clock)
-        self._clocks.add(clock)
-        self._idle.end()
         try:
             return await clock.run(self._attempts(row, context, occurrence[0], group, sample_index))
         except TimeoutError:
             words = f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}"
-        finally:
-            self._clocks.discard(clock)
-            if not self._clocks:
-                self._idle.begin()
         self.on_failure(group, sample_index, 0, words)
         raise EpisodeError(words)
 

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from areal_core.data.batch import PackedBatch
 from areal_core.data.trajectory import Episode
 from areal_core.errors import RunError
 from areal_core.messages.workflows import RunGroup
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from areal_core.config.sections import EvaluationSection, RolloutSection
     from areal_core.interfaces.inference import SamplingParameters
-    from areal_core.rollout.groups import GroupRunner
+    from areal_core.rollout.workers import RolloutWorkers
 
 
 class Played(NamedTuple):
@@ -49,7 +50,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, runner: GroupRunner, rows: int, section: EvaluationSection, sampling: SamplingParameters
+        self, runner: RolloutWorkers, rows: int, section: EvaluationSection, sampling: SamplingParameters
     ) -> None:
         self._runner = runner
         self._sampling = sampling
@@ -109,12 +110,12 @@ class Evaluator:
 
     async def _played(self, row: int, sample: int, timeout_s: float) -> Played:
         # An epoch of its own: evaluation and training never share random numbers.
-        batch, facts = await self._runner.run(RunGroup(-1 - row, row, -1, (sample,), self._sampling, True, timeout_s))
-        if batch is None:
-            return Played(row, sample, None, facts.failure)
-        (shown,) = facts.shown
-        said = dict(shown.rewards), shown.text, dict(facts.metrics)
-        return Played(row, sample, Episode(batch.to_trajectories(), shown.reward, *said))
+        ended = await self._runner.run(RunGroup(-1 - row, row, -1, (sample,), self._sampling, True, timeout_s))
+        if not ended.packed:
+            return Played(row, sample, None, ended.facts.failure)
+        (shown,) = ended.facts.shown
+        said = dict(shown.rewards), shown.text, dict(ended.facts.metrics)
+        return Played(row, sample, Episode(PackedBatch.from_bytes(ended.packed).to_trajectories(), shown.reward, *said))
 
     async def run(self, rollout: RolloutSection) -> dict[str, float]:
         """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.

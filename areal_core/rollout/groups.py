@@ -1,18 +1,17 @@
 """Running the episodes of one prompt: its row, its episodes, what the algorithm's group stages make of them.
 
-All code of users that a rollout needs is called from here. `LocalGroups` does it in this very event loop, which is that
-of a workflow worker; the rollout controller has the same interface to its workers (`WorkflowWorkers`).
+All code of users that a rollout needs is called from here, in a rollout worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from areal_core.data.prompt_group import pack_episodes
+from areal_core.data.packing import column_layout, pack_episodes, sampled_versions
 from areal_core.interfaces.dataset import name_row
-from areal_core.messages.workflows import EpisodeShown, GroupFacts
+from areal_core.messages.workflows import EpisodeShown, GroupEnded, GroupFacts
 from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.shaping import shape
 
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from areal_core.config.sections import RolloutSection
-    from areal_core.data.batch import PackedBatch
     from areal_core.data.trajectory import Episode
     from areal_core.interfaces.algorithm import GroupStage
     from areal_core.interfaces.dataset import Dataset
+    from areal_core.ledger.segments import SegmentWriter
     from areal_core.messages.workflows import RunGroup
     from areal_core.rollout.episodes import EpisodeRunner
 
@@ -31,35 +30,8 @@ SHOWN_EPISODES = 4
 """Of a group, in the log of samples."""
 
 
-class GroupRunner(Protocol):
-    """Runs prompt groups.
-
-    Attributes:
-        on_failure: told of every failed attempt at an episode: group, sample index, attempt and traceback.
-    """
-
-    on_failure: Callable[[int, int, int, str], None]
-
-    @property
-    def waiting(self) -> int:
-        """Episodes that wait for a place in the engine."""
-
-    async def run(self, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
-        """Run its episodes to their ends.
-
-        Returns:
-            The trajectories of those that ended well, None where there are none, and what else is to be known.
-
-        Raises:
-            RunError: the run cannot go on: the engine has died, or the algorithm's group stages fail.
-        """
-
-    def take_metrics(self) -> dict[str, float]:
-        """What was counted since this was asked last."""
-
-
-class LocalGroups:
-    """Runs prompt groups in this event loop; a `GroupRunner`.
+class GroupRunner:
+    """Runs prompt groups in this event loop.
 
     Args:
         runner: runs episodes.
@@ -67,6 +39,7 @@ class LocalGroups:
         held_out: rows of evaluations; None where there are none.
         stages: of the algorithm; they filter and shape groups that have ended.
         section: what becomes of groups in which an episode failed, and how long a stage may take.
+        segments: writes what is trained on; None where nothing is.
     """
 
     def __init__(
@@ -76,8 +49,10 @@ class LocalGroups:
         held_out: Dataset | None,
         stages: Sequence[GroupStage],
         section: RolloutSection,
+        segments: SegmentWriter | None,
     ) -> None:
         self._runner = runner
+        self._segments = segments
         self._dataset = dataset
         self._held_out = held_out
         self._stages = stages
@@ -85,24 +60,19 @@ class LocalGroups:
 
     @property
     def on_failure(self) -> Callable[[int, int, int, str], None]:
-        """See `GroupRunner`."""
+        """Told of every failed attempt at an episode: group, sample index, attempt and traceback."""
         return self._runner.on_failure
 
     @on_failure.setter
     def on_failure(self, told: Callable[[int, int, int, str], None]) -> None:
         self._runner.on_failure = told
 
-    @property
-    def waiting(self) -> int:
-        """See `GroupRunner.waiting`."""
-        return self._runner.waiting
+    async def run(self, task: RunGroup) -> GroupEnded:
+        """Run its episodes to their ends; what has become of them.
 
-    def take_metrics(self) -> dict[str, float]:
-        """See `GroupRunner.take_metrics`."""
-        return self._runner.take_metrics()
-
-    async def run(self, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
-        """See `GroupRunner.run`."""
+        Raises:
+            RunError: the run cannot go on: the engine has died, the algorithm's group stages fail, or the disk refuses.
+        """
         dataset = self._held_out if task.is_evaluation else self._dataset
         assert dataset is not None
         try:
@@ -111,7 +81,7 @@ class LocalGroups:
             told = "".join(traceback.format_exception(error))
             failure = f"{'held-out ' * task.is_evaluation}{name_row(dataset, task.row)} cannot be read: {told}"
             self.on_failure(task.number, 0, 0, failure)
-            return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
+            return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
         failures: list[str] = []
 
         async def run_episode(sample: int) -> Episode | None:
@@ -140,12 +110,18 @@ class LocalGroups:
             kept = []
         elif kept and not task.is_evaluation:
             kept = await shape(task.number, kept, self._stages, self._runner.checks, self._section)
-        batch = None
-        if kept:
-            shaped = dict(zip(episodes, kept, strict=True))
-            batch = pack_episodes(task.number, (task.row, task.epoch), len(task.samples), shaped)
         failure = failures[-1] if failures else ""
-        return batch, GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None)
+        counted = self._runner.take_metrics()
+        facts = GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted)
+        if not kept:
+            return GroupEnded(facts)
+        shaped = dict(zip(episodes, kept, strict=True))
+        batch = pack_episodes(task.number, (task.row, task.epoch), len(task.samples), shaped)
+        if task.is_evaluation:
+            return GroupEnded(facts, packed=batch.to_bytes())
+        assert self._segments is not None
+        facts.versions, facts.layout = tuple(sampled_versions(batch)), column_layout(batch)
+        return GroupEnded(facts, await self._segments.write(batch.to_bytes()))
 
 
 async def _gather(works: Sequence[Coroutine[Any, Any, Episode | None]]) -> list[Episode | None]:

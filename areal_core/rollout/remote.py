@@ -1,4 +1,4 @@
-"""What a rollout worker has in place of the inference engine and the rewards: they are the controller's."""
+"""A rollout worker's end of its connection to the controller: generation comes from there, and groups to be run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import traceback
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors.torch import load
 
@@ -15,7 +15,6 @@ from areal_core.background import start_task
 from areal_core.data.trajectory import FinishReason, Generation
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import InferenceCapabilities
-from areal_core.interfaces.workflow import RewardScore
 from areal_core.messages import Failed, Message, PeerClosed
 from areal_core.messages.workflows import (
     AttemptFailed,
@@ -27,14 +26,11 @@ from areal_core.messages.workflows import (
     GroupFacts,
     Placed,
     RunGroup,
-    ScoreCompletion,
-    Unscored,
     Unserved,
 )
-from areal_core.rewards.scoring import RewardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from areal_core.interfaces.inference import GenerationRequest
     from areal_core.messages import Peer
@@ -82,31 +78,6 @@ class RemoteEngine:
             on_place(placed.has_place)
 
 
-class RemoteScorer:
-    """Scores with the controller's rewards; a `Scorer`.
-
-    Args:
-        peer: to the controller.
-    """
-
-    def __init__(self, peer: Peer) -> None:
-        self._peer = peer
-
-    async def score(self, arguments: Mapping[str, Any]) -> RewardScore:
-        """See `Scorer.score`."""
-        try:
-            found = await self._peer.request(ScoreCompletion(arguments), None, "a reward")
-        except (TypeError, ValueError) as error:
-            raise RewardError(f"the data row cannot be sent to a reward process: {error}") from error
-        if isinstance(found, Unscored):
-            raise RewardError(found.text)
-        return RewardScore(found.value, dict(found.components))
-
-    def take_metrics(self) -> dict[str, float]:
-        """None: the controller counts."""
-        return {}
-
-
 class WorkerService:
     """Runs the groups that the controller sends.
 
@@ -122,11 +93,6 @@ class WorkerService:
         self._engine = engine
         self._running: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
         groups.on_failure = self._attempt_failed
-
-    @property
-    def running(self) -> int:
-        """Groups under way."""
-        return len(self._running)
 
     async def serve(self) -> None:
         """Until the controller is gone."""
@@ -146,15 +112,14 @@ class WorkerService:
     async def _run(self, task: RunGroup, number: int) -> None:
         reply: Message
         try:
-            batch, facts = await self._groups.run(task)
-            reply = GroupEnded(b"" if batch is None else batch.to_bytes(), facts)
+            reply = await self._groups.run(task)
         except PeerClosed:
             return
         except RunError as error:
             reply = Failed(error.message, error.hints)
         except Exception as error:  # noqa: BLE001 - it costs this group, and not the others of this process
             told = "".join(traceback.format_exception(error))
-            reply = GroupEnded(b"", GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
+            reply = GroupEnded(GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
         self._peer.reply(number, reply)
 
     def _forget(self, key: tuple[int, tuple[int, ...]], task: asyncio.Task[None]) -> None:

@@ -70,7 +70,6 @@ class RolloutService:
     async def serve_trainer(self, peer: Peer) -> None:
         """Answer the trainer until it says goodbye or dies."""
         requests: set[asyncio.Task[None]] = set()
-        self._controller.is_sending = lambda: peer.is_sending
         try:
             while True:
                 message, number = await peer.receive_request()
@@ -110,9 +109,8 @@ class RolloutService:
         self._controller.start()
         return Done()
 
-    async def _next_batch(self, request: messages.NextBatch) -> messages.Batch:
-        batch, metrics = await self._controller.next_batch(request.step)
-        return messages.Batch(b"" if batch is None else batch.to_bytes(), metrics)
+    async def _next_batch(self, request: messages.NextBatch) -> messages.Manifest:
+        return await self._controller.next_batch(request.step)
 
     async def _publish(self, request: messages.PublishWeights) -> messages.Published:
         async with self._publishing:
@@ -147,10 +145,10 @@ class RolloutService:
             await cast("MemorySharer", self._engine).release_memory()
         return Done()
 
-    async def _probe(self, _: messages.ProbeWeights) -> messages.Batch:
+    async def _probe(self, _: messages.ProbeWeights) -> messages.Probes:
         controller = self._controller
         batch = await probe_weights(self._engine, controller.sampling, controller.version, controller.vocabulary)
-        return messages.Batch(batch.to_bytes(), {})
+        return messages.Probes(batch.to_bytes())
 
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:

@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from areal_core.config.sections import RolloutSection
 
 
@@ -45,29 +41,3 @@ def capacity(bound: RolloutSection, counts: AdmissionCounts) -> int:
     depth = bound.pipeline_depth * bound.batch_size - under_way
     lead = (bound.max_staleness + counts.trained + 1) * bound.batch_size - (counts.consumed + under_way)
     return min(depth, lead)
-
-
-def token_staleness(
-    versions: torch.Tensor, sampled: torch.Tensor, published: Mapping[int, int], trained: int
-) -> torch.Tensor:
-    """Staleness of each token at consumption.
-
-    Args:
-        versions: [T] int32, weight version that sampled each token.
-        sampled: [T] bool, where a version stands.
-        published: for each version the number of batches trained when it was published.
-        trained: batches trained before the batch that consumes the tokens.
-
-    Returns:
-        [T] int64; 0 where not sampled. Weights of a history that a resume has discarded count as fresh, not as
-        younger than the trainer.
-
-    Raises:
-        KeyError: a token carries a version that was never published.
-    """
-    staleness = torch.zeros(len(versions), dtype=torch.int64)
-    for version in torch.unique(versions[sampled]).tolist():
-        if version not in published:
-            raise KeyError(f"a token was sampled by version {version}, which was never published")
-        staleness[sampled & (versions == version)] = max(0, trained - published[version])
-    return staleness

@@ -1,8 +1,8 @@
 """Rollout workers as the rollout controller sees them: processes in which the code of users runs.
 
 The driver starts them, and starts one again that is lost. A group goes to the worker with the fewest. What its episodes
-need comes back here: generation, which the engine of this process serves, and rewards. So the controller alone knows
-engines, weights and the ledger, and a worker that blocks, leaks, crashes or is killed costs the episodes that it had:
+are to generate comes back here, to the engine of this process. So the controller alone knows engines, weights and the
+ledger, and a worker that blocks, leaks, crashes or is killed costs the episodes that it had:
 its groups go to another one. Those that have lost two are suspects, which run one at a time; the one that loses two
 more workers is the cause, and fails.
 """
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save
 
 from areal_core.background import start_task
-from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.messages import Failed, Message, Peer, PeerClosed, Server, serve
@@ -28,26 +27,22 @@ from areal_core.messages.workflows import (
     AttemptFailed,
     CancelGeneration,
     CancelGroup,
-    CompletionScored,
     Generate,
     Generated,
+    GroupEnded,
     GroupFacts,
     Placed,
     RunGroup,
-    ScoreCompletion,
-    Unscored,
     Unserved,
     Welcome,
     WorkflowsReady,
 )
-from areal_core.rewards.scoring import RewardError
-from areal_core.rollout.clocks import IdleTime, was_cancelled
+from areal_core.rollout.clocks import was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from areal_core.interfaces.inference import InferenceEngine
-    from areal_core.rewards.scoring import Scorer
 
 LOSSES_AMONG_OTHERS, LOSSES_ALONE = 2, 2
 """Workers that a group may lose with all others before it is a suspect; and then, while no other suspect runs, before
@@ -71,12 +66,11 @@ class _Worker:
 
 
 class RolloutWorkers:
-    """Runs prompt groups in worker processes; a `GroupRunner`.
+    """Runs prompt groups in worker processes.
 
     Args:
         address: at which workers arrive.
         engine: generates for them.
-        scorer: the run's rewards.
         count: how many workers.
         start_timeout_s: for workers to load workflow and data.
         welcome: what each is told first.
@@ -91,7 +85,6 @@ class RolloutWorkers:
         self,
         address: str,
         engine: InferenceEngine,
-        scorer: Scorer,
         *,
         count: int,
         start_timeout_s: float,
@@ -102,7 +95,6 @@ class RolloutWorkers:
         self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
         self._address, self._welcome = address, welcome
         self._engine = engine
-        self._scorer = scorer
         self._count = count
         self._start_timeout_s = start_timeout_s
         self._tell = tell
@@ -113,9 +105,6 @@ class RolloutWorkers:
         self._cause: RunError | None = None
         self._numbers = itertools.count()
         self._without_place = self._lost_in_a_row = 0
-        self._running = 0
-        self._idle = IdleTime()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
 
     async def listen(self) -> str:
@@ -141,43 +130,30 @@ class RolloutWorkers:
 
     @property
     def waiting(self) -> int:
-        """See `GroupRunner.waiting`."""
+        """Episodes that wait for a place in the engine."""
         return self._without_place
 
-    def take_metrics(self) -> dict[str, float]:
-        """See `GroupRunner.take_metrics`."""
-        counted = {f"rewards/{name}": value for name, value in self._scorer.take_metrics().items()}
-        return {"time/generation_idle_s": self._idle.take(), **counted}
-
-    async def run(self, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
+    async def run(self, task: RunGroup) -> GroupEnded:
         """See `GroupRunner.run`."""
-        self._running += 1
-        self._idle.end()
-        try:
-            losses = LOSSES_AMONG_OTHERS + LOSSES_ALONE
-            for loss in range(losses):
-                async with self._suspects if loss >= LOSSES_AMONG_OTHERS else contextlib.nullcontext():
-                    worker = await self._find_worker()
-                    try:
-                        return await self._run_in(worker, task)
-                    except PeerClosed:
-                        lost = worker.peer.name
-                        await asyncio.sleep(SETTLED_S)
-            which = f"this prompt, data row {task.row}, {lost} the last"
-            failure = f"{losses} rollout workers were lost with {which}: see its log"
-            self.on_failure(task.number, task.samples[0], losses, failure)
-            return None, GroupFacts((), {}, (), len(task.samples), failure, is_kept=True)
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.begin()
+        losses = LOSSES_AMONG_OTHERS + LOSSES_ALONE
+        for loss in range(losses):
+            async with self._suspects if loss >= LOSSES_AMONG_OTHERS else contextlib.nullcontext():
+                worker = await self._find_worker()
+                try:
+                    return await self._run_in(worker, task)
+                except PeerClosed:
+                    lost = worker.peer.name
+                    await asyncio.sleep(SETTLED_S)
+        which = f"this prompt, data row {task.row}, {lost} the last"
+        failure = f"{losses} rollout workers were lost with {which}: see its log"
+        self.on_failure(task.number, task.samples[0], losses, failure)
+        return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
 
     async def close(self) -> None:
         """End all workers; safe to call twice."""
         self._is_closing = True
-        for task in (*self._tasks, *(task for worker in self._workers for task in worker.requests.values())):
+        for task in [task for worker in self._workers for task in worker.requests.values()]:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             self._server.close()
 
@@ -192,10 +168,10 @@ class RolloutWorkers:
             await self._changed.wait()
         return min(self._workers, key=lambda worker: len(worker.tasks))
 
-    async def _run_in(self, worker: _Worker, task: RunGroup) -> tuple[PackedBatch | None, GroupFacts]:
+    async def _run_in(self, worker: _Worker, task: RunGroup) -> GroupEnded:
         worker.tasks.append(task)
         try:
-            ended = await worker.peer.request(task, None, f"the end of group {task.number}")
+            ended: GroupEnded = await worker.peer.request(task, None, f"the end of group {task.number}")
         except PeerClosed:
             raise  # what it was lost with is told
         except BaseException as error:
@@ -205,7 +181,7 @@ class RolloutWorkers:
             raise
         worker.tasks.remove(task)
         self._lost_in_a_row = 0
-        return PackedBatch.from_bytes(ended.packed) if ended.packed else None, ended.facts
+        return ended
 
     async def _receive(self, peer: Peer) -> None:
         """A worker has come: it is told what is needed of it, loads that, and is given groups."""
@@ -251,8 +227,6 @@ class RolloutWorkers:
                         task.add_done_callback(partial(_forget, worker.requests, message.place))
                     case CancelGeneration(place) if place in worker.requests:
                         worker.requests[place].cancel()
-                    case ScoreCompletion():
-                        self._start(self._score(worker, message, number), "a reward for a worker")
                     case AttemptFailed():
                         self.on_failure(message.group, message.sample, message.attempt, message.error)
         except PeerClosed:
@@ -301,23 +275,9 @@ class RolloutWorkers:
             place(True)
         worker.peer.reply(number, reply)
 
-    async def _score(self, worker: _Worker, asked: ScoreCompletion, number: int) -> None:
-        try:
-            score = await self._scorer.score(asked.arguments)
-            worker.peer.reply(number, CompletionScored(score.value, dict(score.components)))
-        except RewardError as error:
-            worker.peer.reply(number, Unscored(str(error)))
-        except RunError as error:
-            worker.peer.reply(number, Failed(error.message, error.hints))
-
     def _post(self, worker: _Worker, message: Message) -> None:
         with contextlib.suppress(PeerClosed):
             worker.peer.notify(message)
-
-    def _start(self, work: Any, name: str) -> None:
-        task = start_task(work, name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _rows(rows: Sequence[int]) -> str:

@@ -25,7 +25,6 @@ from areal_core.ledger.store import Ledger
 from areal_core.messages import Failed, FrameDecoder, PeerCorrupt, encode_frame, serve
 from areal_core.messages.hub import Forward, Forwarded, Notice, Status
 from areal_core.messages.workflows import Welcome
-from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.evaluation import Evaluator
 from areal_core.rollout.samples import SampleLog
@@ -33,7 +32,7 @@ from areal_core.rollout.service import RolloutService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
-from areal_core.runs.rollout_worker import ROLLOUTS, load_groups
+from areal_core.runs.rollout_worker import ROLLOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from areal_core.config.sections import EvaluationSection
     from areal_core.interfaces import InferenceEngine
     from areal_core.launchers.member import Member
-    from areal_core.rollout.groups import GroupRunner
     from areal_core.runs.folder import RunFolder
 
 STATUS_INTERVAL_S = 0.5
@@ -61,17 +59,13 @@ def play(run: RunFolder, member: Member) -> int:
 
 @dataclass(frozen=True)
 class RolloutHalf:
-    """What a run and an evaluation generate with: engine, rewards, and the runner of episodes; made by `begin`."""
+    """What a run and an evaluation generate with: engine and rollout workers; made by `begin`."""
 
     config: RunConfig
     tokenizer: Any
     engine: InferenceEngine
-    scorer: RewardPool
-    workers: RolloutWorkers | None
-    groups: GroupRunner
-    rows: int
-    held_out_rows: int
-    starting: asyncio.Future[Any]
+    workers: RolloutWorkers
+    starting: asyncio.Future[None]
     ends: frozenset[int]
     """Tokens that end an answer."""
     vocabulary: int | None
@@ -98,64 +92,43 @@ class RolloutHalf:
             member.notify(Notice(text))
 
         limit = config.training.phase_timeout_s
-        count, timeout = rollout.reward_processes, rollout.reward_timeout_s
-        scorer = RewardPool(run.path, count=count, timeout_s=timeout, start_timeout_s=limit, tell=tell)
         can = engine.capabilities
         welcome = Welcome(trains, config.evaluation is not None, tells_places=can.tells_places, images=can.images)
-        workers = None
-        if rollout.workers:
-            workers = RolloutWorkers(
-                f"unix:{scratch / 'rollouts.sock'}",
-                engine,
-                scorer,
-                count=rollout.workers,
-                start_timeout_s=limit,
-                welcome=welcome,
-                tell=tell,
-            )
-            member.announce(ROLLOUTS, await workers.listen())
-        starting = asyncio.gather(engine.start(model), scorer.start())
+        workers = RolloutWorkers(
+            f"unix:{scratch / 'rollouts.sock'}",
+            engine,
+            count=rollout.workers,
+            start_timeout_s=limit,
+            welcome=welcome,
+            tell=tell,
+        )
+        member.announce(ROLLOUTS, await workers.listen())
+        starting = asyncio.ensure_future(engine.start(model))
         try:
             await asyncio.sleep(0)  # an engine of this process imports first: two threads would import half a library
             tokenizer = await asyncio.to_thread(load_tokenizer, model)
             ends = await asyncio.to_thread(end_tokens, model, tokenizer)
-            groups: GroupRunner
-            if workers is not None:
-                await workers.start()
-                groups, rows, held_out_rows = workers, workers.rows, workers.held_out_rows
-            else:
-                groups, rows, held_out_rows = await asyncio.to_thread(
-                    load_groups, resolved, run, engine, scorer, welcome
-                )
+            await workers.start()
         except BaseException:
-            await _close(starting, engine, scorer, workers)
+            await _close(starting, engine, workers)
             raise
-        vocabulary = vocabulary_size(model, tokenizer)
-        return cls(config, tokenizer, engine, scorer, workers, groups, rows, held_out_rows, starting, ends, vocabulary)
+        return cls(config, tokenizer, engine, workers, starting, ends, vocabulary_size(model, tokenizer))
 
     def evaluator(self, section: EvaluationSection) -> Evaluator:
         """Plays the episodes of an evaluation."""
         sampling = sampling_parameters(self.config, self.ends, section.temperature)
-        return Evaluator(self.groups, self.held_out_rows, section, sampling)
-
-    async def ready(self) -> None:
-        """Wait until it generates and scores."""
-        await self.starting
+        return Evaluator(self.workers, self.workers.held_out_rows, section, sampling)
 
     async def close(self) -> None:
         """End both; safe to call twice."""
-        await _close(self.starting, self.engine, self.scorer, self.workers)
+        await _close(self.starting, self.engine, self.workers)
 
 
-async def _close(
-    starting: asyncio.Future[Any], engine: InferenceEngine, scorer: RewardPool, workers: RolloutWorkers | None
-) -> None:
+async def _close(starting: asyncio.Future[None], engine: InferenceEngine, workers: RolloutWorkers) -> None:
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
-    if workers is not None:
-        await workers.close()
+    await workers.close()
     await engine.close()
-    await scorer.close()
 
 
 def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
@@ -220,11 +193,11 @@ async def _serve(run: RunFolder, member: Member) -> None:
     controller: RolloutController | None = None
     try:
         tell = _noticing(member)
-        half.groups.on_failure = _telling_each_cause(ledger.failed, tell)
-        sampler = PromptSampler(half.rows, config.seed, shuffle=config.shuffle)
+        half.workers.on_failure = _telling_each_cause(ledger.failed, tell)
+        sampler = PromptSampler(half.workers.rows, config.seed, shuffle=config.shuffle)
         controller = RolloutController(
             config.rollout,
-            half.groups,
+            half.workers,
             half.engine,
             sampler,
             sampling_parameters(config, half.ends),
@@ -232,7 +205,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
             half.vocabulary,
             SampleLog(run.samples),
         )
-        controller.restore(discard=config.deterministic)
+        controller.restore(discard=config.deterministic, tell=_noticing(member))
         evaluator = None
         if config.evaluation is not None:
             evaluator = half.evaluator(config.evaluation)
@@ -278,7 +251,7 @@ async def _serve_trainer(
     status = start_task(_report(service, member), "status of the rollouts")
     try:
         with member.phase("starting the inference engine"):
-            await half.ready()
+            await half.starting
         scratch = Path(os.environ[SCRATCH_VARIABLE])
         server = await serve(f"unix:{scratch / 'controller.sock'}", service.serve_trainer)
         member.announce("controller", server.address)

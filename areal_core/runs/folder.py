@@ -55,8 +55,13 @@ class AttemptFolder:
 
     @property
     def ledger(self) -> Path:
-        """The folder of the ledger and its segments."""
+        """The folder of the ledger."""
         return self.path / "ledger"
+
+    @property
+    def segments(self) -> Path:
+        """What rollout workers have written for the trainer."""
+        return self.path / "segments"
 
     @property
     def checkpoints(self) -> Path:

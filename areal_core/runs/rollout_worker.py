@@ -10,23 +10,26 @@ import asyncio
 import gc
 import resource
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from areal_core.background import watch_event_loop
 from areal_core.config import load_run
-from areal_core.launchers.member import LOADING_SILENCE_S
+from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
+from areal_core.ledger.segments import SegmentWriter
 from areal_core.messages import connect
 from areal_core.messages.hub import Notice
 from areal_core.messages.workflows import WorkflowsReady
+from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.groups import LocalGroups
-from areal_core.rollout.remote import RemoteEngine, RemoteScorer, WorkerService
+from areal_core.rollout.groups import GroupRunner
+from areal_core.rollout.remote import RemoteEngine, WorkerService
 from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.models import load_tokenizer, model_reference, vocabulary_size
 
 if TYPE_CHECKING:
-    from areal_core.config import Resolved
+    from areal_core.config import Resolved, RunConfig
     from areal_core.launchers.member import Member
     from areal_core.messages.workflows import Welcome
     from areal_core.rewards.scoring import Scorer
@@ -53,16 +56,41 @@ async def _serve(run: RunFolder, member: Member) -> None:
         peer = await connect(address, CONNECT_TIMEOUT_S, member.name)
         welcome = await peer.receive()
         engine = RemoteEngine(peer, tells_places=welcome.tells_places, images=welcome.images)
-        scorer = RemoteScorer(peer)
-        loaded = await asyncio.to_thread(load_groups, resolved, run, engine, scorer, welcome)
-    service = WorkerService(peer, loaded.groups, engine)
-    peer.notify(WorkflowsReady(loaded.rows, loaded.held_out_rows))
+        scorer = _rewards(resolved.config, run, member)
+        loading = asyncio.to_thread(_load_groups, resolved, run, member, engine, scorer, welcome)
+        try:  # both import for seconds
+            (groups, *rows), _ = await asyncio.gather(loading, scorer.start())
+        except BaseException:
+            await scorer.close()
+            raise
+    service = WorkerService(peer, groups, engine)
+    peer.notify(WorkflowsReady(*rows))
     gc.collect()
     gc.freeze()  # see the controller
     member.announce("worker", "")
     member.enter("running episodes")
-    watch_event_loop(resolved.config.rollout.blocked_timeout_s, lambda text: member.notify(Notice(text)))
-    await service.serve()
+    watch_event_loop(resolved.config.rollout.blocked_timeout_s, partial(_tell, member))
+    try:
+        await service.serve()
+    finally:
+        await scorer.close()
+
+
+def _rewards(config: RunConfig, run: RunFolder, member: Member) -> RewardPool:
+    """This worker's share of the run's reward processes."""
+    rollout = config.rollout
+    return RewardPool(
+        run.path,
+        count=-(-rollout.reward_processes // rollout.workers),
+        timeout_s=rollout.reward_timeout_s,
+        start_timeout_s=config.training.phase_timeout_s,
+        tell=partial(_tell, member),
+        name=f"{member.name}-reward" if rollout.workers > 1 else "reward",
+    )
+
+
+def _tell(member: Member, text: str) -> None:
+    member.notify(Notice(text))
 
 
 def _bound_memory(gib: float | None) -> None:
@@ -73,28 +101,16 @@ def _bound_memory(gib: float | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(gib * (1 << 30)),) * 2)
 
 
-class LoadedGroups(NamedTuple):
-    """What runs prompt groups, and how many rows there are, 0 where they were not asked for."""
-
-    groups: LocalGroups
-    rows: int
-    held_out_rows: int
-
-
-def load_groups(
-    resolved: Resolved, run: RunFolder, engine: GenerationEngine, scorer: Scorer, welcome: Welcome
-) -> LoadedGroups:
-    """Load all code of users that runs in this process.
-
-    Args:
-        resolved: the config.
-        run: its folder.
-        engine: generates.
-        scorer: the run's rewards.
-        welcome: says which data sets are needed.
-    """
+def _load_groups(
+    resolved: Resolved, run: RunFolder, member: Member, engine: GenerationEngine, scorer: Scorer, welcome: Welcome
+) -> tuple[GroupRunner, int, int]:
+    """What runs prompt groups, with all code of users in it; rows to train and to evaluate on, 0 where none are asked
+    for."""
     config, model = resolved.config, model_reference(resolved, run)
     assert config.workflow is not None
+    segments = None
+    if welcome.trains:
+        segments = SegmentWriter(run.attempt(current_attempt()).segments, run.path, member.name, partial(_tell, member))
     tokenizer = load_tokenizer(model)
     runner = EpisodeRunner(
         config.workflow.build(),
@@ -108,5 +124,5 @@ def load_groups(
     dataset = config.dataset.build() if welcome.trains else None
     held_out = config.evaluation.dataset.build() if welcome.evaluates and config.evaluation is not None else None
     stages = config.algorithm.build().group_stages if welcome.trains else ()
-    groups = LocalGroups(runner, dataset, held_out, stages, config.rollout)
-    return LoadedGroups(groups, *(0 if rows is None else len(rows) for rows in (dataset, held_out)))
+    groups = GroupRunner(runner, dataset, held_out, stages, config.rollout, segments)
+    return groups, 0 if dataset is None else len(dataset), 0 if held_out is None else len(held_out)

@@ -25,9 +25,10 @@ from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_
 from areal_core.ledger.store import Ledger
 from areal_core.messages.hub import Notice, Status, StepMetrics
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
+from areal_core.training.batches import read_batch
 from areal_core.training.checkpoint import Witness, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
-from areal_core.training.examples import ExampleSource
+from areal_core.training.examples import ExampleSource, read_examples
 from areal_core.training.journal import Journal
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
@@ -115,7 +116,8 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
         publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address, gpu)
     # Of a step whose evaluation is still owed the metrics are written again.
     journal = _journal(resolved, run, member, beginning.step - (witness.unevaluated is not None)) if is_first else None
-    trainer = Trainer(config, learner, publication, run.path, attempt.checkpoints, source, journal)
+    read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
+    trainer = Trainer(config, learner, publication, run.path, attempt.checkpoints, source, read, journal)
     begins_elsewhere = needs_rollouts and isinstance(learner.policy, LendingEngine) and learner.policy.begins_elsewhere
     member.enter("train", limit)
     member.on_stop = interruption.set  # until now there was nothing to keep, and a rank that is told to stop ends

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from areal_core.data.digest import chain_digests, group_digests
+from areal_core.data.digest import chain_digests
 from areal_core.disk import changed_files, file_digests, file_sizes, replacing_folder, sync_names
 from areal_core.errors import RunError
 from areal_core.training.distribution import share_text
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from areal_core.data.batch import PackedBatch
     from areal_core.interfaces.training import TrainEngine
 
 ALGORITHM_FILE = "algorithm.safetensors"
@@ -38,7 +37,7 @@ class Witness:
     Attributes:
         before: one digest of all steps before `steps`, see `chain_digests`.
         first: how many these are.
-        steps: for each trained batch since a list of (group number, digest of its token ids).
+        steps: for each trained batch since a list of (group number, digest of its record).
         best: the best score of an evaluation.
         unevaluated: metrics of the last step, where its evaluation has not ended and is to be made by a resume.
         state: tensors of the algorithm's own, see `Context.state`.
@@ -50,16 +49,6 @@ class Witness:
     best: float = -math.inf
     unevaluated: dict[str, float] | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def see(self, batch: PackedBatch | None) -> None:
-        """A batch is about to be trained on."""
-        if batch is None:
-            self.steps.append([])
-            return
-        ids = batch["group_id"].tolist()
-        starts = [i for i in range(len(ids)) if i == 0 or ids[i] != ids[i - 1]]
-        groups = [(ids[a], range(a, b)) for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
-        self.steps.append(sorted(group_digests(batch, groups).items()))
 
     def hand_over(self) -> Witness:
         """All of it as it is now, for a checkpoint; what is kept here does not grow with the run.

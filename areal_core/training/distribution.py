@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
 from areal_core.messages.rollouts import Beginning
 from areal_core.training.source import Interrupted
@@ -110,32 +109,24 @@ def share_beginning(beginning: Beginning | None) -> Beginning:
 
 def share_text(text: str) -> str:
     """Rank 0's text on every rank."""
-    return _share_bytes(text.encode()).decode()
+    return share_bytes(text.encode()).decode()
 
 
-def distribute(result: tuple[PackedBatch | None, dict[str, float]] | None) -> PackedBatch | None:
-    """Give rank 0's batch to all ranks, as bytes.
+def share_or_stop(told: bytes | None) -> bytes:
+    """Rank 0's bytes on every rank.
 
     Args:
-        result: of `next_batch` on rank 0, None where the run shall stop; ignored on other ranks.
-
-    Returns:
-        The batch, or None for a batch without data.
+        told: on rank 0, None where the run shall stop; ignored on other ranks.
 
     Raises:
         Interrupted: on every rank, where rank 0 has been asked to stop.
     """
-    if dist.get_world_size() == 1:
-        if result is None:
-            raise Interrupted
-        return result[0]
-    if agree(float(dist.get_rank() == 0 and result is None)):
+    if agree(float(dist.get_rank() == 0 and told is None)):
         raise Interrupted
-    data = _share_bytes(b"" if result is None or result[0] is None else result[0].to_bytes())
-    return PackedBatch.from_bytes(data) if data else None
+    return share_bytes(told or b"")
 
 
-def _share_bytes(data: bytes) -> bytes:
+def share_bytes(data: bytes) -> bytes:
     """Rank 0's bytes on every rank."""
     size = int(agree(len(data)))
     if dist.get_world_size() == 1 or not size:

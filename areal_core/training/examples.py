@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data.batch import PackedBatch
+from areal_core.data.digest import group_digests
 from areal_core.data.sampler import PromptSampler
 from areal_core.errors import RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.messages.rollouts import Beginning
-from areal_core.training.source import Interrupted
+from areal_core.training.source import Interrupted, TrainingBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,8 +54,8 @@ class ExampleSource:
         """See `BatchSource.where_to_begin`."""
         return Beginning(self._ledger.committed_step, self._ledger.checkpoint, 0)
 
-    def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
-        """See `BatchSource.next_batch`."""
+    def next_batch(self, step: int) -> bytes:
+        """See `BatchSource.next_batch`: the sequences themselves, as `PackedBatch.to_bytes` writes them."""
         if self._is_interrupted():
             raise Interrupted
         numbers = range(step * self._batch_size, (step + 1) * self._batch_size)
@@ -66,8 +67,7 @@ class ExampleSource:
         batch = batch.with_sequences(group_id=ids, episode_id=torch.arange(len(batch)))
         if len(batch) > len(examples):
             batch = batch.with_units(unit_index)
-        metrics = {"batch/examples": len(examples), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
-        return batch, {name: float(value) for name, value in metrics.items()}
+        return batch.to_bytes()
 
     def begin_evaluation(self) -> None:
         """Nobody generates, so nothing can be scored."""
@@ -83,6 +83,17 @@ class ExampleSource:
     def close(self) -> None:
         """See `BatchSource.close`."""
         self._ledger.close()
+
+
+def read_examples(told: bytes) -> TrainingBatch:
+    """The batch of an `ExampleSource`, from what it tells of it."""
+    batch = PackedBatch.from_bytes(told)
+    ids = batch["group_id"].tolist()
+    starts = [place for place in range(len(ids)) if place == 0 or ids[place] != ids[place - 1]]
+    groups = [(ids[start], range(start, end)) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+    metrics = {"batch/examples": len(groups), "batch/sequences": len(batch), "batch/tokens": batch.token_count}
+    digests = sorted(group_digests(batch, groups).items())
+    return TrainingBatch(batch, digests, {name: float(value) for name, value in metrics.items()})
 
 
 def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Trajectory]]) -> Sequence[Trajectory]:

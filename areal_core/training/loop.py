@@ -12,13 +12,13 @@ from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.messages import PeerClosed
 from areal_core.training.checkpoint import Witness
-from areal_core.training.distribution import agree, distribute
+from areal_core.training.distribution import agree, share_or_stop
 from areal_core.training.exports import Exports
 from areal_core.training.saver import Saver
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from areal_core.training.journal import Journal
     from areal_core.training.learner import Learner
     from areal_core.training.publication import Publication
-    from areal_core.training.source import BatchSource
+    from areal_core.training.source import BatchSource, TrainingBatch
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """Mean difference between the engines' log-probabilities and the trainer's, by the dtype of the published weights."""
@@ -45,6 +45,7 @@ class Trainer:
         run_dir: where exports go.
         checkpoints: where this attempt's checkpoints go.
         source: of batches, on rank 0.
+        read: makes the batch from what the source tells of it, on every rank.
         journal: of metrics, on rank 0.
     """
 
@@ -56,12 +57,13 @@ class Trainer:
         run_dir: Path,
         checkpoints: Path,
         source: BatchSource | None,
+        read: Callable[[bytes], TrainingBatch],
         journal: Journal | None,
     ) -> None:
         self._config = config
         self._learner = learner
         self._publication = publication
-        self._source = source
+        self._source, self._read = source, read
         self._journal = journal
         self._saver = Saver(
             config.checkpoint, run_dir, checkpoints, learner.changing, source, journal, self._phase, self._tell
@@ -97,12 +99,12 @@ class Trainer:
                 self._begin_evaluation()
             while self._step < self._config.steps:
                 with self._phase("wait"):
-                    batch, metrics = self._next_batch()
+                    batch, groups, metrics = self._next_batch()
                 if self._config.placement.in_turns and self._publication is not None:
                     with self._phase("release"):
                         self._publication.release_memory()
                 with self._phase("train"):
-                    metrics |= self._learn(batch)
+                    metrics |= self._learn(batch, groups)
                 self._step += 1
                 if not self._end_evaluation():
                     self._end_step(metrics)
@@ -141,13 +143,12 @@ class Trainer:
         if self._step == 0 and evaluation is not None and evaluation.at_start:
             self._witness.unevaluated = {}
 
-    def _next_batch(self) -> tuple[PackedBatch | None, dict[str, float]]:
-        if self._source is None:
-            return distribute(None), {}
-        result = None
-        with self._stopping_in_order():
-            result = self._source.next_batch(self._step)
-        return distribute(result), result[1] if result is not None else {}
+    def _next_batch(self) -> TrainingBatch:
+        told = None
+        if self._source is not None:
+            with self._stopping_in_order():
+                told = self._source.next_batch(self._step)
+        return self._read(share_or_stop(told))
 
     @contextmanager
     def _stopping_in_order(self) -> Iterator[None]:
@@ -162,8 +163,8 @@ class Trainer:
         except RunError as error:
             self._failure = error
 
-    def _learn(self, batch: PackedBatch | None) -> dict[str, float]:
-        self._witness.see(batch)
+    def _learn(self, batch: PackedBatch | None, groups: list[tuple[int, str]]) -> dict[str, float]:
+        self._witness.steps.append(groups)
         if batch is None:
             return {}
         return self._learner.learn(batch, self._step, self._version, self._witness.state)

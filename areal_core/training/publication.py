@@ -22,7 +22,7 @@ from areal_core.messages.rollouts import (
     ReleaseMemory,
 )
 from areal_core.training.broadcast import Broadcast, TransferFailedError
-from areal_core.training.distribution import distribute, wait_for_all
+from areal_core.training.distribution import share_bytes, wait_for_all
 from areal_core.training.sharing import TensorSharing
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
@@ -177,12 +177,10 @@ class Publication:
         if self._count > 1 and (not every or self._count % every):
             return {}
         self.finish()
-        probe = None
+        packed = b""
         if self._rollouts is not None:
-            probe = PackedBatch.from_bytes(self._rollouts.call(ProbeWeights(), "answers that verify weights").packed)
-        batch = distribute((probe, {}))
-        assert batch is not None
-        batch = shift_to_predictions(batch)
+            packed = self._rollouts.call(ProbeWeights(), "answers that verify weights").packed
+        batch = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed)))
         computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
         gaps = (batch["logprobs"] - computed).abs()[batch["loss_mask"]]
         mean = float(gaps.mean())

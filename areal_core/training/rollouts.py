@@ -8,9 +8,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from areal_core.data.batch import PackedBatch
 from areal_core.errors import RunError
-from areal_core.messages import LoopThread, Message, Peer, PeerClosed, connect
+from areal_core.messages import LoopThread, Message, Peer, PeerClosed, connect, encode_frame
 from areal_core.messages import rollouts as messages
 from areal_core.training.source import Interrupted
 
@@ -103,10 +102,10 @@ class RolloutClient:
         beginning: messages.Beginning = self.call(messages.WhereToBegin(), "the step to begin with")
         return beginning
 
-    def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
-        """See `BatchSource.next_batch`."""
-        reply = self.wait(self.request(messages.NextBatch(step)), f"batch {step}", patience_s=0.0)
-        return PackedBatch.from_bytes(reply.packed) if reply.packed else None, dict(reply.metrics)
+    def next_batch(self, step: int) -> bytes:
+        """See `BatchSource.next_batch`: the frame of a `Manifest`."""
+        manifest = self.wait(self.request(messages.NextBatch(step)), f"batch {step}", patience_s=0.0)
+        return bytes(encode_frame(manifest))
 
     def begin_evaluation(self) -> None:
         """See `BatchSource.begin_evaluation`."""

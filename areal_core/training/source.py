@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,14 +15,28 @@ class Interrupted(Exception):  # noqa: N818 - not an error: somebody asked the r
     """The run was asked to stop while it waited."""
 
 
+class TrainingBatch(NamedTuple):
+    """A batch as a rank has it.
+
+    Attributes:
+        batch: its sequences; None for a batch without data.
+        groups: number and digest of each of its prompt groups.
+        metrics: of it, and of the rollouts since the one before.
+    """
+
+    batch: PackedBatch | None
+    groups: list[tuple[int, str]]
+    metrics: dict[str, float]
+
+
 class BatchSource(Protocol):
     """What the loop asks for on rank 0: the rollout controller, or a data set as it is."""
 
     def where_to_begin(self) -> Beginning:
         """The step, the checkpoint and the weight version that every rank begins with."""
 
-    def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:
-        """The batch of `step` and its metrics; None for a batch without data. Raises `Interrupted`."""
+    def next_batch(self, step: int) -> bytes:
+        """What every rank is told of the batch of `step`, and reads it from. Raises `Interrupted`."""
 
     def begin_evaluation(self) -> None:
         """Begin to evaluate the published weights. Nothing is published before `end_evaluation`; batches may be."""

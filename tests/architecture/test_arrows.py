@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"config", "data", "errors", "interfaces"},
     "workflows": {"config", "data", "interfaces"},
     "rewards": {"errors", "background", "interfaces", "messages", "launchers", "config"},
-    "ledger": {"errors", "disk", "data"},
+    "ledger": {"errors", "background", "disk", "data", "interfaces"},
     "rollout": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger", "rewards"},
     "training": {"errors", "background", "disk", "config", "data", "interfaces", "messages", "ledger"},
     "runs": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",

@@ -1,7 +1,7 @@
 """Packing a prompt group tells of each trajectory whose it is and which part of its episode."""
 
 from areal_core.data import Episode, FinishReason, Trajectory
-from areal_core.data.prompt_group import PromptGroup, pack_episodes, put_together
+from areal_core.data.packing import join_batches, pack_episodes
 from areal_core.data.trajectory import Generation
 
 
@@ -22,10 +22,7 @@ def test_parts_are_numbered_in_the_order_of_their_episode():
         pack_episodes(4, (0, 0), 3, {0: episode([3, 1, 2]), 2: episode([2])}),
         pack_episodes(7, (1, 0), 1, {0: episode([1, 4])}),
     ]
-    groups = [PromptGroup(b, (0, 0), batch, range(len(batch))) for b, batch in enumerate(batches)]
-    batch = put_together([groups[0], PromptGroup(9, (0, 0)), groups[1]])
-    assert [group.rows for group in groups] == [range(4), range(4, 6)]
-    assert all(group.batch is batch for group in groups)
+    batch = join_batches(batches)
     assert batch["part_index"].tolist() == [0, 1, 2, 0, 0, 1]
     assert batch["sample_index"].tolist() == [0, 0, 0, 2, 0, 0]
     assert batch["episode_id"].tolist() == [12, 12, 12, 14, 7, 7]

@@ -89,7 +89,7 @@ class Workplace:
         """The process of a run that goes by a name: its guard's too (`guard:NAME`), or that of a reward process."""
         kind, _, member = name.rpartition(":")
         if name.startswith("reward-"):
-            found = [pid for pid in descendants(self.pid("controller", run)) if "rewards.worker" in program(pid)]
+            found = [pid for pid in descendants(self.pid("worker-0", run)) if "rewards.worker" in program(pid)]
             return found[int(name.removeprefix("reward-"))]
         attempt = RunFolder(self.folder / run).last_attempt
         assert attempt is not None

@@ -115,15 +115,6 @@ def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Wo
     assert workplace.areal("audit", "run").code == 0
 
 
-@pytest.mark.long
-def test_without_workers_a_workflow_that_blocks_ends_the_run_with_its_line(workplace: Workplace) -> None:
-    words = faulty(workplace, "time.sleep(10_000)")
-    done = workplace.areal(*words, "rollout.blocked_timeout_s=15", "rollout.workers=0")
-    assert done.code == 1
-    assert "mine.py" in done.out + done.err
-    assert "time.sleep(10_000)" in done.out + done.err
-
-
 @pytest.mark.parametrize(
     ("fault", "told"),
     [

@@ -147,11 +147,10 @@ def test_a_notice_counts_also_when_something_is_lost_at_the_same_time(workplace:
 
 @pytest.mark.parametrize(
     "name",
-    [LONG("guard:trainer-0"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0"), LONG("worker-0"),
-     LONG("guard:worker-0")],
-)  # fmt: skip
+    [LONG("guard:trainer-0"), "controller", LONG("trainer-0"), LONG("hf"), LONG("reward-0"), LONG("worker-0")],
+)
 def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplace, name: str) -> None:
-    """Of one that may be replaced too, and then the run goes on."""
+    """Of one that may be replaced too, and then the run goes on. On one machine all have one guard."""
     is_replaced = "reward" in name or "worker" in name
     steps = 12 if is_replaced else 2000
     changes = (f"steps={steps}", "checkpoint.every=1", "launcher.max_attempts_without_checkpoint=0")
@@ -166,7 +165,7 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
         assert "reward" in name or "worker-0 was " in out
         return
     assert process.returncode == 1
-    assert name.rpartition(":")[2] in err
+    assert "was lost" in err if name.startswith("guard") else f"{name} " in err
     assert "SIGKILL" in err or "was lost" in err
     assert "areal run --resume" in err
     done = workplace.areal("run", "--resume", "run", f"steps={len(workplace.metrics()) + 2}", "--allow-changed-plugins")

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from areal_core.data import PackedBatch, PromptGroup, Trajectory
+from areal_core.ledger.groups import PromptGroup
+from areal_core.ledger.segments import SegmentWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
-def _batch_of(numbers: list[int], tokens: int = 8) -> tuple[list[PromptGroup], PackedBatch]:
-    """A group of one sequence for each number."""
-    trajectories = [
-        Trajectory(
-            {
-                "input_ids": torch.full((tokens,), number),
-                "loss_mask": torch.ones(tokens, dtype=torch.bool),
-                "logprobs": torch.zeros(tokens),
-                "versions": torch.zeros(tokens, dtype=torch.int32),
-                "turn_ids": torch.zeros(tokens, dtype=torch.int32),
-            },
-            {"group_id": torch.tensor(number), "oldest_version": torch.tensor(0, dtype=torch.int32)},
-        )
-        for number in numbers
-    ]
-    batch = PackedBatch.from_trajectories(trajectories)
-    return [PromptGroup(n, (n, 0), batch=batch, rows=range(i, i + 1)) for i, n in enumerate(numbers)], batch
+def _written(ledger: Path, numbers: list[int]) -> list[PromptGroup]:
+    """Groups whose trajectories, here some bytes, a worker has written into a segment of the ledger's attempt."""
+    writer = SegmentWriter(ledger.parent / "segments", ledger.parents[2], f"worker-of-{numbers}", print)
+
+    async def write() -> list[PromptGroup]:
+        records = await asyncio.gather(*(writer.write(f"group {number}".encode()) for number in numbers))
+        return [PromptGroup(n, (n, 0), record, 0) for n, record in zip(numbers, records, strict=True)]
+
+    return asyncio.run(write())
 
 
 @pytest.fixture
-def batch_of() -> Callable[..., tuple[list[PromptGroup], PackedBatch]]:
-    """Makes groups of one sequence, and the batch that they are packed in."""
-    return _batch_of
+def written() -> Callable[[Path, list[int]], list[PromptGroup]]:
+    """Writes groups of an attempt, whose ledger is in a folder, into one segment."""
+    return _written

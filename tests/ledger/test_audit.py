@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, batch_of: Any) -> Path:
+def run_dir(tmp_path: Path, written: Any) -> Path:
     """A run of four steps of one group each: two lie before the last checkpoint but one."""
     ledger = Ledger(tmp_path / "attempts/1/ledger", tmp_path)
     witness = Witness()
     for number in range(4):
         ledger.issued(number, number, 0)
-        groups, batch = batch_of([number])
-        ledger.flush(groups, batch)
+        (group,) = written(ledger.folder, [number])
+        ledger.flush([group])
         ledger.consumed([number], number)
-        witness.see(batch)
+        witness.steps.append([(number, group.record.digest)])
         if number == 1:
             witness.hand_over()
     checkpoint = tmp_path / "attempts/1/checkpoints/step-000004"
@@ -69,7 +69,7 @@ def test_what_lies_long_ago_is_held_against_one_digest(run_dir: Path, statement:
 
 def test_of_the_last_steps_the_group_is_told(run_dir: Path) -> None:
     problems = changed(run_dir, "UPDATE groups SET digest = 'another' WHERE number = 3")
-    assert problems == ["step 3: tokens of groups [3] differ from the ledger's"]
+    assert problems == ["step 3: trajectories of groups [3] differ from the ledger's"]
     (problem,) = changed(run_dir, "UPDATE groups SET digest = NULL WHERE number = 3")
     assert problem == "step 3: ledger and trainer disagree on which groups were trained on: [3]"
 

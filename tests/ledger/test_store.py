@@ -11,6 +11,8 @@ import pytest
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.ledger.audit import audit_folder
+from areal_core.ledger.groups import PromptGroup
+from areal_core.ledger.segments import read_record
 from areal_core.ledger.store import DATABASE, Ledger
 
 if TYPE_CHECKING:
@@ -22,23 +24,26 @@ def open_ledger(run_dir: Path, epoch: int = 1) -> Ledger:
     return Ledger(run_dir / "attempts" / f"{epoch}" / "ledger", run_dir)
 
 
-def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, batch_of: Any) -> None:
+def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, written: Any) -> None:
     ledger = open_ledger(small_disk)
     ledger.issued(0, 0, 0)
-    ledger.flush(*batch_of([0]))
+    ledger.flush(written(ledger.folder, [0]))
     for number in (1, 2):
         ledger.issued(number, number, 0)
+    groups = written(ledger.folder, [1, 2])
     taken = small_disk / "taken"
-    taken.write_bytes(bytes(300_000))
-    with pytest.raises(RunError, match="the disk is full") as raised:
-        ledger.flush(*batch_of([1, 2], tokens=5_000))
+    usage = os.statvfs(small_disk)
+    taken.write_bytes(bytes(usage.f_bavail * usage.f_frsize))
+    ledger.failed(1, 0, 0, "a traceback" * 10_000)
+    with pytest.raises(RunError, match="disk is full") as raised:
+        ledger.flush(groups)
     assert "iB are free on the disk of" in str(raised.value)
     assert [group.number for group in ledger.finished()] == [0]
     ledger.issued(3, 3, 0)
     ledger.failed(3, 0, 0, "a text that no disk takes: \ud800")
     taken.unlink()
-    written = ledger.flush(*batch_of([3]))
-    assert [group.number for group in written] == [1, 2, 3], "what the disk refused stayed to be written"
+    flushed = ledger.flush(written(ledger.folder, [3]))
+    assert [group.number for group in flushed] == [1, 2, 3], "what the disk refused stayed to be written"
     assert ledger.flush() == []
     ledger.close()
     again = open_ledger(small_disk)
@@ -65,7 +70,7 @@ def test_a_commit_that_a_full_disk_refuses_can_be_done_again(small_disk: Path) -
     ledger.close()
 
 
-def test_a_segment_is_written_once_and_stays_until_it_is_named(tmp_path: Path, batch_of: Any) -> None:
+def test_a_segment_stays_until_it_is_named(tmp_path: Path, written: Any) -> None:
     """However often the database refuses to name it, and whatever is committed meanwhile."""
     ledger = open_ledger(tmp_path)
     ledger.issued(0, 0, 0)
@@ -73,19 +78,35 @@ def test_a_segment_is_written_once_and_stays_until_it_is_named(tmp_path: Path, b
     (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
     ledger.database.execute(f"PRAGMA max_page_count = {pages}")
     ledger.failed(0, 0, 0, "more than fits" * 10_000)
+    groups = written(ledger.folder, [0])
     with pytest.raises(DiskError, match="database or disk is full"):
-        ledger.flush(*batch_of([0]))
+        ledger.flush(groups)
     for _ in range(3):
         with pytest.raises(DiskError, match="database or disk is full"):
             ledger.flush()
     ledger.commit(0, tmp_path / "attempts/1/checkpoints/step-000000", 1)
-    assert [path.name for path in ledger.folder.glob("*.safetensors")] == ["000000000.safetensors"]
     ledger.database.execute(f"PRAGMA max_page_count = {10 * pages}")
     assert [group.number for group in ledger.flush()] == [0]
     (group,) = ledger.finished()
-    assert group.batch is not None
-    assert [path.name for path in ledger.folder.glob("*.safetensors")] == ["000000000.safetensors"]
+    assert read_record(tmp_path, group.record) == b"group 0"
     ledger.close()
+
+
+def test_what_is_damaged_or_missing_is_generated_anew(tmp_path: Path, written: Any) -> None:
+    ledger, told = open_ledger(tmp_path), []
+    for number in range(4):
+        ledger.issued(number, number, 0)
+    ledger.flush(written(ledger.folder, [0, 1]))
+    ledger.flush(written(ledger.folder, [2]))
+    ledger.flush([PromptGroup(3, (3, 0))])
+    first, second = sorted(tmp_path.glob("attempts/1/segments/*"))
+    first.write_bytes(first.read_bytes().replace(b"group 1", b"group 7"))
+    second.unlink()
+    assert [group.number for group in ledger.finished(told.append)] == [0, 3]
+    assert ledger.unfinished() == [1, 2]
+    assert [words.rpartition(": ")[2] for words in told] == [f"group {n} is generated anew" for n in (1, 2)]
+    assert "are damaged, from byte 7 on" in told[0]
+    assert "cannot be read" in told[1]
 
 
 def test_a_ledger_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) -> None:
@@ -94,15 +115,15 @@ def test_a_ledger_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) ->
         open_ledger(tmp_path)
 
 
-def test_segments_go_when_their_groups_are_committed(tmp_path: Path, batch_of: Any) -> None:
+def test_segments_go_when_their_groups_are_committed(tmp_path: Path, written: Any) -> None:
     ledger = open_ledger(tmp_path)
     for number in range(4):
         ledger.issued(number, number, 0)
-    ledger.flush(*batch_of([0, 1]))
-    ledger.flush(*batch_of([2, 3]))
+    ledger.flush(written(ledger.folder, [0, 1]))
+    ledger.flush(written(ledger.folder, [2, 3]))
     ledger.consumed([0, 1], step=0)
     ledger.commit(1, tmp_path / "step-1", 4)
-    assert len(list(ledger.folder.glob("*.safetensors"))) == 1
+    assert len(list(tmp_path.glob("attempts/1/segments/*"))) == 1
     ledger.consumed([2], step=1)
     ledger.commit(1, tmp_path / "step-1", 4)
     groups = ledger.finished()
@@ -110,21 +131,20 @@ def test_segments_go_when_their_groups_are_committed(tmp_path: Path, batch_of: A
     ledger.rollback(discard=False)
     groups = ledger.finished()
     assert [g.number for g in groups] == [2, 3], "what a discarded step consumed comes first"
-    assert groups[0].batch is not None
-    assert groups[0].batch.select(list(groups[0].rows))["input_ids"].unique().tolist() == [2]
+    assert read_record(tmp_path, groups[0].record) == b"group 2"
 
 
-def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path, batch_of: Any) -> None:
+def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path, written: Any) -> None:
     ledger = open_ledger(tmp_path)
     checkpoints = [tmp_path / f"attempts/1/checkpoints/step-00000{step}" for step in range(4)]
     for number in range(6):
         ledger.issued(number, number, 0)
     for step, folder in enumerate(checkpoints[1:], 1):
-        ledger.flush(*batch_of([step - 1]))
+        ledger.flush(written(ledger.folder, [step - 1]))
         ledger.consumed([step - 1], step=step - 1)
         folder.mkdir(parents=True)
         ledger.commit(step, folder, step + 2)
-    ledger.flush(*batch_of([3]))
+    ledger.flush(written(ledger.folder, [3]))
     checkpoints[1].rmdir()  # as `checkpoint.keep` has it
     ledger.close()
     checkpoints[3].rename(tmp_path / "damaged-step-000003")
@@ -135,7 +155,7 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     assert again.facts()["committed_position"] == "4"
     assert again.unfinished() == [2, 4, 5], "what the step after it had consumed is generated anew"
     assert [group.number for group in again.finished()] == [3]
-    again.flush(*batch_of([2]))
+    again.flush(written(again.folder, [2]))
     again.consumed([2], step=2)
     again.close()
     checkpoints[2].rename(tmp_path / "damaged-step-000002")
@@ -144,17 +164,17 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     last.close()
 
 
-def test_a_segment_is_whole_before_it_is_named(tmp_path: Path, batch_of: Any) -> None:
-    """A process killed between segment and transaction leaves a file that no row names; it is never read."""
-    ledger = open_ledger(tmp_path)
-    ledger.issued(0, 0, 0)
-    ledger.flush()
-    (ledger.folder / "000000000.safetensors").write_bytes(os.urandom(100))
-    ledger.close()
-    again = open_ledger(tmp_path)
-    assert again.unfinished() == [0]
-    again.flush(*batch_of([0]))
-    assert [g.number for g in again.finished()] == [0]
+def test_a_segment_that_no_row_names_stays_for_its_attempt(tmp_path: Path, written: Any) -> None:
+    """Its worker may be about to tell of it, or was killed before."""
+    first = open_ledger(tmp_path)
+    (orphan,) = written(first.folder, [0])
+    first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 1)
+    assert (tmp_path / orphan.record.segment).is_file()
+    first.close()
+    second = Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
+    second.commit(2, tmp_path / "attempts/2/checkpoints/step-000002", 1)
+    assert not (tmp_path / orphan.record.segment).exists()
+    second.close()
 
 
 def test_a_second_reader_is_refused_and_never_told_that_there_is_nothing(tmp_path: Path) -> None:
@@ -166,12 +186,12 @@ def test_a_second_reader_is_refused_and_never_told_that_there_is_nothing(tmp_pat
     ledger.close()
 
 
-def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp_path: Path, batch_of: Any) -> None:
+def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp_path: Path, written: Any) -> None:
     """Also of an owner that was killed: what it had committed stands in its write-ahead log."""
     first = open_ledger(tmp_path)
     for number in range(3):
         first.issued(number, number, 0)
-    first.flush(*batch_of([0, 1]))
+    first.flush(written(first.folder, [0, 1]))
     first.consumed([0], step=0)
     first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 3)
     first.consumed([1], step=1)  # and then it is killed: nothing is closed
@@ -182,11 +202,12 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
     assert second.checkpoint == tmp_path / "attempts/1/checkpoints/step-000001"
     assert [group.number for group in second.finished()] == [1]
     assert second.unfinished() == [2]
-    second.flush(*batch_of([2]))
+    second.flush(written(second.folder, [2]))
     assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
     second.consumed([1, 2], step=1)
     second.commit(2, tmp_path / "attempts/2/checkpoints/step-000002", 3)
-    assert list(first.folder.iterdir()) == [], "after its own commit nothing of the former epoch is needed"
+    left = [*first.folder.iterdir(), *tmp_path.glob("attempts/1/segments/*")]
+    assert left == [], "after its own commit nothing of the former epoch is needed"
     first._database.close()
     second.close()
 
@@ -219,15 +240,15 @@ def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path
     third.close()
 
 
-def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp_path: Path, batch_of: Any) -> None:
+def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp_path: Path, written: Any) -> None:
     """One that was stopped, and goes on after somebody else has taken the run over."""
     first = open_ledger(tmp_path)
     first.issued(0, 0, 0)
-    first.flush(*batch_of([0]))
+    first.flush(written(first.folder, [0]))
     first.consumed([0], step=0)
     second = Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
     second.issued(1, 1, 0)
-    second.flush(*batch_of([1]))
+    second.flush(written(second.folder, [1]))
     before = {path: path.read_bytes() for path in second.folder.iterdir()}
     with pytest.raises(RunError, match="somebody else has taken over the run"):
         first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 1)

@@ -10,17 +10,21 @@ from areal_core.config.sections import RolloutSection
 from areal_core.data.sampler import PromptSampler
 from areal_core.interfaces import SamplingParameters
 from areal_core.ledger.audit import audit_folder
+from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
+from areal_core.messages import encode_frame
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.groups import LocalGroups
+from areal_core.rollout.groups import GroupRunner
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+from areal_core.training.batches import read_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from areal_core.data import PackedBatch
     from areal_core.interfaces import GroupStage, RolloutWorkflow
 
 
@@ -34,6 +38,27 @@ def _audited(run_dir: Path) -> list[str]:
     """What an audit finds wrong; that there is no checkpoint is no matter here."""
     problems = audit_folder(_ledger_folders(run_dir)[1][-1], run_dir, PromptSampler(7, seed=3)).problems
     return [problem for problem in problems if "checkpoint" not in problem]
+
+
+class Alone(GroupRunner):
+    """Runs groups in the controller's own event loop, where a run has `RolloutWorkers`."""
+
+    engine: FakeEngine
+
+    @property
+    def waiting(self) -> int:
+        return len(self.engine._places._waiters or ())
+
+
+class ReadController(RolloutController):
+    """A controller whose batches are read as a rank of the trainer reads them."""
+
+    folder: Path
+
+    async def next_batch(self, step: int) -> tuple[PackedBatch | None, dict[str, float]]:  # type: ignore[override]
+        manifest = await super().next_batch(step)
+        found = read_batch(self.folder, self.section, bytes(encode_frame(manifest)))
+        return found.batch, found.metrics
 
 
 def _build(
@@ -65,9 +90,12 @@ def _build(
     )
     if keep is not None:
         stages = [lambda episodes: episodes if keep([e.reward for e in episodes]) else None]
-    groups = LocalGroups(runner, CountingDataset(7), None, stages, section)
+    segments = SegmentWriter(ledger.folder.parent / "segments", folder, "controller", print)
+    groups = Alone(runner, CountingDataset(7), None, stages, section, segments)
+    groups.engine = engine
     sampling = SamplingParameters(max_new_tokens=8)
-    controller = RolloutController(section, groups, engine, PromptSampler(7, seed=3), sampling, ledger)
+    controller = ReadController(section, groups, engine, PromptSampler(7, seed=3), sampling, ledger)
+    controller.folder = folder
     return controller, ledger
 
 

@@ -34,7 +34,7 @@ def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         path.write_bytes(data)
 
-    monkeypatch.setattr("areal_core.ledger.store.write_durably", failing_write)
+    monkeypatch.setattr("areal_core.ledger.segments.write_durably", failing_write)
 
     async def run() -> list[int]:
         controller, _ = build(tmp_path)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from areal_core.errors import RunError
 from areal_core.interfaces import WeightUpdate
 from areal_core.ledger.audit import audit
-from areal_core.rollout.staleness import token_staleness
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
+from areal_core.training.batches import token_staleness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -299,27 +299,6 @@ def test_who_asks_meanwhile_does_not_wait_for_hundreds_of_episodes(
     assert seen[0] == 2
     assert seen[-1] == 64
     assert max(after - before for before, after in itertools.pairwise(seen)) == 2
-
-
-def test_a_batch_leaves_before_new_groups_are_admitted(tmp_path: Path, build: Build) -> None:
-    """What is larger than a socket's buffer leaves in parts, one in a turn of the event loop: turns must be short."""
-
-    async def run() -> list[int]:
-        controller, _ = build(tmp_path, engine=FakeEngine(), batch_size=8, group_size=8, max_staleness=1)
-        controller.start()
-        await controller.next_batch(0)
-        controller.is_sending = lambda: True
-        await controller.next_batch(1)
-        held = [controller.counts.running]
-        await controller.publish(WeightUpdate(1, tmp_path), 1)
-        await asyncio.sleep(0.05)
-        held.append(controller.counts.running)
-        controller.is_sending = lambda: False
-        await controller.next_batch(2)
-        await controller.close()
-        return held
-
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == [0, 0]
 
 
 def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Build, audited: Audited) -> None:

@@ -15,7 +15,7 @@ from areal_core.interfaces import SamplingParameters
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.evaluation import Evaluator
-from areal_core.rollout.groups import LocalGroups
+from areal_core.rollout.groups import GroupRunner
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def evaluator(
     section: Any = SimpleNamespace(samples_per_prompt=samples, limit=None)
     told: list[str] = []
     rows = dataset or CountingDataset(40)
-    groups = LocalGroups(runner, None, rows, [], RolloutSection())
+    groups = GroupRunner(runner, None, rows, [], RolloutSection(), None)
     made = Evaluator(groups, len(rows), section, SamplingParameters())
     made.on_failure = told.append
     return made, told

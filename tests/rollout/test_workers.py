@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,15 +14,17 @@ import torch
 
 from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
+from areal_core.data import PackedBatch
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
+from areal_core.ledger.segments import SegmentWriter, read_record
 from areal_core.messages import connect, private_folder
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
-from areal_core.rewards.scoring import RewardSum, RewardTerm
+from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout import workers as module
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.groups import LocalGroups
-from areal_core.rollout.remote import RemoteEngine, RemoteScorer, WorkerService
+from areal_core.rollout.groups import GroupRunner
+from areal_core.rollout.remote import RemoteEngine, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
@@ -30,8 +34,26 @@ if TYPE_CHECKING:
     from areal_core.data import Generation
     from areal_core.interfaces import GenerationRequest, RolloutWorkflow
     from areal_core.messages import Peer
+    from areal_core.messages.workflows import GroupEnded, GroupFacts
 
 HANG_S = 60.0
+LIVES = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def segments_of(name: str) -> SegmentWriter:
+    """What a worker writes, below the current folder as if that were a run's."""
+    return SegmentWriter(Path.cwd() / "segments", Path.cwd(), f"{name}-{next(LIVES)}", print)
+
+
+def read(ended: GroupEnded) -> tuple[PackedBatch | None, GroupFacts]:
+    """The trajectories of a group that has ended, and the facts about it."""
+    data = None if ended.record is None else read_record(Path.cwd(), ended.record)
+    return None if data is None else PackedBatch.from_bytes(data), ended.facts
 
 
 class Worker:
@@ -46,9 +68,9 @@ class Worker:
         self.peer = peer = await connect(address, HANG_S, self.name)
         welcome = await peer.receive()
         engine = RemoteEngine(peer, tells_places=welcome.tells_places, images=welcome.images)
-        runner = EpisodeRunner(workflow, engine, RemoteScorer(peer), FakeTokenizer(), max_retries=1)
+        runner = EpisodeRunner(workflow, engine, RewardSum([]), FakeTokenizer(), max_retries=1)
         data = CountingDataset(7), CountingDataset(3)
-        service = WorkerService(peer, LocalGroups(runner, *data, [], RolloutSection()), engine)
+        service = WorkerService(peer, GroupRunner(runner, *data, [], RolloutSection(), segments_of(self.name)), engine)
         peer.notify(WorkflowsReady(*map(len, data)))
         await service.serve()
 
@@ -76,7 +98,7 @@ class Workers:
 
 @asynccontextmanager
 async def running(
-    workflow: RolloutWorkflow, engine: Any = None, rewards: RewardSum | None = None, count: int = 2
+    workflow: RolloutWorkflow, engine: Any = None, count: int = 2
 ) -> AsyncIterator[tuple[RolloutWorkers, Workers, list[str]]]:
     """Workers that are ready, who starts them, and what is told of them."""
     said = list[str]()
@@ -84,7 +106,6 @@ async def running(
         made = RolloutWorkers(
             f"unix:{folder / 'socket'}",
             engine or FakeEngine(),
-            rewards or RewardSum([]),
             count=count,
             start_timeout_s=HANG_S,
             welcome=Welcome(trains=True, evaluates=True, tells_places=True, images=False),
@@ -125,18 +146,18 @@ class TellingEngine(FakeEngine):
 def test_groups_are_those_of_one_event_loop(engine: type[FakeEngine]) -> None:
     async def check() -> None:
         runner = EpisodeRunner(FakeWorkflow(), engine(), RewardSum([]), FakeTokenizer())
-        local = LocalGroups(runner, CountingDataset(7), CountingDataset(3), [], RolloutSection())
+        data = CountingDataset(7), CountingDataset(3)
+        local = GroupRunner(runner, *data, [], RolloutSection(), segments_of("this program"))
         async with running(FakeWorkflow(), engine()) as (workers, _, _):
             assert (workers.rows, workers.held_out_rows) == (7, 3)
             for number in range(4):
-                wanted, facts = await local.run(group(number))
-                found, told = await workers.run(group(number))
+                wanted, facts = read(await local.run(group(number)))
+                found, told = read(await workers.run(group(number)))
                 assert told == facts
                 assert wanted is not None
                 assert found is not None
                 assert found.to_bytes() == wanted.to_bytes()
                 assert ("choices" in found) is (engine is TellingEngine)
-            assert workers.take_metrics()["time/generation_idle_s"] > 0
 
     run(check())
 
@@ -168,7 +189,7 @@ def test_what_a_lost_worker_had_is_begun_again_elsewhere() -> None:
             await processes.started[0].die()
             workflow.go_on.set()
             for ended in under_way:
-                batch, facts = await ended
+                batch, facts = read(await ended)
                 assert batch is not None
                 assert len(facts.rewards) == 3
             while len(processes.started) < 3:
@@ -189,7 +210,7 @@ def test_a_group_that_loses_one_worker_after_another_fails() -> None:
                 await workflow.begun.wait()
                 workflow.begun.clear()
                 await processes.started[number].die()
-            batch, facts = await under_way
+            batch, facts = read(await under_way)
         assert batch is None
         assert facts.failed == 3
         assert (
@@ -242,7 +263,7 @@ def test_a_prompt_that_ends_workers_takes_no_other_with_it() -> None:
         async with running(workflow, count=1) as (workers, processes, _):
             workflow.processes = processes
             ended = await asyncio.gather(*(workers.run(group(number)) for number in range(7)))
-        failed = [number for number, (_, facts) in enumerate(ended) if facts.failed]
+        failed = [number for number, each in enumerate(ended) if each.facts.failed]
         assert failed == [5]
         assert len(processes.started) == 1 + module.LOSSES_AMONG_OTHERS + module.LOSSES_ALONE
 
@@ -264,7 +285,7 @@ class Odd(FakeEngine):
 def test_whatever_an_engine_raises_costs_the_episode_and_not_the_run(error: BaseException) -> None:
     async def check() -> None:
         async with running(FakeWorkflow(), Odd(error)) as (workers, _, _):
-            _, facts = await workers.run(group())
+            _, facts = read(await workers.run(group()))
         assert facts.failed == 3
         assert "lost" in facts.failure or "cancelled" in facts.failure
 
@@ -301,45 +322,13 @@ def test_an_engine_that_cannot_serve_fails_episodes_and_one_that_has_died_the_ru
         failures: list[Any] = []
         async with running(FakeWorkflow(), Refusing(ValueError("too long"))) as (workers, _, _):
             workers.on_failure = lambda *told: failures.append(told[:3])
-            batch, facts = await workers.run(group())
+            batch, facts = read(await workers.run(group()))
             assert (batch, facts.failed) == (None, 3)
             assert "too long" in facts.failure
             assert sorted(failures) == [(5, sample, attempt) for sample in range(3) for attempt in range(2)]
         async with running(FakeWorkflow(), Refusing(RunError("the engine is gone"))) as (workers, _, _):
             with pytest.raises(RunError, match="the engine is gone"):
                 await workers.run(group())
-
-    run(check())
-
-
-class Scored(FakeWorkflow):
-    """Asks for the run's rewards."""
-
-    async def run_episode(self, row: Any, context: Any) -> Any:
-        episode = await super().run_episode(row, context)
-        score = await context.score(prompt="", completion=row["prompt"], completion_ids=[], finish_reason=_STOP)
-        episode.reward, episode.rewards = score.value, dict(score.components)
-        return episode
-
-
-class _STOP:
-    name = "STOP"
-
-
-def test_rewards_are_those_of_the_controller_and_their_failures_too() -> None:
-    def length(completion: str) -> float:
-        return len(completion) / (0 if completion == "6" else 1)
-
-    async def check() -> None:
-        rewards = RewardSum([RewardTerm("length", length, 2.0)])
-        async with running(Scored(), rewards=rewards) as (workers, _, _):
-            batch, facts = await workers.run(group(5))
-            assert facts.rewards == (2.0, 2.0, 2.0)
-            assert batch is not None
-            assert batch["reward.length"].tolist() == [1.0] * 3
-            _, facts = await workers.run(group(6))
-            assert facts.failed == 3
-            assert "ZeroDivisionError" in facts.failure
 
     run(check())
 
@@ -354,7 +343,7 @@ def test_the_time_in_which_a_request_waits_for_its_place_is_not_the_episodes() -
     async def check() -> None:
         nonlocal workers
         async with running(FakeWorkflow(), Late()) as (workers, _, _):
-            batch, _ = await workers.run(group(timeout_s=0.25))
+            batch, _ = read(await workers.run(group(timeout_s=0.25)))
             assert batch is not None, "its clock stood still"
             assert max(waiting) == 3
             assert workers.waiting == 0
@@ -375,7 +364,7 @@ def test_many_workers_may_be_lost_at_once() -> None:
             await asyncio.gather(*(process.die() for process in processes.started[:8]))
             workflow.go_on.set()
             for ended in under_way:
-                batch, _ = await ended
+                batch, _ = read(await ended)
                 assert batch is not None
             while len(processes.started) < 16:
                 await asyncio.sleep(0.01)

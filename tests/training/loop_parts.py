@@ -16,7 +16,7 @@ from areal_core.training.checkpoint import Witness
 from areal_core.training.journal import Journal
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
-from areal_core.training.source import Interrupted
+from areal_core.training.source import Interrupted, TrainingBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +42,13 @@ def batch_of(*groups: int, tokens: int = 4) -> PackedBatch:
     return PackedBatch.from_trajectories(trajectories)
 
 
+def read(told: bytes) -> TrainingBatch:
+    """What a rank makes of it."""
+    batch = PackedBatch.from_bytes(told)
+    groups = [(number, f"digest {number}") for number in batch["group_id"].unique().tolist()]
+    return TrainingBatch(batch, groups, {"reward/mean": 0.5})
+
+
 class Parts:
     """Source, engine, algorithm and publication that write down what is asked of them."""
 
@@ -58,11 +65,11 @@ class Parts:
 
     # The source.
 
-    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+    def next_batch(self, step: int) -> bytes:
         if step == self._interrupt_at:
             raise Interrupted
         self.asked.append(f"batch {step}")
-        return batch_of(4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3), {"reward/mean": 0.5}
+        return batch_of(4 * step, 4 * step + 1, 4 * step + 2, 4 * step + 3).to_bytes()
 
     def begin_evaluation(self) -> None:
         self.asked.append("evaluate")
@@ -173,7 +180,7 @@ def train(
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)
-    trainer = Trainer(settings, learner, parts, folder, folder / "attempts/1/checkpoints", parts, journal)
+    trainer = Trainer(settings, learner, parts, folder, folder / "attempts/1/checkpoints", parts, read, journal)
     return trainer.run(step, 0, witness or Witness())
 
 

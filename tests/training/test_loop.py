@@ -28,7 +28,6 @@ from tests.training.loop_parts import Parts, config, metrics, train
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.data import PackedBatch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -175,7 +174,7 @@ class Failing(Parts):
         super().__init__()
         self._error, self._at = error, at
 
-    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+    def next_batch(self, step: int) -> bytes:
         if step == self._at:
             raise self._error
         return super().next_batch(step)
@@ -229,7 +228,7 @@ def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
     monkeypatch.setattr("areal_core.training.saver.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Timed(Parts):
-        def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+        def next_batch(self, step: int) -> bytes:
             now[0] += 10
             return super().next_batch(step)
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from areal_core.data import PackedBatch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 PATIENCE_S = 60.0
@@ -45,7 +44,7 @@ class Snapshots(Parts):
         self._waits = waits
         self._size = size
 
-    def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+    def next_batch(self, step: int) -> bytes:
         if step >= self._opens_at:
             self._gate.set()
         deadline = time.monotonic() + PATIENCE_S
@@ -127,7 +126,7 @@ def test_training_that_fails_leaves_what_was_sound(tmp_path: Path) -> None:
 
 def test_a_controller_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     class Gone(Snapshots):
-        def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+        def next_batch(self, step: int) -> bytes:
             if step == 3:
                 raise PeerClosed("the rollout controller has died")
             return super().next_batch(step)
@@ -202,7 +201,7 @@ def test_only_what_training_waits_counts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("areal_core.training.saver.time", clock)
 
     class Timed(Snapshots):
-        def next_batch(self, step: int) -> tuple[PackedBatch, dict[str, float]]:
+        def next_batch(self, step: int) -> bytes:
             now[0] += 10
             return super().next_batch(step)
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 from policies import Policy
 
-from areal_core.data.prompt_group import pack_episodes
+from areal_core.data.packing import pack_episodes
 
 
 def policy(template: str = "chat") -> Policy:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory, shift_to_predictions
-from areal_core.data.prompt_group import pack_episodes
+from areal_core.data.packing import pack_episodes
 from areal_grpo.generalised_advantages import gae, reinforce_pp
 
 GOLDEN = {"rtol": 0, "atol": 1e-10}

@@ -3,7 +3,7 @@
 import pytest
 
 from areal_core.data import Episode, FinishReason, TrajectoryBuilder, group_mean
-from areal_core.data.prompt_group import pack_episodes
+from areal_core.data.packing import pack_episodes
 from areal_core.data.trajectory import Generation
 from areal_grpo.advantages import group_normalised
 from areal_grpo.generalised_advantages import reinforce_pp

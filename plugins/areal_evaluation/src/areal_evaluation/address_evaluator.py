@@ -84,11 +84,11 @@ async def _scorer(run: RunFolder, config: RunConfig, member: Member) -> RewardPo
     if not config.rewards:
         return None
     rollout = config.rollout
-    limits = {"timeout_s": rollout.reward_timeout_s, "start_timeout_s": config.training.phase_timeout_s}
     pool = RewardPool(
         run.path,
         count=rollout.reward_processes,
-        **limits,
+        timeout_s=rollout.reward_timeout_s,
+        start_timeout_s=config.training.phase_timeout_s,
         tell=lambda text: member.notify(Notice(text)),
     )
     try:

@@ -41,7 +41,7 @@ async def _play(run: RunFolder, concurrency: int, member: Member) -> None:
     evaluator = half.evaluator(section)
     try:
         with member.phase("starting the inference engine"):
-            await half.ready()
+            await half.starting
         member.notify(EpisodesExpected(evaluator.episodes))
         member.enter("evaluating")
         began = time.monotonic()

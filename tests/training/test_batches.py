@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from areal_core.data import PackedBatch, Trajectory
-from areal_core.rollout.batches import batch_metrics
+from areal_core.training.batches import batch_metrics
 
 
 def test_the_share_of_groups_from_which_nothing_can_be_learnt() -> None:

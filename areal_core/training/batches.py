@@ -1,54 +1,71 @@
-"""What a batch holds when it is handed out: staleness at consumption, and its metrics."""
+"""A batch as every rank reads it: records joined in the manifest's order, staleness at consumption, metrics."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from areal_core.data.batch import PackedBatch
+from areal_core.data.packing import join_batches
 from areal_core.data.trajectory import FinishReason
-from areal_core.rollout.staleness import token_staleness
+from areal_core.ledger.segments import read_record
+from areal_core.messages import FrameDecoder
+from areal_core.training.source import TrainingBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from areal_core.config.sections import RolloutSection
-    from areal_core.data.batch import PackedBatch
-    from areal_core.messages.workflows import GroupFacts
+    from areal_core.messages.rollouts import Manifest
 
 
-@dataclass(slots=True)
-class Tally:
-    """What happened since the last batch was handed out."""
+def read_batch(run_dir: Path, section: RolloutSection, told: bytes) -> TrainingBatch:
+    """Read what a manifest names.
 
-    events: Counter[str] = field(default_factory=Counter)
-    rewards: list[float] = field(default_factory=list)
-    sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Of the metrics of episodes."""
-    failed_episodes: int = 0
+    Args:
+        run_dir: of the run.
+        section: what becomes of tokens over the bound on staleness.
+        told: the frame of a `Manifest`.
 
-    def add(self, facts: GroupFacts) -> None:
-        """A group has ended."""
-        self.rewards += facts.rewards
-        self.failed_episodes += facts.failed
-        for name, value in facts.metrics.items():
-            self.sums[name] += value
+    Raises:
+        RunError: a record is damaged, or not to be seen from here.
+    """
+    (frame,) = FrameDecoder().feed(told)
+    manifest: Manifest = frame.message
+    parts = [PackedBatch.from_bytes(read_record(run_dir, record)) for _, record in manifest.records]
+    groups = [(number, record.digest) for number, record in manifest.records]
+    if (batch := join_batches(parts)) is None:
+        return TrainingBatch(None, groups, dict(manifest.metrics))
+    batch, staleness = mask_stale(batch, manifest.published, manifest.step, section)
+    return TrainingBatch(batch, groups, {**manifest.metrics, **staleness, **batch_metrics(batch)})
 
-    def take(self) -> dict[str, float]:
-        """The metrics; what follows is counted anew."""
-        metrics = {f"groups/{name}": float(count) for name, count in self.events.items()}
-        if self.failed_episodes:
-            metrics["episodes/failed"] = float(self.failed_episodes)
-        if self.rewards:
-            metrics["reward/all_episodes"] = sum(self.rewards) / len(self.rewards)
-            metrics |= {name: value / len(self.rewards) for name, value in self.sums.items()}
-        self.events.clear()
-        self.rewards.clear()
-        self.sums.clear()
-        self.failed_episodes = 0
-        return metrics
+
+def token_staleness(
+    versions: torch.Tensor, sampled: torch.Tensor, published: Mapping[int, int], trained: int
+) -> torch.Tensor:
+    """Staleness of each token at consumption.
+
+    Args:
+        versions: [T] int32, weight version that sampled each token.
+        sampled: [T] bool, where a version stands.
+        published: for each version the number of batches trained when it was published.
+        trained: batches trained before the batch that consumes the tokens.
+
+    Returns:
+        [T] int64; 0 where not sampled. Weights of a history that a resume has discarded count as fresh, not as
+        younger than the trainer.
+
+    Raises:
+        KeyError: a token carries a version that was never published.
+    """
+    staleness = torch.zeros(len(versions), dtype=torch.int64)
+    for version in torch.unique(versions[sampled]).tolist():
+        if version not in published:
+            raise KeyError(f"a token was sampled by version {version}, which was never published")
+        staleness[sampled & (versions == version)] = max(0, trained - published[version])
+    return staleness
 
 
 def mask_stale(

@@ -1,0 +1,37 @@
+"""A prompt group: the episodes of one prompt, from the moment it is issued to the batch that consumes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from areal_core.interfaces.record import Record
+
+
+@dataclass(slots=True, eq=False)
+class PromptGroup:
+    """One prompt and its episodes.
+
+    Attributes:
+        number: its place in the data, and its `group_id`.
+        occurrence: (row, epoch of the data).
+        record: where the trajectories of its episodes lie; None for a group without data.
+        oldest: the oldest weight version that sampled a token of them; -1 where none was sampled.
+    """
+
+    number: int
+    occurrence: tuple[int, int]
+    record: Record | None = None
+    oldest: int = -1
+
+    def staleness(self, published: Mapping[int, int], trained: int) -> int:
+        """Batches between the weights of its oldest sampled token and the batch that would consume it now.
+
+        Args:
+            published: for each weight version the batches trained when it was published.
+            trained: batches trained before the one that would consume it.
+        """
+        return 0 if self.oldest < 0 else max(0, trained - published[self.oldest])
