@@ -22,8 +22,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 
 VOCABULARY = 48
 STOP_TOKENS = (3, 4)

@@ -80,8 +80,8 @@ def make_engine(name: str, mode: str, folder: Path) -> InferenceEngine:
     """A new engine of this name."""
     settings: dict[str, Any] = {"update_mode": mode, "max_concurrent_requests": 16}
     if name == "hf":
-        from areal_hf.client import HFEngine
         from areal_hf.config import HFConfig
+        from areal_hf.engine import HFEngine
 
         return HFEngine(HFConfig(**settings, device="cpu"), folder, log_dir=folder)
     words = [sys.executable, str(SERVERS_ON_CPU / "make_environment.py"), name]

@@ -35,8 +35,8 @@ from areal_core.interfaces import (
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_grpo.demonstration.additions import problems
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 from areal_planning.mixture import ROUTED_EXPERTS
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine

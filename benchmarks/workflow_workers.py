@@ -1,6 +1,6 @@
 """What workflow workers and an endpoint cost: true runs with an engine that takes its time and computes nothing.
 
-    python benchmarks/workflow_workers.py [--workers 0 1 2] [--episodes 1000] [--tool-s 5] [--tokens 32] [--turns 2]
+    python benchmarks/workflow_workers.py [--workers 1 2] [--episodes 1000] [--tool-s 5] [--tokens 32] [--turns 2]
     python benchmarks/workflow_workers.py endpoint [--tokens 50] [--token-s 0.02] [--at-once 64]
 
 The first plays episodes that all run at once, each of some turns with a tool that is waited for between them: CPU time
@@ -212,7 +212,7 @@ def main() -> None:
     """Both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="workers", choices=["workers", "endpoint"])
-    parser.add_argument("--workers", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--workers", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--episodes", type=int, default=1000, help="all of them at once")
     parser.add_argument("--tool-s", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=2)

@@ -23,7 +23,8 @@ PROTOCOLS: Final = {
         interfaces.SnapshotEngine, interfaces.PlansMemory, interfaces.RankLoad, interfaces.Memory,
     ),
     "inference_engines": (
-        interfaces.InferenceEngine, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
+        interfaces.InferenceEngine, interfaces.InferenceClient, interfaces.Slots, interfaces.SlotHolder,
+        interfaces.Grant, interfaces.Want, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
         interfaces.SamplingParameters, interfaces.WeightUpdate, interfaces.BroadcastReceiver, interfaces.MemorySharer,
         interfaces.TensorReader, interfaces.SharedTensor, interfaces.SharedMemory,
         interfaces.Questioned,

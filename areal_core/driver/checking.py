@@ -124,7 +124,7 @@ def _memory() -> Path:
 
 
 def _problems(resolved: Resolved, folder: Path) -> Iterator[str]:
-    from areal_core.runs.controller import build_engine
+    from areal_core.runs.engines import build_engine
 
     for plugin in resolved.plugins.names:
         installed = Catalog.scan().get(plugin)

@@ -28,16 +28,22 @@ from areal_core.interfaces.inference import (
     BroadcastGroup,
     BroadcastReceiver,
     GenerationRequest,
+    Grant,
     InferenceCapabilities,
+    InferenceClient,
     InferenceEngine,
     MemorySharer,
     Questioned,
     SamplingParameters,
+    ServerLostError,
     SharedMemory,
     SharedTensor,
+    SlotHolder,
+    Slots,
     TensorDescription,
     TensorReader,
     UpdateMode,
+    Want,
     WeightUpdate,
 )
 from areal_core.interfaces.launcher import (
@@ -53,6 +59,7 @@ from areal_core.interfaces.launcher import (
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource, StoredModel
 from areal_core.interfaces.sandbox import Sandbox, SandboxResult
+from areal_core.interfaces.slots import Slot, SlotQueue
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
     ACTOR,
@@ -90,8 +97,10 @@ __all__ = [
     "FindsModel",
     "Follows",
     "GenerationRequest",
+    "Grant",
     "GroupStage",
     "InferenceCapabilities",
+    "InferenceClient",
     "InferenceEngine",
     "Launcher",
     "LendingEngine",
@@ -124,8 +133,13 @@ __all__ = [
     "SamplingParameters",
     "Sandbox",
     "SandboxResult",
+    "ServerLostError",
     "SharedMemory",
     "SharedTensor",
+    "Slot",
+    "SlotHolder",
+    "SlotQueue",
+    "Slots",
     "SnapshotEngine",
     "Stage",
     "StoredModel",
@@ -135,6 +149,7 @@ __all__ = [
     "Tracker",
     "TrainEngine",
     "UpdateMode",
+    "Want",
     "WeightUpdate",
     "Work",
     "WorkflowContext",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data.trajectory import Generation
+    from areal_core.errors import RunError
     from areal_core.interfaces.model import ModelReference
 
 UpdateMode = Literal["keep_cache", "recompute"]
@@ -65,10 +66,6 @@ class SamplingParameters:
             )
 
 
-def _nobody_asks(has_place: bool) -> None:
-    """What an engine tells of a request's place is heard by nobody."""
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to continue.
@@ -87,10 +84,9 @@ class GenerationRequest:
             Empty: the request is a conversation by itself.
         images: the files of its pictures, such as PNG, in base64, in the order of their places in `input_ids`; each
             place is as many of the model's image tokens as the picture has.
-        on_place: called by an engine that `tells_places`, in the caller's event loop. With True when the request has
-            got a place: work on it begins, or it is sent to a server. With False when it has lost it, such as by its
-            server's death, and waits for another; then True again. Nothing is told behind the answer. The time of an
-            episode goes by only while none of its requests waits.
+        on_place: called in the caller's event loop. With False when the request waits for a slot of a server, at first
+            or after it has lost one; then with True when it has got it. Nothing is told behind the answer. The time of
+            an episode goes by only while none of its requests waits.
     """
 
     request_id: str
@@ -100,7 +96,7 @@ class GenerationRequest:
     affinity: str = ""
     conversation: str = ""
     images: tuple[str, ...] = ()
-    on_place: Callable[[bool], None] = field(default=_nobody_asks, repr=False, compare=False)
+    on_place: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
         """Refuse what an engine cannot serve; a token outside of the vocabulary would end most of them.
@@ -126,6 +122,77 @@ class GenerationRequest:
                 f"request {self.request_id} wants {len(prompt) + new} tokens ({len(prompt)} of prompt and {new} new "
                 f"ones), but {limited_by} {limit} tokens"
             )
+
+
+class ServerLostError(Exception):
+    """The server could not be reached, broke off, was too slow or answered nonsense: ask another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A partial generation that waits for a slot.
+
+    Attributes:
+        prefixes: names of what may lie on a server already, the longest first; it goes there where that is no detour.
+        avoided: names of servers that are given to it only where no other is ready.
+        is_continued: it had a slot before, and so came before all who wait.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    avoided: tuple[str, ...] = ()
+    is_continued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A slot of a server under a weight version, for one partial generation.
+
+    Attributes:
+        server, address: whom to ask.
+        version: of its weights. Where it does not label tokens itself, they do not change while the slot is held.
+        run_id: of this run, in front of the versions in the server's labels, so that no other run's are believed.
+        labels_tokens: whether an answer says which of its tokens were sampled by which version.
+        context: the longest sequence that it takes, in tokens.
+        vocabulary: how many token ids its model has.
+        adapter: name under which it knows the weights; empty for the model's own.
+    """
+
+    server: str
+    address: str
+    version: int
+    run_id: str
+    labels_tokens: bool
+    context: int
+    vocabulary: int
+    adapter: str = ""
+
+
+class SlotHolder(Protocol):
+    """Who waits for a slot, and then has it until it gives it back."""
+
+    def give(self, grant: Grant) -> None:
+        """Here it is."""
+
+    def fail(self, error: RunError) -> None:
+        """There will never be one."""
+
+    def lose(self) -> None:
+        """The server of the slot is lost: what was asked there is answered no more."""
+
+
+class Slots(Protocol):
+    """Where slots of servers come from: from the pool itself, or over a connection from the controller."""
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """Line up for a slot."""
+
+    def release(self, holder: SlotHolder, fault: str = "") -> None:
+        """The slot, or the place in the line, is not needed any more.
+
+        Args:
+            holder: who lined up.
+            fault: what the server did wrong; whether it is lost by that is the pool's to say.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +265,6 @@ class InferenceCapabilities:
         releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
         reads_tensors: whether it can read weights in the memory of the trainer's GPUs (`TensorReader`).
         images: whether requests may have pictures.
-        tells_places: whether it calls `on_place` of its requests. The clocks of episodes whose engine does not run
-            from their beginning, also while they wait for a place.
     """
 
     update_modes: frozenset[UpdateMode]
@@ -210,11 +275,13 @@ class InferenceCapabilities:
     releases_memory: bool = False
     reads_tensors: bool = False
     images: bool = False
-    tells_places: bool = False
 
 
 class InferenceEngine(Protocol):
-    """Generates, and changes weights while it generates. Lives in the rollout controller's event loop.
+    """Servers that generate, and whose weights change while they do. Lives in the rollout controller's event loop.
+
+    Tokens do not pass through it: rollout workers, each with a `client`, are given slots (`Slots`) and ask servers
+    themselves.
 
     Made, starting nothing, with its settings and those of these that its constructor names: `scratch`, a private folder
     for sockets; `member`, this process in the run (`areal_core.runs.Member`; None where somebody only asks what it can
@@ -240,6 +307,20 @@ class InferenceEngine(Protocol):
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
         """The same request answered by every copy of the weights that the engine has. Raises as `generate`."""
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`."""
+
+    def release(self, holder: SlotHolder, fault: str = "") -> None:
+        """See `Slots.release`."""
+
+    def client(self, slots: Slots, model: ModelReference) -> InferenceClient:
+        """What a rollout worker generates with. It is asked of an engine that was made in the worker and never starts.
+
+        Args:
+            slots: over the connection to the controller, which asks the engine there.
+            model: of the run.
+        """
 
     async def update_weights(self, update: WeightUpdate) -> None:
         """Change the weights under the requests in flight; on return every further token is of `update.version`.
@@ -277,6 +358,18 @@ class BroadcastGroup:
     is_new: bool
 
 
+class InferenceClient(Protocol):
+    """What rollout workers generate with: asks for a slot, and the server for tokens."""
+
+    capabilities: InferenceCapabilities
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceEngine.generate`."""
+
+    async def close(self) -> None:
+        """Close the connections to servers."""
+
+
 class BroadcastReceiver(Protocol):
     """What an inference engine offers beyond `InferenceEngine` where weights can be broadcast to it."""
 
@@ -305,7 +398,7 @@ class MemorySharer(Protocol):
     async def release_memory(self) -> None:
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.
 
-        The requests wait for a place meanwhile, and the engine tells so (`tells_places`).
+        The requests wait for a slot meanwhile.
         """
 
 

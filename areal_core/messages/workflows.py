@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from areal_core.interfaces.inference import SamplingParameters
+from areal_core.interfaces.inference import Grant, SamplingParameters, Want
 from areal_core.interfaces.record import Record
 from areal_core.messages.frames import Message
 
@@ -17,13 +17,10 @@ class Welcome(Message):
     Attributes:
         trains: whether it will be asked for groups of training, so that it needs the data set for that.
         evaluates: the same for evaluations.
-        tells_places, images: see `InferenceCapabilities`.
     """
 
     trains: bool
     evaluates: bool
-    tells_places: bool
-    images: bool
 
 
 class WorkflowsReady(Message):
@@ -123,47 +120,41 @@ class AttemptFailed(Message):
     error: str
 
 
-class Generate(Message):
-    """Continue one sequence. Answered with `Generated`, `Unserved`, or `Failed` where the engine has died.
+class Acquire(Message):
+    """A slot of a server, please. Answered with `Granted` or `NoSlot`; ends with `Release`, whether it came or not.
 
     Attributes:
-        place: a number of the worker's for what is told of this request; see `Placed`.
-        input_ids, sampling, seed, affinity, conversation, images: see `GenerationRequest`.
+        number: of this slot, the worker's own.
+        want: see `Want`.
     """
 
-    place: int
-    input_ids: tuple[int, ...]
-    sampling: SamplingParameters
-    seed: int
-    affinity: str
-    conversation: str
-    images: tuple[str, ...]
+    number: int
+    want: Want
 
 
-class Generated(Message):
-    """What was generated; see `Generation`. Its columns are a safetensors buffer, empty where there are none."""
+class Granted(Message):
+    """Here is a slot."""
 
-    output_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
-    finish_reason: int
-    columns: bytes = b""
+    number: int
+    grant: Grant
 
 
-class Unserved(Message):
-    """The engine cannot serve the request; why."""
+class NoSlot(Message):
+    """There will never be a slot; see `RunError`."""
 
+    number: int
     text: str
+    hints: tuple[str, ...]
 
 
-class CancelGeneration(Message):
-    """Nobody waits for the request any more."""
+class SlotLost(Message):
+    """The server of a slot is lost: nothing that was asked there will be answered."""
 
-    place: int
+    number: int
 
 
-class Placed(Message):
-    """Whether a request has its place in the engine."""
+class Release(Message):
+    """A slot is not needed any more; `fault` is what the server did wrong."""
 
-    place: int
-    has_place: bool
+    number: int
+    fault: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,33 +13,6 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 AGAIN_S = 1.0
 """A cancellation that was swallowed, as `asyncio.wait_for` of Python 3.11 may do, comes again after so long."""
-
-
-class IdleTime:
-    """Adds up the seconds in which nothing is under way. It begins with nothing under way."""
-
-    def __init__(self) -> None:
-        self._since: float | None = time.monotonic()
-        self._seconds = 0.0
-
-    def begin(self) -> None:
-        """The last one has ended."""
-        self._since = time.monotonic()
-
-    def end(self) -> None:
-        """One more is under way."""
-        if self._since is not None:
-            self._seconds += time.monotonic() - self._since
-            self._since = None
-
-    def take(self) -> float:
-        """Seconds since this was asked last."""
-        is_idle = self._since is not None
-        self.end()
-        seconds, self._seconds = self._seconds, 0.0
-        if is_idle:
-            self.begin()
-        return seconds
 
 
 class EpisodeClock:
@@ -90,12 +62,8 @@ class EpisodeClock:
             self._task = None
 
     @contextmanager
-    def request(self, *, is_told: bool = True) -> Iterator[Callable[[bool], None]]:
-        """Around a request, which waits until it is said to have a place; yields a `GenerationRequest.on_place`.
-
-        Args:
-            is_told: whether anybody will say so; otherwise it never waits.
-        """
+    def request(self) -> Iterator[Callable[[bool], None]]:
+        """Around a request, which waits where it says so; yields a `GenerationRequest.on_place`."""
         has_place = True
 
         def tell(value: bool) -> None:
@@ -104,8 +72,6 @@ class EpisodeClock:
                 has_place = value
                 self._count(-1 if has_place else 1)
 
-        if is_told:
-            tell(False)
         try:
             yield tell
         finally:

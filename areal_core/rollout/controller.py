@@ -24,7 +24,6 @@ from areal_core.messages.rollouts import Manifest
 from areal_core.messages.workflows import RunGroup
 from areal_core.rollout.buffer import GroupBuffer
 from areal_core.rollout.checks import GroupChecks
-from areal_core.rollout.clocks import IdleTime
 from areal_core.rollout.staleness import AdmissionCounts, capacity
 from areal_core.rollout.tally import Tally
 
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from areal_core.rollout.workers import RolloutWorkers
 
 FLUSH_INTERVAL_S = 0.25
-EPISODES_AT_ONCE = 32
-"""Episodes that are started before the event loop may do something else; each takes it some tenths of a millisecond."""
 
 
 class RolloutController:
@@ -83,7 +80,7 @@ class RolloutController:
         self._published = {0: 0}
         self.version = 0
         self._tally = Tally()
-        self._idle = IdleTime()
+        self._idle_s, self._seen_at = 0.0, time.monotonic()
         self._next_number = 0
         self._positions = {0: 0}  # by batches trained, the first group under the weights that they made
         self._reissue: list[int] = []
@@ -97,7 +94,6 @@ class RolloutController:
         self._is_closing = False
         self._awaited = 0  # the step whose batch the trainer asked for last
         self._keeper: asyncio.Task[None] | None = None
-        self._admission: asyncio.Task[None] | None = None
 
     # The life of the controller.
 
@@ -142,7 +138,7 @@ class RolloutController:
     async def close(self) -> None:
         """Cancel what runs and close the ledger, which then accounts for every group that was issued."""
         self._is_closing = True
-        tasks = [*self._running, *(task for task in (self._keeper, self._admission) if task is not None)]
+        tasks = [*self._running, *([self._keeper] if self._keeper is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -181,7 +177,9 @@ class RolloutController:
         self.counts.consumed = (step + 1) * size
         self._admit()
         metrics = {"time/wait_for_rollouts_s": time.monotonic() - began, **self._tally.take()}
-        metrics |= {"time/generation_idle_s": self._idle.take(), **self._engine.take_metrics()}
+        self._see_idle()
+        metrics |= {"time/generation_idle_s": self._idle_s, **self._engine.take_metrics()}
+        self._idle_s = 0.0
         records = tuple((group.number, group.record) for group in groups if group.record is not None)
         oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)
         published = {version: trained for version, trained in self._published.items() if version >= oldest}
@@ -218,31 +216,24 @@ class RolloutController:
     # Groups.
 
     def _admit(self) -> None:
-        """Start as many groups as there is room for, a few at a time: the trainer's requests and answers, which pass
-        through the same event loop, do not wait until hundreds of episodes have been started."""
-        self._admit_few()
-        if self._may_admit() and (self._admission is None or self._admission.done()):
-            self._admission = start_task(self._admit_rest(), "admission of prompt groups")
-
-    async def _admit_rest(self) -> None:
+        """Start as many groups as there is room for."""
         while self._may_admit():
-            await asyncio.sleep(0)
-            self._admit_few()
-
-    def _admit_few(self) -> None:
-        size, started = self.section.group_size, 0
-        while started < EPISODES_AT_ONCE and self._may_admit():
-            started += size
             number = self._reissue.pop(0) if self._reissue else self._next_number
             self._next_number = max(self._next_number, number + 1)
             occurrence = self._sampler[number]
             self._ledger.issued(number, *occurrence)
             self._open.add(number)
+            self._see_idle()
             self.counts.running += 1
-            self._idle.end()
             task = start_task(self._run(PromptGroup(number, occurrence)), f"group {number}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    def _see_idle(self) -> None:
+        """Add up the time in which nothing is under way; called before that may change, and before it is told."""
+        now = time.monotonic()
+        self._idle_s += 0.0 if self.counts.running else now - self._seen_at
+        self._seen_at = now
 
     def _may_admit(self) -> bool:
         if self._is_closing or self._fatal is not None or capacity(self.section, self.counts) <= 0:
@@ -268,9 +259,8 @@ class RolloutController:
         self._group_ended(group, facts)
 
     def _group_ended(self, group: PromptGroup, facts: GroupFacts) -> None:
+        self._see_idle()
         self.counts.running -= 1
-        if not self.counts.running:
-            self._idle.begin()
         self._open.discard(group.number)
         self._tally.add(facts)
         if facts.failure:

@@ -9,7 +9,7 @@ from base64 import b64encode
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from areal_core.data.sampler import sample_seed
 from areal_core.data.trajectory import sampling_fault
@@ -24,22 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from areal_core.data.trajectory import Episode, FinishReason, Generation
-    from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters
+    from areal_core.interfaces.inference import InferenceClient, SamplingParameters
     from areal_core.interfaces.workflow import RewardScore, RolloutWorkflow
     from areal_core.rewards.scoring import Scorer
 
 
 class EpisodeError(Exception):
     """An episode failed for good; the message is the traceback of its last attempt."""
-
-
-class GenerationEngine(Protocol):
-    """Of an `InferenceEngine` what episodes use."""
-
-    capabilities: InferenceCapabilities
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """See `InferenceEngine.generate`."""
 
 
 class EpisodeRunner:
@@ -59,7 +50,7 @@ class EpisodeRunner:
     def __init__(
         self,
         workflow: RolloutWorkflow,
-        engine: GenerationEngine,
+        engine: InferenceClient,
         scorer: Scorer,
         tokenizer: Any,
         *,
@@ -179,7 +170,7 @@ class EpisodeRunner:
                 raise ValueError("the workflow has pictures, and the inference engine takes none: choose one that does")
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
-            with clock.request(is_told=self._engine.capabilities.tells_places) as on_place:
+            with clock.request() as on_place:
                 generation = await self._engine.generate(
                     GenerationRequest(
                         request_id=str(next(self._requests)),

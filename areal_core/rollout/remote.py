@@ -1,81 +1,74 @@
-"""A rollout worker's end of its connection to the controller: generation comes from there, and groups to be run."""
+"""A rollout worker's end of its connection to the controller: slots of servers come from there, and groups to run."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import traceback
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from safetensors.torch import load
-
 from areal_core.background import start_task
-from areal_core.data.trajectory import FinishReason, Generation
 from areal_core.errors import RunError
-from areal_core.interfaces.inference import InferenceCapabilities
 from areal_core.messages import Failed, Message, PeerClosed
 from areal_core.messages.workflows import (
+    Acquire,
     AttemptFailed,
-    CancelGeneration,
     CancelGroup,
-    Generate,
-    Generated,
+    Granted,
     GroupEnded,
     GroupFacts,
-    Placed,
+    NoSlot,
+    Release,
     RunGroup,
-    Unserved,
+    SlotLost,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
 
-    from areal_core.interfaces.inference import GenerationRequest
+    from areal_core.interfaces.inference import SlotHolder, Want
     from areal_core.messages import Peer
     from areal_core.rollout.groups import GroupRunner
 
 
-class RemoteEngine:
-    """Generates in the controller's engine; of an `InferenceEngine` it has what episodes use.
+class RemoteSlots:
+    """Slots that the controller gives; a `Slots`.
 
     Args:
         peer: to the controller.
-        tells_places, images: see `InferenceCapabilities`.
     """
 
-    def __init__(self, peer: Peer, *, tells_places: bool, images: bool) -> None:
-        self.capabilities = InferenceCapabilities(frozenset(), tells_places=tells_places, images=images)
+    def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._numbers = itertools.count()
-        self._places: dict[int, Callable[[bool], None]] = {}
+        self._holders: dict[int, SlotHolder] = {}
+        self._known: dict[SlotHolder, int] = {}
 
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """See `InferenceEngine.generate`."""
-        place = next(self._numbers)
-        self._places[place] = request.on_place
-        ids, sampling = tuple(request.input_ids), request.sampling
-        asked = Generate(place, ids, sampling, request.seed, request.affinity, request.conversation, request.images)
-        try:
-            found = await self._peer.request(asked, None, "a generation")
-        except asyncio.CancelledError:
-            with suppress(PeerClosed):
-                self._peer.notify(CancelGeneration(place))
-            raise
-        finally:
-            del self._places[place]
-        if isinstance(found, Unserved):
-            raise ValueError(found.text)
-        assert isinstance(found, Generated)
-        lists = [*found.output_ids], [*found.logprobs], [*found.versions]
-        columns = load(found.columns) if found.columns else {}
-        return Generation(*lists, FinishReason(found.finish_reason), columns)
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`."""
+        number = self._known[holder] = next(self._numbers)
+        self._holders[number] = holder
+        self._peer.notify(Acquire(number, want))
 
-    def told(self, placed: Placed) -> None:
-        """The engine has said whether a request has its place."""
-        if (on_place := self._places.get(placed.place)) is not None:
-            on_place(placed.has_place)
+    def release(self, holder: SlotHolder, fault: str = "") -> None:
+        """See `Slots.release`."""
+        number = self._known.pop(holder)
+        del self._holders[number]
+        with suppress(PeerClosed):
+            self._peer.notify(Release(number, fault))
+
+    def hear(self, message: Granted | NoSlot | SlotLost) -> None:
+        """What the controller says of a slot; of one that was given back meanwhile nobody wants to know."""
+        if (holder := self._holders.get(message.number)) is None:
+            return
+        match message:
+            case Granted(_, grant):
+                holder.give(grant)
+            case NoSlot(_, text, hints):
+                holder.fail(RunError(text, hints=hints))
+            case SlotLost():
+                holder.lose()
 
 
 class WorkerService:
@@ -84,13 +77,13 @@ class WorkerService:
     Args:
         peer: to the controller.
         groups: runs them.
-        engine: hears of places.
+        slots: hear what the controller says of them.
     """
 
-    def __init__(self, peer: Peer, groups: GroupRunner, engine: RemoteEngine) -> None:
+    def __init__(self, peer: Peer, groups: GroupRunner, slots: RemoteSlots) -> None:
         self._peer = peer
         self._groups = groups
-        self._engine = engine
+        self._slots = slots
         self._running: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
         groups.on_failure = self._attempt_failed
 
@@ -106,8 +99,8 @@ class WorkerService:
                         task.add_done_callback(partial(self._forget, key))
                     case CancelGroup(group, samples) if (group, samples) in self._running:
                         self._running[group, samples].cancel()
-                    case Placed():
-                        self._engine.told(message)
+                    case Granted() | NoSlot() | SlotLost():
+                        self._slots.hear(message)
 
     async def _run(self, task: RunGroup, number: int) -> None:
         reply: Message

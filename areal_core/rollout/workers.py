@@ -1,48 +1,40 @@
 """Rollout workers as the rollout controller sees them: processes in which the code of users runs.
 
-The driver starts them, and starts one again that is lost. A group goes to the worker with the fewest. What its episodes
-are to generate comes back here, to the engine of this process. So the controller alone knows engines, weights and the
-ledger, and a worker that blocks, leaks, crashes or is killed costs the episodes that it had:
-its groups go to another one. Those that have lost two are suspects, which run one at a time; the one that loses two
-more workers is the cause, and fails.
+The driver starts them, and starts one again that is lost. A group goes to the worker with the fewest. For each partial
+generation a worker asks here for a slot of a server, and that server for tokens: none passes through this process. So
+the controller alone knows servers, weights and the ledger, and a worker that blocks, leaks, crashes or is killed costs
+the episodes that it had: its groups go to another one. Those that have lost two are suspects, which run one at a time;
+the one that loses two more workers is the cause, and fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import traceback
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from safetensors.torch import save
-
-from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces.inference import GenerationRequest
-from areal_core.messages import Failed, Message, Peer, PeerClosed, Server, serve
+from areal_core.messages import Message, Peer, PeerClosed, Server, serve
 from areal_core.messages.workflows import (
+    Acquire,
     AttemptFailed,
-    CancelGeneration,
     CancelGroup,
-    Generate,
-    Generated,
+    Granted,
     GroupEnded,
     GroupFacts,
-    Placed,
+    NoSlot,
+    Release,
     RunGroup,
-    Unserved,
+    SlotLost,
     Welcome,
     WorkflowsReady,
 )
-from areal_core.rollout.clocks import was_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from areal_core.interfaces.inference import InferenceEngine
+    from areal_core.interfaces.inference import Grant, Slots
 
 LOSSES_AMONG_OTHERS, LOSSES_ALONE = 2, 2
 """Workers that a group may lose with all others before it is a suspect; and then, while no other suspect runs, before
@@ -57,12 +49,33 @@ whatever the prompt."""
 @dataclass(slots=True, eq=False)
 class _Worker:
     peer: Peer
-    number: int
-    """Unlike those of all others of the run, its forerunners among them."""
     tasks: list[RunGroup] = field(default_factory=list)
     """Groups that it has; of a worker that is lost, those that it had."""
-    requests: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    """Generations under way for it, by its own numbers."""
+    holders: dict[int, _Holder] = field(default_factory=dict)
+    """Of slots, by its own numbers."""
+
+
+@dataclass(slots=True, eq=False)
+class _Holder:
+    """A `SlotHolder` for a worker."""
+
+    peer: Peer
+    number: int
+    is_waiting: bool = True
+
+    def give(self, grant: Grant) -> None:
+        self.is_waiting = False
+        self._post(Granted(self.number, grant))
+
+    def fail(self, error: RunError) -> None:
+        self._post(NoSlot(self.number, error.message, tuple(error.hints)))
+
+    def lose(self) -> None:
+        self._post(SlotLost(self.number))
+
+    def _post(self, message: Message) -> None:
+        with contextlib.suppress(PeerClosed):  # then its end is about to be seen
+            self.peer.notify(message)
 
 
 class RolloutWorkers:
@@ -70,7 +83,7 @@ class RolloutWorkers:
 
     Args:
         address: at which workers arrive.
-        engine: generates for them.
+        slots: of the servers that they ask.
         count: how many workers.
         start_timeout_s: for workers to load workflow and data.
         welcome: what each is told first.
@@ -84,7 +97,7 @@ class RolloutWorkers:
     def __init__(
         self,
         address: str,
-        engine: InferenceEngine,
+        slots: Slots,
         *,
         count: int,
         start_timeout_s: float,
@@ -94,7 +107,7 @@ class RolloutWorkers:
         self.rows = self.held_out_rows = 0
         self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
         self._address, self._welcome = address, welcome
-        self._engine = engine
+        self._slots = slots
         self._count = count
         self._start_timeout_s = start_timeout_s
         self._tell = tell
@@ -103,8 +116,7 @@ class RolloutWorkers:
         self._changed = asyncio.Event()
         self._suspects = asyncio.Lock()
         self._cause: RunError | None = None
-        self._numbers = itertools.count()
-        self._without_place = self._lost_in_a_row = 0
+        self._lost_in_a_row = 0
         self._is_closing = False
 
     async def listen(self) -> str:
@@ -130,8 +142,8 @@ class RolloutWorkers:
 
     @property
     def waiting(self) -> int:
-        """Episodes that wait for a place in the engine."""
-        return self._without_place
+        """Requests that wait for a slot."""
+        return sum(holder.is_waiting for worker in self._workers for holder in worker.holders.values())
 
     async def run(self, task: RunGroup) -> GroupEnded:
         """See `GroupRunner.run`."""
@@ -152,8 +164,6 @@ class RolloutWorkers:
     async def close(self) -> None:
         """End all workers; safe to call twice."""
         self._is_closing = True
-        for task in [task for worker in self._workers for task in worker.requests.values()]:
-            task.cancel()
         if self._server is not None:
             self._server.close()
 
@@ -177,7 +187,8 @@ class RolloutWorkers:
         except BaseException as error:
             worker.tasks.remove(task)
             if isinstance(error, asyncio.CancelledError):
-                self._post(worker, CancelGroup(task.number, task.samples))
+                with contextlib.suppress(PeerClosed):
+                    worker.peer.notify(CancelGroup(task.number, task.samples))
             raise
         worker.tasks.remove(task)
         self._lost_in_a_row = 0
@@ -189,7 +200,7 @@ class RolloutWorkers:
         ready = await peer.receive()
         assert isinstance(ready, WorkflowsReady)
         self.rows, self.held_out_rows = ready.rows, ready.held_out_rows
-        worker = _Worker(peer, next(self._numbers))
+        worker = _Worker(peer)
         self._workers.append(worker)
         self._changed.set()
         try:
@@ -199,8 +210,8 @@ class RolloutWorkers:
 
     def _lose(self, worker: _Worker) -> None:
         self._workers.remove(worker)
-        for request in [*worker.requests.values()]:
-            request.cancel()
+        for holder in worker.holders.values():
+            self._slots.release(holder)
         if self._is_closing:
             return
         rows = sorted({task.row for task in worker.tasks})
@@ -219,72 +230,20 @@ class RolloutWorkers:
     async def _serve(self, worker: _Worker) -> None:
         try:
             while True:
-                message, number = await worker.peer.receive_request()
+                message = await worker.peer.receive()
                 match message:
-                    case Generate():
-                        task = start_task(self._generate(worker, message, number), "a generation for a worker")
-                        worker.requests[message.place] = task
-                        task.add_done_callback(partial(_forget, worker.requests, message.place))
-                    case CancelGeneration(place) if place in worker.requests:
-                        worker.requests[place].cancel()
+                    case Acquire(number, want):
+                        holder = worker.holders[number] = _Holder(worker.peer, number)
+                        self._slots.acquire(want, holder)
+                    case Release(number, fault):
+                        self._slots.release(worker.holders.pop(number), fault)
                     case AttemptFailed():
                         self.on_failure(message.group, message.sample, message.attempt, message.error)
         except PeerClosed:
             pass
-
-    async def _generate(self, worker: _Worker, asked: Generate, number: int) -> None:
-        has_place = True
-
-        def place(value: bool) -> None:
-            nonlocal has_place
-            if value is not has_place:
-                has_place = value
-                self._without_place += -1 if value else 1
-                self._post(worker, Placed(asked.place, value))
-
-        is_told = self._engine.capabilities.tells_places
-        if is_told:
-            place(False)
-        request = GenerationRequest(
-            request_id=str(next(self._numbers)),
-            input_ids=list(asked.input_ids),
-            sampling=asked.sampling,
-            seed=asked.seed,
-            affinity=asked.affinity,
-            conversation=f"{worker.number}/{asked.conversation}",
-            images=asked.images,
-            **({"on_place": place} if is_told else {}),
-        )
-        reply: Message
-        try:
-            made = await self._engine.generate(request)
-            lists = tuple(made.output_ids), tuple(made.logprobs), tuple(made.versions)
-            columns = save(dict(made.columns)) if made.columns else b""
-            reply = Generated(*lists, int(made.finish_reason), columns)
-        except ValueError as error:
-            reply = Unserved(str(error))
-        except RunError as error:
-            reply = Failed(error.message, error.hints)
-        except asyncio.CancelledError:
-            if was_cancelled():
-                raise
-            reply = Unserved("the inference engine has cancelled the request")
-        except Exception as error:  # noqa: BLE001 - an engine may raise anything, and it costs an episode
-            reply = Unserved("".join(traceback.format_exception(error)))
-        finally:
-            place(True)
-        worker.peer.reply(number, reply)
-
-    def _post(self, worker: _Worker, message: Message) -> None:
-        with contextlib.suppress(PeerClosed):
-            worker.peer.notify(message)
 
 
 def _rows(rows: Sequence[int]) -> str:
     """Some rows by their numbers, and how many more there are."""
     more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
     return f"data row{'s' * (len(rows) > 1)} {', '.join(map(str, rows[:5]))}{more}"
-
-
-def _forget(among: dict[Any, Any], key: Any, _: object) -> None:
-    among.pop(key, None)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from areal_core.background import start_task, watch_event_loop
 from areal_core.config import load_run
 from areal_core.data.sampler import PromptSampler
-from areal_core.errors import RunError
 from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.audit import audit
@@ -30,6 +29,7 @@ from areal_core.rollout.evaluation import Evaluator
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
 from areal_core.rollout.workers import RolloutWorkers
+from areal_core.runs.engines import build_engine
 from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.models import end_tokens, load_tokenizer, model_reference, sampling_parameters, vocabulary_size
 from areal_core.runs.rollout_worker import ROLLOUTS
@@ -88,19 +88,15 @@ class RolloutHalf:
         scratch, model = Path(os.environ[SCRATCH_VARIABLE]), model_reference(resolved, run)
         engine = build_engine(config, run, scratch, member)
 
-        def tell(text: str) -> None:
-            member.notify(Notice(text))
-
         limit = config.training.phase_timeout_s
-        can = engine.capabilities
-        welcome = Welcome(trains, config.evaluation is not None, tells_places=can.tells_places, images=can.images)
+        welcome = Welcome(trains, config.evaluation is not None)
         workers = RolloutWorkers(
             f"unix:{scratch / 'rollouts.sock'}",
             engine,
             count=rollout.workers,
             start_timeout_s=limit,
             welcome=welcome,
-            tell=tell,
+            tell=_noticing(member),
         )
         member.announce(ROLLOUTS, await workers.listen())
         starting = asyncio.ensure_future(engine.start(model))
@@ -129,43 +125,6 @@ async def _close(starting: asyncio.Future[None], engine: InferenceEngine, worker
     await asyncio.gather(starting, return_exceptions=True)
     await workers.close()
     await engine.close()
-
-
-def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
-    """The inference engine, not yet started.
-
-    Raises:
-        RunError: it cannot do what the rest of the config asks of it.
-    """
-    assert config.inference_engine is not None
-    name = config.inference_engine.reference
-    engine: InferenceEngine = config.inference_engine.build(
-        scratch=scratch,
-        member=member,
-        log_dir=run.logs,
-        gpus=config.placement.generation,
-        deterministic=config.deterministic,
-    )
-    if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
-        raise RunError(f"publication.transport is broadcast; {name} receives none", hints=["set it to memory or disk"])
-    if config.publication.transport == "ipc" and not (
-        config.has_rank_on_every_gpu and engine.capabilities.reads_tensors
-    ):
-        raise RunError(
-            f"publication.transport is ipc, and {name} as it is set and placed reads no memory of the trainer's GPUs",
-            hints=["that is for SGLang in turns with the trainer (placement, memory_saver); else set it to memory"],
-        )
-    if config.placement.in_turns and not engine.capabilities.releases_memory:
-        raise RunError(
-            f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
-            hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
-        )
-    if getattr(getattr(config.workflow, "settings", None), "shows_pictures", False) and not engine.capabilities.images:
-        raise RunError(f"the workflow shows pictures, and {name} takes none", hints=["choose one that does, as hf"])
-    asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
-    if asked:
-        raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])
-    return engine
 
 
 async def _serve(run: RunFolder, member: Member) -> None:

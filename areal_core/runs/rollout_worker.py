@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 from contextlib import suppress
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import watch_event_loop
 from areal_core.config import load_run
+from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.messages import connect
@@ -24,16 +26,17 @@ from areal_core.messages.workflows import WorkflowsReady
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
-from areal_core.rollout.remote import RemoteEngine, WorkerService
+from areal_core.rollout.remote import RemoteSlots, WorkerService
+from areal_core.runs.engines import build_engine
 from areal_core.runs.event_loops import run_through_exits
 from areal_core.runs.models import load_tokenizer, model_reference, vocabulary_size
 
 if TYPE_CHECKING:
     from areal_core.config import Resolved, RunConfig
+    from areal_core.interfaces.inference import InferenceClient
     from areal_core.launchers.member import Member
     from areal_core.messages.workflows import Welcome
     from areal_core.rewards.scoring import Scorer
-    from areal_core.rollout.episodes import GenerationEngine
     from areal_core.runs.folder import RunFolder
 
 CONNECT_TIMEOUT_S = 60.0
@@ -55,15 +58,17 @@ async def _serve(run: RunFolder, member: Member) -> None:
         address = await asyncio.to_thread(member.ask, ROLLOUTS, limit)
         peer = await connect(address, CONNECT_TIMEOUT_S, member.name)
         welcome = await peer.receive()
-        engine = RemoteEngine(peer, tells_places=welcome.tells_places, images=welcome.images)
+        slots = RemoteSlots(peer)
+        engine = build_engine(resolved.config, run, Path(os.environ[SCRATCH_VARIABLE]), member)
+        client = engine.client(slots, model_reference(resolved, run))
         scorer = _rewards(resolved.config, run, member)
-        loading = asyncio.to_thread(_load_groups, resolved, run, member, engine, scorer, welcome)
+        loading = asyncio.to_thread(_load_groups, resolved, run, member, client, scorer, welcome)
         try:  # both import for seconds
             (groups, *rows), _ = await asyncio.gather(loading, scorer.start())
         except BaseException:
             await scorer.close()
             raise
-    service = WorkerService(peer, groups, engine)
+    service = WorkerService(peer, groups, slots)
     peer.notify(WorkflowsReady(*rows))
     gc.collect()
     gc.freeze()  # see the controller
@@ -73,6 +78,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     try:
         await service.serve()
     finally:
+        await client.close()
         await scorer.close()
 
 
@@ -102,7 +108,7 @@ def _bound_memory(gib: float | None) -> None:
 
 
 def _load_groups(
-    resolved: Resolved, run: RunFolder, member: Member, engine: GenerationEngine, scorer: Scorer, welcome: Welcome
+    resolved: Resolved, run: RunFolder, member: Member, client: InferenceClient, scorer: Scorer, welcome: Welcome
 ) -> tuple[GroupRunner, int, int]:
     """What runs prompt groups, with all code of users in it; rows to train and to evaluate on, 0 where none are asked
     for."""
@@ -114,7 +120,7 @@ def _load_groups(
     tokenizer = load_tokenizer(model)
     runner = EpisodeRunner(
         config.workflow.build(),
-        engine,
+        client,
         scorer,
         tokenizer,
         seed=config.seed,

@@ -25,6 +25,8 @@ from areal_core.messages import Credentials
 from areal_core.runs.models import model_reference
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from areal_core.launchers.member import Member
     from areal_core.runs.folder import RunFolder
 
@@ -44,12 +46,7 @@ def play(run: RunFolder, member: Member) -> int:
     member.on_stop = stopping.set
     secret = {HUB_VARIABLE, *Credentials().as_environment()}  # a server is told nothing of the run
     environment = {name: value for name, value in os.environ.items() if name not in secret}
-    try:
-        server = subprocess.Popen(
-            command.arguments, env={**environment, **command.environment}, stdin=subprocess.DEVNULL
-        )
-    except OSError as error:
-        raise RunError(f"cannot be started: {command.arguments[0]}: {error.strerror}") from error
+    server = start_program(command, environment)
     member.enter("loading the model")
     address, is_healthy, deadline = f"http://{member.host}:{port}", False, time.monotonic() + limit
     while server.poll() is None and not stopping.is_set():
@@ -68,6 +65,19 @@ def play(run: RunFolder, member: Member) -> int:
     with suppress(subprocess.TimeoutExpired):
         server.wait(GRACE_S)
     return ASKED_TO_STOP
+
+
+def start_program(command: Any, environment: Mapping[str, str], **how: Any) -> subprocess.Popen[bytes]:
+    """Start the program of a server (`ServerCommand`).
+
+    Raises:
+        RunError: it is not there.
+    """
+    added = {**environment, **command.environment}
+    try:
+        return subprocess.Popen(command.arguments, env=added, stdin=subprocess.DEVNULL, **how)
+    except OSError as error:
+        raise RunError(f"{command.arguments[0]} cannot be started: {error.strerror}") from error
 
 
 def is_healthy_at(url: str) -> bool:

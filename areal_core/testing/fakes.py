@@ -26,7 +26,7 @@ class FakeEngine:
         places: requests that are worked on at once.
     """
 
-    capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True, tells_places=True)
+    capabilities = InferenceCapabilities(frozenset({"keep_cache", "recompute"}), deterministic=True)
 
     def __init__(self, tokens: int = 8, delay_s: float = 0.0, places: int = 1 << 31) -> None:
         self._tokens = tokens
@@ -41,6 +41,7 @@ class FakeEngine:
     async def generate(self, request: GenerationRequest) -> Generation:
         """Tokens from the seed, all of the version at the start of the request."""
         self.requests.append(request)
+        request.on_place(False)
         async with self._places:
             request.on_place(True)
             version = self.version

@@ -48,9 +48,12 @@ def test_the_facade_has_one_method_for_every_event_with_the_same_arguments():
         assert list(inspect.signature(method).parameters)[1:] == list(inspect.signature(hook).parameters), name
 
 
-def test_every_hook_is_a_heading_of_the_documentation_with_its_arguments():
+def test_every_hook_is_documented_with_its_arguments():
     page = (ROOT / "docs" / "hooks.md").read_text()
-    for name, hook in HOOKS.items():
+    for name in HOOKS.keys() - EVENTS.keys():
+        record = records.RECORD_TYPES[name.removeprefix("areal_")].__name__
+        assert f"\n| `{name}()` | `{record}` | " in page, name
+    for name, hook in EVENTS.items():
         assert f"### `{name}({', '.join(inspect.signature(hook).parameters)})`" in page, name
         for line in filter(None, (inspect.getdoc(hook) or "").splitlines()):
             assert line in page, f"docs/hooks.md does not have the line of {name}: {line}"

@@ -29,7 +29,7 @@ def test_the_page_is_current_and_has_every_kind_and_every_protocol():
 
 
 def test_what_the_constructor_of_an_engine_is_given_is_what_the_run_gives():
-    tree = ast.parse((ROOT / "areal_core" / "runs" / "controller.py").read_text())
+    tree = ast.parse((ROOT / "areal_core" / "runs" / "engines.py").read_text())
     (given,) = [
         {keyword.arg for keyword in node.keywords}
         for node in ast.walk(tree)

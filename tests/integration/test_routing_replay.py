@@ -16,8 +16,8 @@ from areal_core.errors import ConfigError
 from areal_core.interfaces import ACTOR, GenerationRequest, ModelReference, OptimizerSettings, SamplingParameters
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,7 +50,7 @@ class LosesItsServers(FakeEngine):
     async def generate(self, request: Any) -> Any:
         if self._at_first:
             request.on_place(True)
-            request.on_place(False)
+        request.on_place(False)
         await self.are_back.wait()
         return await super().generate(request)
 
@@ -101,22 +100,6 @@ def test_waiting_behind_others_is_not_the_episodes_time(tmp_path: Path, build: B
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_with_an_engine_that_does_not_tell_the_clock_runs_from_the_beginning(tmp_path: Path, build: Build) -> None:
-    class SaysNothing(FakeEngine):
-        capabilities = replace(FakeEngine.capabilities, tells_places=False)
-
-    async def run() -> None:
-        engine = SaysNothing(places=0)
-        controller, ledger = build(tmp_path, engine=engine, episode_timeout_s=0.2, max_consecutive_failures=2)
-        controller.start()
-        with pytest.raises(RunError, match=r"2 prompt groups failed(?s:.*)rollout.episode_timeout_s: 0.2"):
-            await controller.next_batch(0)
-        assert failures(controller, ledger)
-        await controller.close()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-
-
 def test_what_waits_for_a_place_for_ever_ends_the_run(tmp_path: Path, build: Build) -> None:
     async def run() -> None:
         controller, _ = build(tmp_path, engine=FakeEngine(places=0), episode_timeout_s=0.1, stall_timeout_s=0.5)
@@ -158,8 +141,7 @@ def test_one_request_that_waits_is_enough_for_the_clock_to_stand_still(places: l
 
         async def ask(has_place: bool) -> None:
             with clock.request() as on_place:
-                if has_place:
-                    on_place(True)
+                on_place(has_place)
                 await asyncio.sleep(0.6)
 
         async def episode() -> None:
@@ -183,7 +165,8 @@ def test_time_before_and_behind_a_wait_adds_up() -> None:
         async def episode() -> None:
             for _ in range(3):
                 await asyncio.sleep(0.2)
-                with clock.request():
+                with clock.request() as on_place:
+                    on_place(False)
                     await asyncio.sleep(0.4)
                     waited.set()
             await asyncio.sleep(60)
@@ -260,24 +243,6 @@ def test_a_workflow_that_cancels_itself_fails_its_group(tmp_path: Path, build: B
         await controller.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
-
-
-def test_time_is_idle_from_the_last_end_to_the_next_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(clocks.time, "monotonic", lambda: now)
-    idle = clocks.IdleTime()
-    now = 3.0
-    idle.end()
-    now = 5.0
-    idle.end()  # a second one, beside the first
-    assert idle.take() == 3
-    idle.begin()
-    now = 6.0
-    assert idle.take() == 1
-    now = 8.0
-    idle.end()
-    now = 9.0
-    assert idle.take() == 2, "what was told is not told again"
 
 
 def test_a_batch_says_how_long_nothing_was_under_way(tmp_path: Path, build: Build) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -277,28 +276,6 @@ def test_a_filter_that_raises_ends_the_run_with_its_cause(tmp_path: Path, build:
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == [], "what was interrupted is known to be"
-
-
-def test_who_asks_meanwhile_does_not_wait_for_hundreds_of_episodes(
-    tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Groups are admitted a few at a time: a publication is answered, and the trainer goes on, before all are."""
-    monkeypatch.setattr("areal_core.rollout.controller.EPISODES_AT_ONCE", 16)
-
-    async def run() -> list[int]:
-        controller, _ = build(tmp_path, engine=FakeEngine(delay_s=60), batch_size=64, group_size=8, max_staleness=0)
-        controller.start()
-        seen = [controller.counts.running]
-        while controller.counts.running < 64 and len(seen) < 1000:
-            await asyncio.sleep(0)
-            seen.append(controller.counts.running)
-        await controller.close()
-        return seen
-
-    seen = asyncio.run(run())
-    assert seen[0] == 2
-    assert seen[-1] == 64
-    assert max(after - before for before, after in itertools.pairwise(seen)) == 2
 
 
 def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Build, audited: Audited) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,122 +11,24 @@ import torch
 
 from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
-from areal_core.data import PackedBatch
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
-from areal_core.ledger.segments import SegmentWriter, read_record
-from areal_core.messages import connect, private_folder
-from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout import workers as module
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
-from areal_core.rollout.remote import RemoteEngine, WorkerService
-from areal_core.rollout.workers import RolloutWorkers
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
+from tests.rollout.worker_parts import HANG_S, Workers, group, read, run, running, segments_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from pathlib import Path
 
     from areal_core.data import Generation
-    from areal_core.interfaces import GenerationRequest, RolloutWorkflow
-    from areal_core.messages import Peer
-    from areal_core.messages.workflows import GroupEnded, GroupFacts
-
-HANG_S = 60.0
-LIVES = itertools.count()
+    from areal_core.interfaces import GenerationRequest
 
 
 @pytest.fixture(autouse=True)
 def _run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def segments_of(name: str) -> SegmentWriter:
-    """What a worker writes, below the current folder as if that were a run's."""
-    return SegmentWriter(Path.cwd() / "segments", Path.cwd(), f"{name}-{next(LIVES)}", print)
-
-
-def read(ended: GroupEnded) -> tuple[PackedBatch | None, GroupFacts]:
-    """The trajectories of a group that has ended, and the facts about it."""
-    data = None if ended.record is None else read_record(Path.cwd(), ended.record)
-    return None if data is None else PackedBatch.from_bytes(data), ended.facts
-
-
-class Worker:
-    """A worker in a task of this event loop."""
-
-    def __init__(self, name: str, address: str, workflow: RolloutWorkflow) -> None:
-        self.name = name
-        self.peer: Peer | None = None
-        self._task = asyncio.ensure_future(self._serve(address, workflow))
-
-    async def _serve(self, address: str, workflow: RolloutWorkflow) -> None:
-        self.peer = peer = await connect(address, HANG_S, self.name)
-        welcome = await peer.receive()
-        engine = RemoteEngine(peer, tells_places=welcome.tells_places, images=welcome.images)
-        runner = EpisodeRunner(workflow, engine, RewardSum([]), FakeTokenizer(), max_retries=1)
-        data = CountingDataset(7), CountingDataset(3)
-        service = WorkerService(peer, GroupRunner(runner, *data, [], RolloutSection(), segments_of(self.name)), engine)
-        peer.notify(WorkflowsReady(*map(len, data)))
-        await service.serve()
-
-    async def die(self) -> None:
-        """As by the out-of-memory killer."""
-        if self.peer is not None:
-            await self.peer.close()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-
-class Workers:
-    """Starts them, and those again that have died, as the driver does."""
-
-    def __init__(self, address: str, workflow: RolloutWorkflow) -> None:
-        self.started: list[Worker] = []
-        self._address, self._workflow = address, workflow
-        self.restarts = True
-
-    def start(self, name: str) -> None:
-        worker = Worker(name, self._address, self._workflow)
-        self.started.append(worker)
-        worker._task.add_done_callback(lambda _: self.start(name) if self.restarts else None)
-
-
-@asynccontextmanager
-async def running(
-    workflow: RolloutWorkflow, engine: Any = None, count: int = 2
-) -> AsyncIterator[tuple[RolloutWorkers, Workers, list[str]]]:
-    """Workers that are ready, who starts them, and what is told of them."""
-    said = list[str]()
-    with private_folder() as folder:
-        made = RolloutWorkers(
-            f"unix:{folder / 'socket'}",
-            engine or FakeEngine(),
-            count=count,
-            start_timeout_s=HANG_S,
-            welcome=Welcome(trains=True, evaluates=True, tells_places=True, images=False),
-            tell=said.append,
-        )
-        processes = Workers(await made.listen(), workflow)
-        try:
-            for number in range(count):
-                processes.start(f"worker-{number}")
-            await made.start()
-            yield made, processes, said
-        finally:
-            processes.restarts = False
-            await made.close()
-            for worker in processes.started:
-                await worker.die()
-
-
-def group(number: int = 5, timeout_s: float = HANG_S) -> RunGroup:
-    return RunGroup(number, number % 7, 0, (0, 1, 2), SamplingParameters(max_new_tokens=8), False, timeout_s)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, HANG_S))
 
 
 class TellingEngine(FakeEngine):
@@ -307,7 +206,7 @@ def test_a_group_that_nobody_waits_for_is_cancelled_in_its_worker() -> None:
 
 
 class Refusing(FakeEngine):
-    """Serves no request, for a reason; or dies."""
+    """Serves no request, for a reason."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -317,7 +216,7 @@ class Refusing(FakeEngine):
         raise self._error
 
 
-def test_an_engine_that_cannot_serve_fails_episodes_and_one_that_has_died_the_run() -> None:
+def test_an_engine_that_cannot_serve_fails_episodes() -> None:
     async def check() -> None:
         failures: list[Any] = []
         async with running(FakeWorkflow(), Refusing(ValueError("too long"))) as (workers, _, _):
@@ -326,30 +225,7 @@ def test_an_engine_that_cannot_serve_fails_episodes_and_one_that_has_died_the_ru
             assert (batch, facts.failed) == (None, 3)
             assert "too long" in facts.failure
             assert sorted(failures) == [(5, sample, attempt) for sample in range(3) for attempt in range(2)]
-        async with running(FakeWorkflow(), Refusing(RunError("the engine is gone"))) as (workers, _, _):
-            with pytest.raises(RunError, match="the engine is gone"):
-                await workers.run(group())
 
-    run(check())
-
-
-def test_the_time_in_which_a_request_waits_for_its_place_is_not_the_episodes() -> None:
-    class Late(FakeEngine):
-        async def generate(self, request: Any) -> Any:
-            await asyncio.sleep(0.5)  # without a place
-            waiting.append(workers.waiting)
-            return await super().generate(request)
-
-    async def check() -> None:
-        nonlocal workers
-        async with running(FakeWorkflow(), Late()) as (workers, _, _):
-            batch, _ = read(await workers.run(group(timeout_s=0.25)))
-            assert batch is not None, "its clock stood still"
-            assert max(waiting) == 3
-            assert workers.waiting == 0
-
-    waiting: list[int] = []
-    workers: Any = None
     run(check())
 
 

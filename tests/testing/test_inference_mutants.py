@@ -236,6 +236,7 @@ class OneRequestForgotten(NaiveEngine):
 
 class TellsOfPlacesAtOnce(NaiveEngine):
     async def generate(self, request):
+        request.on_place(False)
         request.on_place(True)
         return await super().generate(replace(request, on_place=lambda has_place: None))
 
@@ -353,8 +354,8 @@ MUTANTS = [
     (UnknownSettingsIgnored, "test_what_cannot_be_served_is_refused", "was answered: (top|min)"),
     (CloseLeavesRequestsWaiting, "test_close_ends_what_runs_and_may_be_called_twice", "a request at close did not"),
     (TellsOfPlacesAtOnce, PLACES, "was told of a place while others had them all"),
-    (TellsOfPlacesTwice, PLACES, "instead of once with True each"),
-    (TellsOfNoPlace, PLACES, "instead of once with True each"),
+    (TellsOfPlacesTwice, PLACES, "instead of False, then True, each"),
+    (TellsOfNoPlace, PLACES, "instead of False, then True, each"),
     (TellsOfPlacesAgainAfterAnUpdate, LABELS, "a place is lost before it is had again"),
     (OneRequestForgotten, "test_more_requests_than_slots_are_all_answered", "30 requests did not end"),
 ]

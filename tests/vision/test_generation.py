@@ -9,8 +9,8 @@ from vision_rank_program import make_engine
 
 from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 from areal_vision.pictures import PictureReader
 
 pytestmark = pytest.mark.slow

@@ -17,6 +17,7 @@ from areal_core.data import FinishReason
 from areal_core.data.trajectory import Generation
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities, SamplingParameters
+from areal_core.testing.conformance.served import Served
 
 if TYPE_CHECKING:
     from areal_core.interfaces import GenerationRequest, ModelReference, WeightUpdate
@@ -24,16 +25,14 @@ if TYPE_CHECKING:
 _SERVED = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
 
 
-class NaiveEngine:
+class NaiveEngine(Served):
     """An `InferenceEngine` inside this process, without a cache of keys and values.
 
     Args:
         slots: requests that are generated from at once.
     """
 
-    capabilities = InferenceCapabilities(
-        frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True, tells_places=True
-    )
+    capabilities = InferenceCapabilities(frozenset({"recompute"}), frozenset({"greedy"}), deterministic=True)
 
     def __init__(self, slots: int = 8) -> None:
         self._slots = asyncio.Semaphore(slots)
@@ -77,6 +76,7 @@ class NaiveEngine:
 
     async def _generate(self, request: GenerationRequest) -> Generation:
         output = Generation([], [], [], FinishReason.LENGTH)
+        request.on_place(False)
         async with self._slots:
             request.on_place(True)
             generator = self._generator(request)

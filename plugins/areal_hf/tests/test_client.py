@@ -13,8 +13,8 @@ import pytest
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,8 @@ def test_cancelled_tasks_free_their_rows(loop, engine):
     tasks = loop.run(work())
     assert all(task.cancelled() or task.done() for task in tasks)
     assert sum(task.cancelled() for task in tasks) > 40
-    assert not engine._generations
+    (connection,) = engine._client._asking.values()
+    assert not connection.result()._generations
 
 
 def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_folder, other_folder, tmp_path):
@@ -172,7 +173,7 @@ def test_a_start_that_takes_too_long_leaves_no_process(model_folder):
 
 PARENT = """
 import asyncio, os, sys
-from areal_hf.client import HFEngine
+from areal_hf.engine import HFEngine
 from areal_hf.config import HFConfig
 from areal_core.interfaces import ModelReference
 

@@ -3,8 +3,8 @@
 import pytest
 
 from areal_core.testing.conformance import InferenceEngineSuite
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow  # every test starts a process that imports transformers
 

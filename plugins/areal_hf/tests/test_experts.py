@@ -8,8 +8,8 @@ import torch
 
 from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 MIXTURE = "qwen3_moe"

@@ -12,8 +12,8 @@ from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters
 from areal_core.testing.conformance.models import make_model
-from areal_hf.client import HFEngine
 from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
 from areal_hf.stop_texts import cut_at_stop
 
 if TYPE_CHECKING:

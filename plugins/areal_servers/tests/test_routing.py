@@ -8,27 +8,57 @@ from pathlib import Path
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
-from areal_servers.answer import Conversations
-from areal_servers.errors import RequestRefusedError, ServerLostError
-from areal_servers.interface import Chunk, ServerIdentity
-from areal_servers.roster import Member, Roster, State
+from areal_core.interfaces import ServerLostError, Slot, Want
+from areal_servers.interface import ServerIdentity
+from areal_servers.roster import MOST_FAILURES, Member, Roster, State
 from areal_servers.routing import Router
 
 
+class Adapter:
+    def name_of(self, connection):
+        return ""
+
+
+class Connection:
+    address = "http://there"
+
+    async def close(self):
+        pass
+
+
 def member(name, slots=4, state=State.READY):
-    found = Member(name, None, None, "recompute")
+    found = Member(name, Adapter(), Connection(), "recompute")
     found.identity = ServerIdentity("1", "", 1024, slots)
     found.state = state
     return found
 
 
+class Line:
+    """Routers, and who lines up for their slots."""
+
+    def __init__(self, *members, limit=None):
+        self.roster = Roster(Path("/dev/null"))
+        self.roster.members = {one.name: one for one in members}
+        self.router = Router(self.roster, limit)
+        self.wake = self.router.wake
+        self.held = []
+
+    async def take(self, prefixes=(), avoided=(), *, is_continued=False):
+        """The server of a slot, which is held until `release`."""
+        names = tuple(one.name for one in avoided)
+        slot = Slot(self.router, Want(tuple(prefixes), names, is_continued))
+        found = self.roster.members[(await slot.__aenter__()).server]
+        self.held.append((found, slot))
+        return found
+
+    def release(self, member):
+        found = next(one for one in self.held if one[0] is member)
+        self.held.remove(found)
+        self.router.release(found[1])
+
+
 def router(*members, limit=None):
-    roster = Roster(Path("/dev/null"))
-    roster.members = {one.name: one for one in members}
-    made = Router(roster, limit, Conversations("recompute"))
-    made.roster = roster
-    return made
+    return Line(*members, limit=limit)
 
 
 async def turns(count=5):
@@ -67,7 +97,7 @@ def test_requests_of_one_prefix_stay_together_until_that_is_a_queue():
         for taken in (a, b):
             while taken.requests:
                 of.release(taken)
-        last = of._places["prefix"]
+        last = of.router._places["prefix"]
         assert await of.take(["prefix"]) is last, "it is remembered where the prefix lies now"
 
     asyncio.run(check())
@@ -198,27 +228,6 @@ def test_a_cancelled_request_hands_its_place_on():
     asyncio.run(check())
 
 
-def test_a_place_on_a_server_that_is_stopped_before_it_is_taken_is_given_back():
-    async def check():
-        a, b = member("a", slots=1), member("b", slots=1, state=State.LOST)
-        of = router(a, b)
-        await of.take()
-        first, second = asked(of, 2)
-        await turns()
-        of.release(a)
-        a.state = State.UPDATING
-        await turns()
-        assert not first.done()
-        assert a.requests == 0
-        b.state = State.READY
-        of.wake()
-        assert await first is b
-        assert not second.done(), "nobody overtakes it"
-        second.cancel()
-
-    asyncio.run(check())
-
-
 def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
     async def check():
         a, b = member("a", slots=1), member("b", slots=1)
@@ -238,51 +247,41 @@ def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("error", [ServerLostError("gone"), RequestRefusedError("404: a gateway, no server behind it")])
-def test_what_one_server_does_not_answer_the_others_do(error):
-    class Adapter:
-        def __init__(self, broken):
-            self.broken = broken
-
-        async def generate(self, connection, piece):
-            if self.broken:
-                raise error
-            yield Chunk([1], [-0.1], "stop", None)
-
+def test_what_was_asked_of_a_lost_server_is_broken_off_and_asked_of_another():
     async def check():
-        members = [member("good"), member("bad")]
-        for one in members:
-            one.adapter, one.version = Adapter(one.name == "bad"), 1
-            one.identity = ServerIdentity("1", "", 1024, 4, reports_spans=False)
-        of = router(*members)
-        request = GenerationRequest("probe", [1], SamplingParameters(max_new_tokens=1), seed=0)
-        assert [answer.output_ids for answer in await of.answer_everywhere(request)] == [[1]]
-        assert [one.failures for one in members] == [0, 1]
-        assert [one.requests for one in members] == [0, 0]
+        a, b = member("a"), member("b", state=State.LOST)
+        of = router(a, b)
+
+        async def ask(avoided=()):
+            async with Slot(of.router, Want((), avoided)) as grant:
+                await asyncio.sleep(60 if grant.server == "a" else 0)
+            return grant.server
+
+        asking = [asyncio.create_task(ask()) for _ in range(2)]
+        await turns()
+        a.state = State.LOST
+        of.roster.on_lost(a)
+        for task in asking:
+            with pytest.raises(ServerLostError, match="a was lost"):
+                await task
+        assert a.requests == 0
+        b.state = State.READY
+        assert await ask(("a",)) == "b"
 
     asyncio.run(check())
 
 
-def test_what_every_server_answers_goes_on_where_a_piece_ends_in_the_middle():
-    """Such as behind a token that a policy of pictures wrote: asked anew, it would end there for ever."""
-
-    class Halting:
-        asked: list = []  # noqa: RUF012
-
-        async def generate(self, connection, piece):
-            self.asked.append(piece.input_ids)
-            done = len(piece.input_ids) == 3
-            yield Chunk([len(piece.input_ids)], [-1.0], "length" if done else "abort")
-
+def test_faults_of_a_server_are_told_and_after_a_few_in_a_row_it_is_taken_out():
     async def check():
-        one = member("one")
-        one.adapter, one.version = Halting(), 0
-        request = GenerationRequest("probe", [7], SamplingParameters(max_new_tokens=8), 0)
-        async with asyncio.timeout(30):
-            (answer,) = await router(one).answer_everywhere(request)
-        assert answer.output_ids == [1, 2, 3]
-        assert one.adapter.asked == [[7], [7, 1], [7, 1, 2]]
-        assert one.requests == 0
+        a = member("a")
+        of = router(a)
+        for number in range(MOST_FAILURES):
+            assert a.state is State.READY
+            with pytest.raises(ServerLostError):
+                async with Slot(of.router, Want()):
+                    raise ServerLostError(f"500, number {number}")
+        assert a.state is State.LOST
+        assert of.router.counts["servers/failed"] == MOST_FAILURES
 
     asyncio.run(check())
 

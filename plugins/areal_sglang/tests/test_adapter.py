@@ -9,10 +9,10 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
 from areal_planning.mixture import Mixture
 from areal_servers.connection import ServerConnection
-from areal_servers.errors import RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
+from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_servers.interface import Piece
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
@@ -293,7 +293,12 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
         chunks = []
         for where in (folder, whole):
             await speaks.load(connection, where, "1", "recompute")
-            chunks.append([chunk async for chunk in speaks.generate(connection, piece())])
+            chunks.append(
+                [
+                    chunk
+                    async for chunk in speaks.generate(connection, replace(piece(), adapter=speaks.name_of(connection)))
+                ]
+            )
         return chunks
 
     chunks, (dropped, loaded, asked, dropped_again, updated, asked_again) = called(replay, answers, go)

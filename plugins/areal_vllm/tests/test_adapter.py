@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 from base64 import b64encode
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
 from areal_planning.mixture import Mixture
 from areal_servers.connection import ServerConnection
-from areal_servers.errors import RequestRefusedError, ServerLostError, ServerRefusedError, UpdateRefusedError
+from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_servers.interface import Piece
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
@@ -248,7 +249,12 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
         chunks = []
         for where in (folder, whole):
             await speaks.load(connection, where, "1", "recompute")
-            chunks.append([chunk async for chunk in speaks.generate(connection, piece())])
+            chunks.append(
+                [
+                    chunk
+                    async for chunk in speaks.generate(connection, replace(piece(), adapter=speaks.name_of(connection)))
+                ]
+            )
         return chunks
 
     chunks, bodies = called(replay, answers, go)

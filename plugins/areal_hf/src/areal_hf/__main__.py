@@ -16,7 +16,7 @@ START_S = 3600.0
 def play(member: Member) -> int:
     """Serve the engine of the run until it is gone."""
     member.on_stop = lambda: None  # it ends with the controller
-    from areal_hf.client import ENGINE
+    from areal_hf.engine import ENGINE
     from areal_hf.server import main
 
     address = member.ask(ENGINE, START_S)

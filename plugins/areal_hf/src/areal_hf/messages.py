@@ -1,4 +1,4 @@
-"""Between the engine in the rollout controller and the process that generates."""
+"""Between the process that generates, the engine in the rollout controller, and the clients in rollout workers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ class Load(Message):
 
 
 class Loaded(Message):
-    """The model is ready, and what it can take, in tokens.
+    """The model is ready, and what it can take, in tokens; told to the engine, and to each client when it comes.
 
     Attributes:
+        address: where clients ask.
         experts_shape, experts_dtype: of what is told of each token's experts, layers and choices; nothing where empty.
     """
 
+    address: str
     sequence_length: int
     cache_tokens: int
     vocabulary: int
@@ -30,8 +32,9 @@ class Loaded(Message):
 
 
 class NewSampling(Message):
-    """Sampling settings that requests name by number, counted from 0."""
+    """Sampling settings that requests name by number."""
 
+    number: int
     sampling: SamplingParameters
 
 
@@ -64,12 +67,6 @@ class Refused(Message):
 
     number: int
     text: str
-
-
-class Begun(Message):
-    """Requests that have a slot: they are generated from."""
-
-    numbers: list[int]
 
 
 class Cancel(Message):

@@ -12,7 +12,7 @@ def areal_inference_engines() -> list[Component]:
         Component(
             "hf",
             "any Hugging Face causal model, generated from in a process of its own on the CPU or one GPU",
-            target="areal_hf.client:HFEngine",
+            target="areal_hf.engine:HFEngine",
             config="areal_hf.config:HFConfig",
         )
     ]

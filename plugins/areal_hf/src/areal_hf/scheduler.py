@@ -88,7 +88,6 @@ class Scheduler:
         self._waiting: deque[LiveRequest] = deque()
         self._waited = 0
         self._cancelled = 0
-        self.begun: list[int] = []
         """The client's numbers of requests that have joined; whoever tells them clears it."""
         self.experts: RoutedExperts | None = None
         self._bytes_per_token = self._probe()
@@ -238,7 +237,6 @@ class Scheduler:
         start = len(rows)
         live_columns = rows.longest
         rows.join(joiners)
-        self.begun += [request.number for request in joiners]
         self._fit(len(rows), rows.longest + 1, start, live_columns)
         self._fill(start, len(rows))
 

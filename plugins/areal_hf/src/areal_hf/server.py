@@ -1,6 +1,7 @@
 """The process that generates: one thread, one event loop, a step of all live requests in each of its turns.
 
-Requests come over the connection. Between two steps the loop reads what has arrived and writes what has ended;
+Requests come over connections to rollout workers. Between two steps the loop reads what has arrived and writes what has
+ended;
 generating in a second thread would halve the throughput of small models, whose cost is Python.
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from base64 import b64decode
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +19,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
+from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.messages import Peer, PeerClosed, PeerCorrupt, connect
+from areal_core.messages import Peer, PeerClosed, PeerCorrupt, connect, private_folder, serve
 from areal_hf.attention import attention_for
 from areal_hf.config import HFConfig
 from areal_hf.messages import (
-    Begun,
     Cancel,
     Finished,
     Generate,
@@ -86,14 +89,13 @@ def limits_for(settings: HFConfig, model: PreTrainedModel) -> Limits:
 
 
 class Server:
-    """Connects the peer to the scheduler.
+    """Connects peers to the scheduler.
 
     Args:
-        peer: to the engine's client, which has checked every request.
-        load: its first message: settings and model.
+        load: the engine's first message: settings and model.
     """
 
-    def __init__(self, peer: Peer, load: Load) -> None:
+    def __init__(self, load: Load) -> None:
         settings = HFConfig.model_validate_json(load.settings)
         torch.set_num_threads(settings.threads)
         reference = load.model
@@ -103,71 +105,95 @@ class Server:
         limits = limits_for(settings, model)
         ways = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
         self._scheduler = Scheduler(model, limits, **ways)
-        self._peer = peer
-        self._requests: dict[int, LiveRequest] = {}
-        self._sampling: list[SamplingParameters] = []
+        self._numbers = itertools.count()
+        self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
+        self._sampling: dict[tuple[Peer, int], SamplingParameters] = {}
+        self._peers: list[Peer] = []
+        self._arrived = asyncio.Event()
         self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         told = () if (experts := self._scheduler.experts) is None else (experts.mixture.shape, experts.mixture.dtype)
-        peer.notify(Loaded(limits.sequence_length, self._scheduler.cache_tokens, vocabulary, *told))
+        self.loaded = Loaded("", limits.sequence_length, self._scheduler.cache_tokens, vocabulary, *told)
+
+    async def hear(self, peer: Peer) -> None:
+        """Let a peer ask for things until it is gone."""
+        peer.notify(self.loaded)
+        self._peers.append(peer)
+        try:
+            while True:
+                self._handle(peer, await peer.receive())
+                self._arrived.set()
+        finally:
+            self._peers.remove(peer)
+            for number in [number for number, (asker, *_) in self._requests.items() if asker is peer]:
+                self._scheduler.cancel(self._requests.pop(number)[2])
 
     async def run(self) -> None:
-        """Serve until the peer closes."""
+        """Generate for ever."""
         while True:
             if self._scheduler.idle:
-                self._handle(await self._peer.receive())
-            for message in self._peer.receive_ready():
-                self._handle(message)
-            outputs = self._scheduler.step()
-            if begun := self._scheduler.begun:
-                self._peer.notify(Begun(begun))
-                self._scheduler.begun = []
-            if outputs is not None:
-                self._report(outputs)
+                self._arrived.clear()
+                await self._arrived.wait()
             await asyncio.sleep(0)
+            for peer in self._peers:  # what has just come takes part in this step
+                with suppress(PeerClosed):
+                    for message in peer.receive_ready():
+                        self._handle(peer, message)
+            if (outputs := self._scheduler.step()) is not None:
+                self._report(outputs)
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, peer: Peer, message: Any) -> None:
         match message:
-            case NewSampling(sampling):
-                self._sampling.append(sampling)
+            case NewSampling(number, sampling):
+                self._sampling[peer, number] = sampling
             case Generate(requests):
                 for new in requests:
-                    self._add(new)
-            case Cancel(number):
-                cancelled = self._requests.pop(number, None)
-                if cancelled is not None:
-                    self._scheduler.cancel(cancelled)
+                    self._add(peer, new)
+            case Cancel(cancelled):
+                for number, (asker, theirs, request) in [*self._requests.items()]:
+                    if asker is peer and theirs == cancelled:
+                        del self._requests[number]
+                        self._scheduler.cancel(request)
             case Update(version, folder):
-                self._update(version, folder)
+                self._update(peer, version, folder)
             case unknown:
                 raise ValueError(f"the client sent a message that is not for an engine: {type(unknown).__name__}")
 
-    def _add(self, new: NewRequest) -> None:
-        request = LiveRequest(new.number, new.input_ids, self._sampling[new.sampling], new.seed)
+    def _add(self, peer: Peer, new: NewRequest) -> None:
+        number = next(self._numbers)
+        request = LiveRequest(number, new.input_ids, self._sampling[peer, new.sampling], new.seed)
         try:
             if new.images:
                 request.pictures = self._read(new.images)
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - a picture may make a library raise anything
             told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self._peer.notify(Refused(new.number, told))
+            peer.notify(Refused(new.number, told))
         else:
-            self._requests[new.number] = request
+            self._requests[number] = peer, new.number, request
 
-    def _update(self, version: int, folder: Path) -> None:
+    def _update(self, peer: Peer, version: int, folder: Path) -> None:
         error = None
         try:
             self._scheduler.update_weights(version, folder)
         except RunError as refusal:
             error = refusal.message
-        self._peer.notify(Updated(version, error))
+        peer.notify(Updated(version, error))
 
     def _report(self, outputs: Outputs) -> None:
-        for number in outputs.numbers:
-            self._requests.pop(number, None)
-        columns = outputs.tokens, outputs.versions, outputs.logprobs, outputs.experts
-        data = b"".join(column.numpy().tobytes() for column in columns)
-        self._peer.notify(Finished(outputs.numbers, outputs.counts, outputs.stopped, data, outputs.computed))
+        """To each peer what it has asked for."""
+        askers = [self._requests.pop(number) for number in outputs.numbers]
+        pieces = [torch.split(each, outputs.counts) for each in (outputs.tokens, outputs.versions, outputs.logprobs)]
+        if outputs.computed:
+            pieces.append(torch.split(outputs.experts, outputs.computed))
+        for peer in dict.fromkeys(asker for asker, *_ in askers):
+            own = [place for place, (asker, *_) in enumerate(askers) if asker is peer]
+            data = b"".join(piece[place].numpy().tobytes() for piece in pieces for place in own)
+            numbers = [askers[place][1] for place in own]
+            counts, stopped = [outputs.counts[place] for place in own], [outputs.stopped[place] for place in own]
+            computed = [outputs.computed[place] for place in own] if outputs.computed else []
+            with suppress(PeerClosed):
+                peer.notify(Finished(numbers, counts, stopped, data, computed))
 
 
 def _read(model: str, images: tuple[str, ...]) -> Pictures:
@@ -176,14 +202,17 @@ def _read(model: str, images: tuple[str, ...]) -> Pictures:
 
 
 async def main(address: str) -> None:
-    """Connect, load the model that the first message names, and serve until the client is gone."""
+    """Connect to the engine, load the model that its first message names, and serve until it is gone."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    peer = await connect(address, _CONNECT_TIMEOUT_S, "hf")
+    engine = await connect(address, _CONNECT_TIMEOUT_S, "hf")
     try:
-        server = Server(peer, await peer.receive())
-        # The model's modules live as long as the process; walking them again and again costs milliseconds each time.
-        gc.freeze()
-        await server.run()
+        server = Server(await engine.receive())
+        with private_folder() as folder:
+            clients = await serve(f"unix:{folder / 'socket'}", server.hear)
+            server.loaded.address = clients.address
+            gc.freeze()  # what the model is made of is not walked again and again
+            start_task(server.run(), "generation")
+            await server.hear(engine)
     except PeerCorrupt:
         raise
     except PeerClosed:

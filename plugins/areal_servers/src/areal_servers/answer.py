@@ -7,21 +7,21 @@ the next piece goes on behind the tokens that are kept. Each token keeps the ver
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason, joined_columns, sampling_fault
-from areal_servers.errors import ServerLostError
+from areal_core.interfaces import ServerLostError
 from areal_servers.interface import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
-    from areal_core.interfaces import GenerationRequest, SamplingParameters, UpdateMode
+    from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, UpdateMode
     from areal_servers.interface import Chunk
 
 
@@ -43,23 +43,15 @@ class Conversations:
 
     def __init__(self, mode: UpdateMode, remembered: int = REMEMBERED) -> None:
         self._keeps_cache = mode == "keep_cache"
-        self._remembered = remembered
-        self._keys: OrderedDict[str, str] = OrderedDict()
+        self._begun: Callable[[str], list[str]] = lru_cache(remembered)(lambda conversation: [])
 
     def key(self, conversation: str, version: int) -> str:
-        """The key of the next request of a conversation.
-
-        Args:
-            conversation: its name.
-            version: of the weights under which the request begins.
-        """
+        """The key of the next request of a conversation, which begins under weights of a version."""
         if not self._keeps_cache:
             return str(version)
-        key = self._keys.setdefault(conversation, str(version))
-        self._keys.move_to_end(conversation)
-        if len(self._keys) > self._remembered:
-            self._keys.popitem(last=False)
-        return key
+        if not (begun := self._begun(conversation)):
+            begun.append(str(version))
+        return begun[0]
 
 
 class Answer:
@@ -68,6 +60,7 @@ class Answer:
     Args:
         request: whose answer it is; without a conversation it is one by itself.
         conversations: know the cache key.
+        asker: in front of the names of pieces, which nobody else uses.
 
     Attributes:
         pieces: how often something was asked for.
@@ -76,8 +69,9 @@ class Answer:
         finish: why it ended, None while it has not.
     """
 
-    def __init__(self, request: GenerationRequest, conversations: Conversations) -> None:
+    def __init__(self, request: GenerationRequest, conversations: Conversations, asker: str = "") -> None:
         self.request = request
+        self._asker = asker
         self.pieces = 0
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -87,12 +81,8 @@ class Answer:
         self._conversations = conversations
         self._conversation = request.conversation or f"request {request.request_id}"
 
-    def next_piece(self, version: int) -> Piece:
-        """What is still missing, as a question of its own.
-
-        Args:
-            version: of the weights of the server that is asked.
-        """
+    def next_piece(self, grant: Grant) -> Piece:
+        """What is still missing, as a question of its own to the server of a slot."""
         if not is_resumable(self.request.sampling):
             self.output_ids, self.logprobs, self.versions, self.columns = [], [], [], {}
         self.pieces += 1
@@ -100,17 +90,26 @@ class Answer:
         if done:
             most, least = sampling.max_new_tokens - done, max(0, sampling.min_new_tokens - done)
             sampling = replace(sampling, max_new_tokens=most, min_new_tokens=least)
-        name = f"{self.request.request_id}.{self.pieces}"
+        name = f"{self._asker}{self.request.request_id}.{self.pieces}"
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
-        key = self._conversations.key(self._conversation, version)
-        return Piece(name, self.request.input_ids + self.output_ids, sampling, seed, key, self.request.images)
+        key = self._conversations.key(self._conversation, grant.version)
+        input_ids = self.request.input_ids + self.output_ids
+        return Piece(name, input_ids, sampling, seed, key, self.request.images, grant.adapter)
 
-    def keep(self, tokens: PieceTokens, count: int, versions: Sequence[int]) -> None:
-        """Take over the first tokens of a piece."""
+    def keep_labelled(self, tokens: PieceTokens) -> None:
+        """Take over, of a piece that broke off, the tokens whose version is certain."""
+        versions = tokens.labels()
+        if len(versions) < len(tokens.output_ids):
+            tokens.finish = None  # what ended it may be among the others
+        self.keep(tokens, versions)
+
+    def keep(self, tokens: PieceTokens, versions: Sequence[int]) -> None:
+        """Take over the first tokens of a piece, those that have a version."""
+        count = len(versions)
         self.output_ids += tokens.output_ids[:count]
         self.logprobs += tokens.logprobs[:count]
-        self.versions += versions[:count]
+        self.versions += versions
         self.columns = joined_columns(self.columns, tokens.columns, len(self.request.input_ids) + len(self.output_ids))
         if tokens.finish == "stop":
             self.finish = FinishReason.STOP
@@ -127,60 +126,51 @@ class PieceTokens:
     """The tokens of one piece as they arrive.
 
     Args:
-        version: of the server's weights when the piece was sent.
+        grant: of the slot in which the piece was asked for.
         most: tokens that were asked for.
-        mark: of the run, in front of the versions in the server's labels.
-
-    Attributes:
-        certain: how many tokens are surely of `version`, because they came before any update began.
     """
 
-    def __init__(self, version: int, most: int, mark: str = "") -> None:
-        self.version = version
+    def __init__(self, grant: Grant, most: int) -> None:
+        self._grant = grant
         self._most = most
-        self._mark = mark
         self.output_ids: list[int] = []
         self.logprobs: list[float] = []
-        self.certain = 0
         self.finish: str | None = None
         self.columns: Mapping[str, torch.Tensor] = {}
-        self._spans: Sequence[tuple[str, int, int]] | None = None
+        self._spans: Sequence[tuple[str, int, int]] = ()
 
-    def add(self, chunk: Chunk, *, is_certain: bool) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Tokens have arrived."""
         if fault := sampling_fault(chunk.output_ids, chunk.logprobs, self._most - len(self.output_ids)):
             raise ServerLostError(f"sent {fault}")
         self.output_ids += chunk.output_ids
         self.logprobs += chunk.logprobs
-        if is_certain:
-            self.certain = len(self.output_ids)
-        self.finish, self.columns, self._spans = chunk.finish, chunk.columns, chunk.spans
+        self.finish, self.columns = chunk.finish, chunk.columns
+        if chunk.spans is not None:
+            self._spans = chunk.spans
 
-    def without_end(self) -> PieceTokens:
-        """The same tokens, as if the piece were not over: what ended it may be among the uncertain ones."""
-        if self.certain < len(self.output_ids):
-            self.finish = None
-        return self
+    def labels(self) -> list[int]:
+        """The versions of the first tokens, as far as the server's labels are this run's."""
+        if not self._grant.labels_tokens:  # its weights do not change while the slot is held
+            return [self._grant.version] * len(self.output_ids)
+        versions: list[int] = []
+        for label, start, end in self._spans:
+            number = label.removeprefix(self._grant.run_id)
+            if f"{self._grant.run_id}{number}" != label or not number.isdecimal() or start != len(versions):
+                break
+            versions += [int(number)] * (end - start)
+        return versions[: len(self.output_ids)]
 
-    def versions(self, *, needs_spans: bool) -> list[int]:
+    def versions(self) -> list[int]:
         """[T] the version of each token.
 
         Raises:
             ServerLostError: the server's labels do not cover the tokens, or are none of this run's.
         """
-        if self._spans is None:
-            if needs_spans and self.output_ids and self.certain < len(self.output_ids):
-                raise ServerLostError("sent no labels for tokens that an update may have met")
-            return [self.version] * len(self.output_ids)
-        versions: list[int] = []
-        for label, start, end in self._spans:
-            number = label.removeprefix(self._mark)
-            if f"{self._mark}{number}" != label or not number.isdecimal() or start != len(versions):
-                raise ServerLostError(f"labels its tokens '{label}' from {start}; somebody else changed its weights")
-            versions += [int(number)] * (end - start)
-        if len(versions) < len(self.output_ids):
-            raise ServerLostError(f"labels {len(versions)} of {len(self.output_ids)} tokens")
-        return versions[: len(self.output_ids)]
+        if len(versions := self.labels()) < (count := len(self.output_ids)):
+            told = f"labels {len(versions)} of {count} tokens with weights of this run: {self._spans!r:.200}"
+            raise ServerLostError(f"{told}; somebody else may have changed them")
+        return versions
 
 
 def is_resumable(sampling: SamplingParameters) -> bool:

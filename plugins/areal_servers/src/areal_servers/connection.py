@@ -8,8 +8,10 @@ import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import aiohttp
+import msgspec
 
-from areal_servers.errors import RequestRefusedError, ServerLostError
+from areal_core.interfaces import ServerLostError
+from areal_servers.errors import RequestRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -22,7 +24,7 @@ again."""
 _SHOWN = 300
 _INPUT = re.compile(r"""['"]input['"]:""")
 """Behind this a server repeats what it was sent."""
-_FAULTS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError)
+_FAULTS = (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError, msgspec.DecodeError)
 """RuntimeError: the library tries a call again by itself, and may find its session closed by then."""
 
 
@@ -40,7 +42,6 @@ class ServerConnection:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
-        self._streams: set[aiohttp.ClientResponse] = set()
 
     async def get(self, path: str, timeout_s: float | None = None) -> Any:
         """The JSON value at `path`; None for an empty answer."""
@@ -64,16 +65,12 @@ class ServerConnection:
         try:
             async with self._open().post(self.address + path, json=body, timeout=timeout) as response:
                 await self._check(response, path)
-                self._streams.add(response)
-                try:
-                    async for line in response.content:
-                        if line.startswith(b"data:"):
-                            text = line[5:].strip()
-                            if text == b"[DONE]":
-                                return
-                            yield json.loads(text)
-                finally:
-                    self._streams.discard(response)
+                async for line in response.content:
+                    if line.startswith(b"data:"):
+                        text = line[5:].strip()
+                        if text == b"[DONE]":
+                            return
+                        yield msgspec.json.decode(text)
         except _FAULTS as error:
             raise self._translated(error, path) from None
         raise ServerLostError(f"{path} ended before the answer did")
@@ -118,8 +115,6 @@ class ServerConnection:
 
     async def close(self) -> None:
         """Break off everything under way; the next call opens a new connection."""
-        for response in list(self._streams):
-            response.close()  # wakes whoever reads it; closing the session alone would not
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -6,12 +6,10 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from areal_core.interfaces import ServerLostError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator
-
-
-class ServerLostError(Exception):
-    """The server could not be reached, broke off, was too slow or answered nonsense: ask another one."""
 
 
 class RequestRefusedError(ValueError):

@@ -1,21 +1,23 @@
 """A fleet of inference servers as one inference engine.
 
-`roster` knows which servers there are and where each is in its life, `routing` gives requests to servers, `updating`
-changes weights, and `tending` does for each server what it needs. When a server is stopped, lost or taken out, its
-requests go on elsewhere with the tokens that they had.
+`roster` knows which servers there are and where each is in its life, `routing` gives out their slots, `updating`
+changes weights, and `tending` does for each server what it needs. Tokens do not pass through here: rollout workers ask
+servers themselves (`client`). When a server is stopped, lost or taken out, its requests go on elsewhere with the tokens
+that they had.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal_core.errors import RunError
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
-from areal_servers.answer import Conversations
-from areal_servers.roster import Roster, State
+from areal_servers.client import ServersClient
+from areal_servers.roster import Roster
 from areal_servers.routing import Router
 from areal_servers.tending import Tending
 from areal_servers.updating import BroadcastGroups, Updater
@@ -24,12 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.data import Generation
-    from areal_core.interfaces import GenerationRequest, ModelReference
+    from areal_core.interfaces import GenerationRequest, ModelReference, Slots
     from areal_core.launchers.member import Member
     from areal_servers.interface import ServerAdapter
     from areal_servers.settings import FleetSettings
-
-_UNLIMITED = 1 << 31
 
 
 class ServerFleet:
@@ -53,21 +53,21 @@ class ServerFleet:
         member: Member | None = None,
         gpus: Sequence[int] | None = None,
     ) -> None:
-        self.capabilities = replace(adapter.capabilities(), tells_places=True)
+        self.capabilities = adapter.capabilities()
         self.adapter = adapter
         self.settings = settings
         self._log_dir = Path(log_dir)
         self._member, self._gpus = member, gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
-        self._router = Router(self.roster, settings.max_concurrent_requests, Conversations(settings.update_mode))
+        self._router = Router(self.roster, settings.max_concurrent_requests)
         note = self._log_dir / "broadcast_group"
         groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s, note)
         self._updater = Updater(self.roster, groups, settings.update_timeout_s, member)
         self._tending: Tending | None = None
-        self._vocabulary = _UNLIMITED
+        self._client: ServersClient | None = None
         # What one part does alone is its own; see `InferenceEngine`, `BroadcastReceiver` and `MemorySharer`.
         self.describe = self.roster.describe
-        self.generate_everywhere = self._router.answer_everywhere
+        self.acquire, self.release = self._router.acquire, self._router.release
         self.update_weights = self._updater.update_weights
         self.form_group = self._updater.form_group
         self.needs_folder = self._updater.needs_folder
@@ -81,31 +81,48 @@ class ServerFleet:
                 "servers are started by a run, and this is none",
                 hints=["start one with `areal serve`, then set servers=0 and name it in addresses"],
             )
-        folder = Path(model.path)
         try:
-            description: dict[str, Any] = json.loads((folder / "config.json").read_text())
-            # Where a config does not say, the class of the model does, which is not known here.
-            self._updater.begin(folder, is_tied=description.get("tie_word_embeddings") is not False)
+            description = json.loads((Path(model.path) / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise RunError(
-                f"servers need the model as a local folder, and {folder} is none: {error}",
+                f"servers need the model as a local folder, and {model.path} is none: {error}",
                 hints=["download it first and set model.path to the folder"],
             ) from None
+        # Where a config does not say, the class of the model does, which is not known here.
+        self._updater.begin(Path(model.path), is_tied=description.get("tie_word_embeddings") is not False)
         # A model that sees has the vocabulary of its language model.
-        self._vocabulary = int((description | (description.get("text_config") or {})).get("vocab_size", _UNLIMITED))
+        described = description | (description.get("text_config") or {})
+        self._router.vocabulary = described.get("vocab_size", self._router.vocabulary)
+        self._client = self.client(self, model)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter, self._member)
         await self._tending.start(self._gpus)
 
+    def client(self, slots: Slots, model: ModelReference) -> ServersClient:
+        """See `InferenceEngine.client`."""
+        self.adapter.serve(model)
+        return ServersClient(self.settings, self.adapter, slots)
+
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
-        used = [member for member in self.roster.members.values() if member.state not in (State.REFUSED, State.GONE)]
-        context = min((member.identity.context for member in used if member.identity), default=_UNLIMITED)
-        request.check(self._vocabulary, context, "the servers take")
-        if asked := request.sampling.unsupported(self.capabilities.sampling):
-            raise ValueError(f"the servers do not support the sampling settings {', '.join(asked)}")
-        request.sampling.check()
-        return await self._router.answer(request)
+        assert self._client is not None
+        return await self._client.generate(request)
+
+    async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
+        """See `InferenceEngine.generate_everywhere`: of servers that are ready; where one is lost, another one answers
+        in its place."""
+        assert self._client is not None
+        names = [member.name for member in self.roster.ready] or [""]
+        asked = (
+            self._client.generate(
+                replace(request, request_id=f"{request.request_id}-{name}"),
+                avoided=tuple(other for other in self.roster.members if other != name) if name else (),
+            )
+            for name in names
+        )
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        answers = [each for each in found if not isinstance(each, BaseException)]
+        return answers or [await self._client.generate(request)]
 
     async def answer(self, message: object) -> ServerStanding:
         """See `Questioned.answer`: servers that others have started join and leave."""
@@ -130,3 +147,5 @@ class ServerFleet:
         self.roster.fail(RunError("the servers were closed"))
         if self._tending is not None:
             await self._tending.close()
+        if self._client is not None:
+            await self._client.close()

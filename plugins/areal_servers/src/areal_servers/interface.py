@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from areal_core.interfaces.inference import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
+    from areal_core.interfaces import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.interfaces.model import ModelReference
     from areal_servers.connection import ServerConnection
 
@@ -66,6 +66,7 @@ class Piece:
         seed: of this piece.
         cache_key: prefixes may be shared only between pieces of the same key.
         images: files of its pictures in base64, as in `GenerationRequest`.
+        adapter: see `Grant`.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Piece:
     seed: int
     cache_key: str
     images: tuple[str, ...] = ()
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Chunk:
     Attributes:
         output_ids, logprobs: of new tokens, equally long.
         finish: why the server will send nothing further; None while it goes on. `abort`: somebody stopped it.
-        spans: on the last chunk, (label, start, end) over all tokens of the piece; None where the server has none.
+        spans: (label, start, end) over all tokens of the piece so far; None where the server has none. A piece that
+            breaks off keeps the tokens of the latest ones.
         columns: on the last chunk, of all tokens of the piece, its input's among them; see `Generation`.
     """
 
@@ -130,6 +133,13 @@ class ServerAdapter(Protocol):
     """By backend: the prefixes of the keys under which this server meets others in a group's store, outermost first;
     `{group}` stands for the group's name. Empty where the server cannot receive a broadcast."""
 
+    def serve(self, model: ModelReference) -> None:
+        """Requests are for this model.
+
+        Raises:
+            RunError: servers of this kind, as they are set, cannot serve it.
+        """
+
     def capabilities(self) -> InferenceCapabilities:
         """What servers of this kind can do."""
 
@@ -163,6 +173,9 @@ class ServerAdapter(Protocol):
         Raises:
             UpdateRefusedError: the server says that it did not.
         """
+
+    def name_of(self, connection: ServerConnection) -> str:
+        """The name under which requests ask for the weights of a server; empty for the model's own."""
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
         """Name the weights that the server holds."""

@@ -8,10 +8,5 @@ from areal_core.plugins import Command, hookimpl
 @hookimpl
 def areal_commands() -> list[Command]:
     """`areal serve`, `areal servers serve`."""
-    return [
-        Command(
-            "serve",
-            "start an inference server, for a run in progress or by itself",
-            target="areal_servers.command:main",
-        )
-    ]
+    summary = "start an inference server, for a run in progress or by itself"
+    return [Command("serve", summary, target="areal_servers.command:main")]

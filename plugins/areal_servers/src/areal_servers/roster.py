@@ -8,14 +8,13 @@ import secrets
 import sys
 import time
 from collections import Counter
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_servers.answer import PieceTokens
-from areal_servers.errors import ServerLostError, UpdateRefusedError, known_form
+from areal_servers.errors import UpdateRefusedError, known_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from areal_core.errors import RunError
     from areal_core.interfaces import UpdateMode, WeightUpdate
-    from areal_servers.answer import Answer
     from areal_servers.connection import ServerConnection
     from areal_servers.interface import ServerAdapter, ServerIdentity, WeightGroup
 
@@ -108,28 +106,6 @@ class Member:
         """How the server names weights of a version."""
         return f"{self.mark}{version}"
 
-    async def work(self, answer: Answer) -> None:
-        """Ask for the rest of an answer and keep what comes, with labels; it may end before the answer is complete.
-
-        Raises:
-            ServerLostError: the server failed; the tokens whose version is certain are kept.
-            RequestRefusedError: the server says that the request is wrong.
-        """
-        version = self.version
-        piece = answer.next_piece(version)
-        tokens = PieceTokens(version, piece.sampling.max_new_tokens, self.mark)
-        try:
-            with known_form():
-                async with aclosing(self.adapter.generate(self.connection, piece)) as chunks:  # type: ignore[type-var]
-                    async for chunk in chunks:
-                        undisturbed = self.state is not State.UPDATING and self.version == version
-                        tokens.add(chunk, is_certain=undisturbed or not self.reports_spans)
-            versions = tokens.versions(needs_spans=self.reports_spans)
-        except ServerLostError:
-            answer.keep(tokens.without_end(), tokens.certain, [version] * tokens.certain)
-            raise
-        answer.keep(tokens, len(versions), versions)
-
     async def update(self, update: WeightUpdate) -> dict[str, float]:
         """Change the weights under the requests that it works on.
 
@@ -213,6 +189,7 @@ class Roster:
         mark: of this run, in the labels of its weights.
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
+        on_lost: called with a server that is lost.
     """
 
     def __init__(self, log: Path) -> None:
@@ -222,6 +199,7 @@ class Roster:
         self.mark = f"{secrets.token_hex(4)}-"
         self.failure: RunError | None = None
         self.on_change: Callable[[], None] = lambda: None
+        self.on_lost: Callable[[Member], None] = lambda _: None
 
     @property
     def ready(self) -> list[Member]:
@@ -255,11 +233,9 @@ class Roster:
         sys.stderr.write(f"{member.name} {state}{f': {reason}' if reason else ''}\n")
         self.on_change()
 
-    def note(self, member: Member, reason: str, *, aloud: bool = False) -> None:
-        """Why a server is in its state, for whoever asks; `aloud`: and on the terminal, if it is new."""
-        known, self.reasons[member.name] = self.reasons.get(member.name), f"{member.name} {member.state}: {reason}"
-        if aloud and known != self.reasons[member.name]:
-            sys.stderr.write(f"{self.reasons[member.name]}\n")
+    def note(self, member: Member, reason: str) -> None:
+        """Why a server is in its state, for whoever asks."""
+        self.reasons[member.name] = f"{member.name} {member.state}: {reason}"
 
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""
@@ -290,6 +266,7 @@ class Roster:
             self.move(member, state, reason)
         member.version, member.group = -1, None
         member.doubted.set()
+        self.on_lost(member)
         start_task(member.connection.close(), f"closing the connection to {member.name}")
 
     def fail(self, failure: RunError) -> None:

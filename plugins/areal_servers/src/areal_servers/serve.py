@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from areal_core.errors import RunError, UsageError
 from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
 from areal_core.launchers.machine import free_port, visible_gpus
 from areal_core.runs import RunFolder, model_reference
-from areal_core.runs.server import is_healthy_at
+from areal_core.runs.server import is_healthy_at, start_program
 from areal_servers.settings import LOOPBACK, FleetSettings
 
 if TYPE_CHECKING:
@@ -108,18 +107,8 @@ def _keep(
     """Start the server's program, and return when somebody interrupts."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # some write their keys into their logs
-    environment = {**os.environ, **command.environment}
     try:  # in a session of its own, for Ctrl-C is not its
-        server = subprocess.Popen(
-            command.arguments,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise RunError(f"{command.arguments[0]} cannot be started: {error.strerror}") from error
+        server = start_program(command, os.environ, stdout=file, stderr=file, start_new_session=True)
     finally:
         os.close(file)
     is_ready, deadline = joining is not None, time.monotonic() + limit_s

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters
+from areal_core.interfaces import SamplingParameters, ServerLostError
 from areal_core.messages.hub import Restart
 from areal_servers.checks import check_identity
 from areal_servers.connection import ServerConnection
-from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, ServerRefusedError, in_time, known_form
+from areal_servers.errors import FAULTS, RequestRefusedError, ServerRefusedError, in_time, known_form
 from areal_servers.interface import Piece
 from areal_servers.roster import Member, State
 
@@ -228,7 +228,8 @@ class Tending:
 
     async def _ask(self, member: Member) -> list[Chunk]:
         sampling = SamplingParameters(max_new_tokens=2)
-        piece = Piece(f"first-{member.name}-{time.monotonic_ns()}", [1], sampling, 1, f"first-{member.version}")
+        name, adapter = f"first-{member.name}-{time.monotonic_ns()}", member.adapter.name_of(member.connection)
+        piece = Piece(name, [1], sampling, 1, f"first-{member.version}", adapter=adapter)
         with known_form():
             return [chunk async for chunk in member.adapter.generate(member.connection, piece)]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.interfaces import BroadcastGroup, WeightUpdate
+from areal_core.interfaces import BroadcastGroup, ServerLostError, WeightUpdate
 from areal_core.messages.hub import Restart
 from areal_servers.checks import check_fit, describe_folder
-from areal_servers.errors import FAULTS, RequestRefusedError, ServerLostError, UpdateRefusedError, in_time, known_form
+from areal_servers.errors import FAULTS, RequestRefusedError, UpdateRefusedError, in_time, known_form
 from areal_servers.interface import WeightGroup
 from areal_servers.roster import State
 

@@ -14,11 +14,12 @@ from areal_core.interfaces import (
     InferenceCapabilities,
     ModelReference,
     SamplingParameters,
+    ServerLostError,
     TensorDescription,
 )
 from areal_core.messages.hub import Restart, Server, Servers
 from areal_servers import tending
-from areal_servers.errors import ServerLostError, UpdateRefusedError
+from areal_servers.errors import UpdateRefusedError
 from areal_servers.fleet import ServerFleet
 from areal_servers.interface import Chunk, ServerIdentity
 from areal_servers.settings import FleetSettings
@@ -81,6 +82,12 @@ class FakeAdapter:
 
     def capabilities(self):
         return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), broadcast=True)
+
+    def serve(self, model):
+        pass
+
+    def name_of(self, connection):
+        return ""
 
     def of(self, connection):
         return self.servers[connection.address]

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ModelReference, WeightUpdate
+from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
 from areal_core.messages.hub import Restart
-from areal_servers.errors import ServerLostError
 from areal_servers.fleet import ServerFleet
 from areal_servers.settings import FleetSettings
 

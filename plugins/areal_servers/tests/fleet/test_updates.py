@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from areal_core.errors import RunError
-from areal_core.interfaces import SamplingParameters, TensorDescription, WeightUpdate
+from areal_core.interfaces import SamplingParameters, ServerLostError, TensorDescription, WeightUpdate
 from areal_core.rollout.probe import probe_weights
-from areal_servers.errors import ServerLostError, UpdateRefusedError
+from areal_servers.errors import UpdateRefusedError
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)

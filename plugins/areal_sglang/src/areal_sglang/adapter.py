@@ -190,7 +190,7 @@ class SGLangAdapter:
             "rid": piece.name,
             "extra_key": piece.cache_key,
             **({"return_routed_experts": True} if self.mixture is not None else {}),
-            **({"lora_path": lora.NAME} if connection in self._adapted else {}),
+            **({"lora_path": piece.adapter} if piece.adapter else {}),
         }
         seen = 0
         async for event in connection.stream("/generate", body):
@@ -273,6 +273,10 @@ class SGLangAdapter:
             self._adapted.discard(connection)
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": mode == "recompute"}
         await self._update(connection, "/update_weights_from_disk", body)
+
+    def name_of(self, connection: ServerConnection) -> str:
+        """The adapter's, where the server has been given one."""
+        return lora.NAME if connection in self._adapted else ""
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
         """`/update_weight_version`."""

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference
     from areal_core.launchers.member import Member
     from areal_sglang.config import SGLangConfig
 
@@ -33,8 +32,3 @@ class SGLangEngine(ServerFleet):
         super().__init__(settings, self._speaker, log_dir, member, gpus)
         self._reading = Reading(self._speaker, self.roster, self._updater, settings.update_timeout_s)
         self.read_tensors, self.update_weights = self._reading.read, self._reading.update_weights
-
-    async def start(self, model: ModelReference) -> None:
-        """See `InferenceEngine.start`."""
-        self._speaker.serve(model)
-        await super().start(model)

@@ -193,7 +193,7 @@ class VLLMAdapter:
             "sampling_params": self._sampling(piece),
             "stream": True,
             "cache_salt": piece.cache_key,
-            **({"model": lora.NAME} if connection in self._adapted else {}),
+            **({"model": piece.adapter} if piece.adapter else {}),
         }
         seen = 0
         async for event in connection.stream("/inference/v1/generate", body):
@@ -265,6 +265,10 @@ class VLLMAdapter:
             await lora.drop(connection)
             self._adapted.discard(connection)
         await self._update(connection, {"folder": str(folder)}, label, mode)
+
+    def name_of(self, connection: ServerConnection) -> str:
+        """The adapter's, where the server has been given one."""
+        return lora.NAME if connection in self._adapted else ""
 
     async def set_label(self, connection: ServerConnection, label: str) -> None:
         """`/update_weight_version`."""

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference
     from areal_core.launchers.member import Member
     from areal_vllm.config import VLLMConfig
 
@@ -30,8 +29,3 @@ class VLLMEngine(ServerFleet):
         settings = settings.with_key(log_dir.parent, member.host if member else "")
         self._speaker = VLLMAdapter(settings)
         super().__init__(settings, self._speaker, log_dir, member, gpus)
-
-    async def start(self, model: ModelReference) -> None:
-        """See `InferenceEngine.start`."""
-        self._speaker.serve(model)
-        await super().start(model)

@@ -1,0 +1,111 @@
+"""Slots of servers, each held while one partial generation is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from areal_core.interfaces.inference import Grant, ServerLostError
+
+if TYPE_CHECKING:
+    from areal_core.errors import RunError
+    from areal_core.interfaces.inference import SlotHolder, Slots, Want
+
+
+class Slot:
+    """`async with Slot(slots, want) as grant` waits for a slot and gives it back.
+
+    What happens within is broken off where the server is lost, and `ServerLostError` raised, as by a deadline of
+    `asyncio.timeout`. Such an error, from whomever, is told to the pool as the server's fault.
+
+    Raises:
+        RunError: there will never be one.
+    """
+
+    def __init__(self, slots: Slots, want: Want) -> None:
+        self._slots, self._want = slots, want
+        self._granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[object] | None = None
+        self._is_lost = False
+
+    def give(self, grant: Grant) -> None:
+        """See `SlotHolder.give`."""
+        if not self._granted.done():
+            self._granted.set_result(grant)
+
+    def fail(self, error: RunError) -> None:
+        """See `SlotHolder.fail`."""
+        if not self._granted.done():
+            self._granted.set_exception(error)
+
+    def lose(self) -> None:
+        """See `SlotHolder.lose`."""
+        self._is_lost = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def __aenter__(self) -> Grant:
+        self._slots.acquire(self._want, self)
+        try:
+            grant = await self._granted
+        except BaseException:
+            self._slots.release(self)
+            raise
+        self._task = asyncio.current_task()
+        if self._is_lost:  # between the grant and this
+            self._slots.release(self)
+            raise ServerLostError(f"{grant.server} was lost")
+        return grant
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        task, self._task = self._task, None
+        assert task is not None
+        if self._is_lost and task.uncancel() == 0 and kind is asyncio.CancelledError:
+            self._slots.release(self)
+            raise ServerLostError(f"{self._granted.result().server} was lost") from None
+        self._slots.release(self, str(error) if isinstance(error, ServerLostError) else "")
+
+
+class SlotQueue:
+    """The slots of an engine that has one server, given out in order of arrival; a `Slots`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[SlotHolder] = deque()
+        self._held: set[SlotHolder] = set()
+        self._grant: Grant | None = None
+        self._count = 0
+        self._failure: RunError | None = None
+
+    def open(self, grant: Grant | None, count: int) -> None:
+        """From now on so many slots are given out, each of them this one; None: none for now."""
+        self._grant, self._count = grant, count
+        self._wake()
+
+    def fail(self, error: RunError) -> None:
+        """There will never be a slot again, and those that are held are lost."""
+        self._grant, self._failure = None, error
+        for holder in self._held:
+            holder.lose()
+        self._wake()
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`."""
+        self._waiting.append(holder)
+        self._wake()
+
+    def release(self, holder: SlotHolder, fault: str = "") -> None:
+        """See `Slots.release`."""
+        if holder in self._held:
+            self._held.remove(holder)
+            self._wake()
+        elif holder in self._waiting:
+            self._waiting.remove(holder)
+
+    def _wake(self) -> None:
+        while self._waiting and self._failure is not None:
+            self._waiting.popleft().fail(self._failure)
+        while self._waiting and self._grant is not None and len(self._held) < self._count:
+            holder = self._waiting.popleft()
+            self._held.add(holder)
+            holder.give(self._grant)

@@ -1,0 +1,53 @@
+"""The inference engine of a run: started in the controller, and made in rollout workers, which are its clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_core.errors import RunError
+from areal_core.runs.models import sampling_parameters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+    from areal_core.interfaces import InferenceEngine
+    from areal_core.launchers.member import Member
+    from areal_core.runs.folder import RunFolder
+
+
+def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
+    """The inference engine, not yet started.
+
+    Raises:
+        RunError: it cannot do what the rest of the config asks of it.
+    """
+    assert config.inference_engine is not None
+    name = config.inference_engine.reference
+    engine: InferenceEngine = config.inference_engine.build(
+        scratch=scratch,
+        member=member,
+        log_dir=run.logs,
+        gpus=config.placement.generation,
+        deterministic=config.deterministic,
+    )
+    if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
+        raise RunError(f"publication.transport is broadcast; {name} receives none", hints=["set it to memory or disk"])
+    if config.publication.transport == "ipc" and not (
+        config.has_rank_on_every_gpu and engine.capabilities.reads_tensors
+    ):
+        raise RunError(
+            f"publication.transport is ipc, and {name} as it is set and placed reads no memory of the trainer's GPUs",
+            hints=["that is for SGLang in turns with the trainer (placement, memory_saver); else set it to memory"],
+        )
+    if config.placement.in_turns and not engine.capabilities.releases_memory:
+        raise RunError(
+            f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
+            hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
+        )
+    if getattr(getattr(config.workflow, "settings", None), "shows_pictures", False) and not engine.capabilities.images:
+        raise RunError(f"the workflow shows pictures, and {name} takes none", hints=["choose one that does, as hf"])
+    asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
+    if asked:
+        raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])
+    return engine

@@ -1,0 +1,127 @@
+"""An engine whose model is in the rollout controller's own process, for rollout workers: for tests and benchmarks.
+
+It listens for workers and answers what they ask. A true engine's tokens do not pass through the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from areal_core.background import start_task
+from areal_core.data import FinishReason, Generation
+from areal_core.errors import RunError
+from areal_core.interfaces import (
+    GenerationRequest,
+    Grant,
+    InferenceCapabilities,
+    SamplingParameters,
+    ServerLostError,
+    Slot,
+    SlotQueue,
+    Want,
+)
+from areal_core.messages import Failed, Message, Peer, PeerClosed, connect, private_folder, serve
+
+if TYPE_CHECKING:
+    from areal_core.interfaces import ModelReference, SlotHolder, Slots
+
+SLOTS, CONNECT_S = 1 << 20, 60.0
+
+
+class Ask(Message):
+    """A `GenerationRequest`. Answered with `Answer`."""
+
+    input_ids: list[int]
+    sampling: SamplingParameters
+    seed: int
+
+
+class Answer(Message):
+    """A `Generation`."""
+
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: int
+
+
+class Served:
+    """What an engine of this process derives from, beside its own `generate`, to be asked by rollout workers."""
+
+    capabilities: InferenceCapabilities
+    _queue: SlotQueue | None = None
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceEngine.generate`."""
+        raise NotImplementedError
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`; the first one begins to listen."""
+        if self._queue is None:
+            self._queue = SlotQueue()
+            start_task(self._listen(self._queue), "listening for rollout workers")
+        self._queue.acquire(want, holder)
+
+    def release(self, holder: SlotHolder, fault: str = "") -> None:
+        """See `Slots.release`."""
+        assert self._queue is not None
+        self._queue.release(holder, fault)
+
+    def client(self, slots: Slots, model: ModelReference) -> ServedClient:
+        """See `InferenceEngine.client`."""
+        return ServedClient(self.capabilities, slots)
+
+    async def _listen(self, queue: SlotQueue) -> None:
+        with private_folder() as folder:
+            server = await serve(f"unix:{folder / 'socket'}", self._hear)
+            queue.open(Grant("served", server.address, 0, "", labels_tokens=True, context=0, vocabulary=0), SLOTS)
+            await asyncio.Event().wait()
+
+    async def _hear(self, peer: Peer) -> None:
+        while True:
+            asked, number = await peer.receive_request()
+            start_task(self._answer(peer, asked, number), "an answer of an engine of this process")
+
+    async def _answer(self, peer: Peer, asked: Ask, number: int) -> None:
+        try:
+            request = GenerationRequest(str(number), asked.input_ids, asked.sampling, asked.seed)
+            made = await self.generate(request)
+            lists = list(made.output_ids), list(made.logprobs), list(made.versions)
+            peer.reply(number, Answer(*lists, int(made.finish_reason)))
+        except Exception as error:  # noqa: BLE001 - it costs this request
+            peer.reply(number, Failed(f"{type(error).__name__}: {error}"))
+
+
+class ServedClient:
+    """An `InferenceClient` for `Served`."""
+
+    def __init__(self, capabilities: InferenceCapabilities, slots: Slots) -> None:
+        self.capabilities = capabilities
+        self._slots = slots
+        self._opening: asyncio.Task[Peer] | None = None
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """See `InferenceClient.generate`."""
+        request.on_place(False)
+        async with Slot(self._slots, Want()) as grant:
+            request.on_place(True)
+            if self._opening is None:
+                self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
+            peer = await asyncio.shield(self._opening)
+            try:
+                asked = Ask(list(request.input_ids), request.sampling, request.seed)
+                made: Answer = await peer.request(asked, None, "a generation")
+            except PeerClosed:
+                raise ServerLostError("the engine is gone") from None
+            except RunError as error:
+                raise ValueError(error.message) from None
+        return Generation(made.output_ids, made.logprobs, made.versions, FinishReason(made.finish_reason))
+
+    async def close(self) -> None:
+        """See `InferenceClient.close`."""
+        with suppress(Exception):
+            if self._opening is not None:
+                peer: Any = await self._opening
+                await peer.close()

@@ -1,0 +1,150 @@
+"""Rollout workers over true connections, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_core.config.sections import RolloutSection
+from areal_core.data import PackedBatch
+from areal_core.interfaces import SamplingParameters
+from areal_core.interfaces.inference import Grant, ServerLostError, Want
+from areal_core.interfaces.slots import Slot, SlotQueue
+from areal_core.ledger.segments import SegmentWriter, read_record
+from areal_core.messages import connect, private_folder
+from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
+from areal_core.rewards.scoring import RewardSum
+from areal_core.rollout.episodes import EpisodeRunner
+from areal_core.rollout.groups import GroupRunner
+from areal_core.rollout.remote import RemoteSlots, WorkerService
+from areal_core.rollout.workers import RolloutWorkers
+from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from areal_core.data import Generation
+    from areal_core.interfaces import GenerationRequest, RolloutWorkflow
+    from areal_core.interfaces.inference import Slots
+    from areal_core.messages import Peer
+    from areal_core.messages.workflows import GroupEnded, GroupFacts
+
+HANG_S = 60.0
+GRANT = Grant("server-0", "http://there", 3, "run-", labels_tokens=True, context=64, vocabulary=256)
+LIVES = itertools.count()
+
+
+def segments_of(name: str) -> SegmentWriter:
+    """What a worker writes, below the current folder as if that were a run's."""
+    return SegmentWriter(Path.cwd() / "segments", Path.cwd(), f"{name}-{next(LIVES)}", print)
+
+
+def read(ended: GroupEnded) -> tuple[PackedBatch | None, GroupFacts]:
+    """The trajectories of a group that has ended, and the facts about it."""
+    data = None if ended.record is None else read_record(Path.cwd(), ended.record)
+    return None if data is None else PackedBatch.from_bytes(data), ended.facts
+
+
+class Client:
+    """An `InferenceClient`: asks an engine of this process within a slot that the controller has given."""
+
+    def __init__(self, engine: FakeEngine, slots: Slots) -> None:
+        self.capabilities = engine.capabilities
+        self._engine, self._slots = engine, slots
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        while True:
+            request.on_place(False)
+            try:
+                async with Slot(self._slots, Want()) as grant:
+                    assert grant == GRANT
+                    request.on_place(True)
+                    return await self._engine.generate(replace(request, on_place=lambda _: None))
+            except ServerLostError:
+                pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Worker:
+    """A worker in a task of this event loop."""
+
+    def __init__(self, name: str, address: str, workflow: RolloutWorkflow, engine: FakeEngine) -> None:
+        self.name = name
+        self.peer: Peer | None = None
+        self._task = asyncio.ensure_future(self._serve(address, workflow, engine))
+
+    async def _serve(self, address: str, workflow: RolloutWorkflow, engine: FakeEngine) -> None:
+        self.peer = peer = await connect(address, HANG_S, self.name)
+        assert isinstance(await peer.receive(), Welcome)
+        slots = RemoteSlots(peer)
+        runner = EpisodeRunner(workflow, Client(engine, slots), RewardSum([]), FakeTokenizer(), max_retries=1)
+        data = CountingDataset(7), CountingDataset(3)
+        service = WorkerService(peer, GroupRunner(runner, *data, [], RolloutSection(), segments_of(self.name)), slots)
+        peer.notify(WorkflowsReady(*map(len, data)))
+        await service.serve()
+
+    async def die(self) -> None:
+        """As by the out-of-memory killer."""
+        if self.peer is not None:
+            await self.peer.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Workers:
+    """Starts them, and those again that have died, as the driver does."""
+
+    def __init__(self, address: str, workflow: RolloutWorkflow, engine: FakeEngine) -> None:
+        self.started: list[Worker] = []
+        self._of = address, workflow, engine
+        self.restarts = True
+
+    def start(self, name: str) -> None:
+        worker = Worker(name, *self._of)
+        self.started.append(worker)
+        worker._task.add_done_callback(lambda _: self.start(name) if self.restarts else None)
+
+
+@asynccontextmanager
+async def running(
+    workflow: RolloutWorkflow, engine: Any = None, count: int = 2, slots: SlotQueue | None = None
+) -> AsyncIterator[tuple[RolloutWorkers, Workers, list[str]]]:
+    """Workers that are ready, who starts them, and what is told of them."""
+    said = list[str]()
+    if slots is None:
+        slots = SlotQueue()
+        slots.open(GRANT, 1000)
+    with private_folder() as folder:
+        made = RolloutWorkers(
+            f"unix:{folder / 'socket'}",
+            slots,
+            count=count,
+            start_timeout_s=HANG_S,
+            welcome=Welcome(trains=True, evaluates=True),
+            tell=said.append,
+        )
+        processes = Workers(await made.listen(), workflow, engine or FakeEngine())
+        try:
+            for number in range(count):
+                processes.start(f"worker-{number}")
+            await made.start()
+            yield made, processes, said
+        finally:
+            processes.restarts = False
+            await made.close()
+            for worker in processes.started:
+                await worker.die()
+
+
+def group(number: int = 5, timeout_s: float = HANG_S) -> RunGroup:
+    return RunGroup(number, number % 7, 0, (0, 1, 2), SamplingParameters(max_new_tokens=8), False, timeout_s)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, HANG_S))
