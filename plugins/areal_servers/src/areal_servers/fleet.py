@@ -76,6 +76,7 @@ class ServerFleet:
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
+        self._client = self.client(self, model)
         if self.settings.servers and self._member is None:
             raise RunError(
                 "servers are started by a run, and this is none",
@@ -93,7 +94,6 @@ class ServerFleet:
         # A model that sees has the vocabulary of its language model.
         described = description | (description.get("text_config") or {})
         self._router.vocabulary = described.get("vocab_size", self._router.vocabulary)
-        self._client = self.client(self, model)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter, self._member)
         await self._tending.start(self._gpus)
