@@ -277,7 +277,7 @@ class InferenceCapabilities:
     images: bool = False
 
 
-class InferenceEngine(Protocol):
+class InferenceEngine(Slots, Protocol):
     """Servers that generate, and whose weights change while they do. Lives in the rollout controller's event loop.
 
     Tokens do not pass through it: rollout workers, each with a `client`, are given slots (`Slots`) and ask servers
@@ -307,12 +307,6 @@ class InferenceEngine(Protocol):
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
         """The same request answered by every copy of the weights that the engine has. Raises as `generate`."""
-
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
-        """See `Slots.acquire`."""
-
-    def release(self, holder: SlotHolder, fault: str = "") -> None:
-        """See `Slots.release`."""
 
     def client(self, slots: Slots, model: ModelReference) -> InferenceClient:
         """What a rollout worker generates with. It is asked of an engine that was made in the worker and never starts.

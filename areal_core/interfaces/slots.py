@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from areal_core.interfaces.inference import Grant, ServerLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from areal_core.errors import RunError
     from areal_core.interfaces.inference import SlotHolder, Slots, Want
 
 
 class Slot:
-    """`async with Slot(slots, want) as grant` waits for a slot and gives it back.
+    """`async with Slot(slots, want, on_place) as grant` waits for a slot, says so, and gives it back.
 
     What happens within is broken off where the server is lost, and `ServerLostError` raised, as by a deadline of
     `asyncio.timeout`. Such an error, from whomever, is told to the pool as the server's fault.
@@ -23,8 +25,8 @@ class Slot:
         RunError: there will never be one.
     """
 
-    def __init__(self, slots: Slots, want: Want) -> None:
-        self._slots, self._want = slots, want
+    def __init__(self, slots: Slots, want: Want, on_place: Callable[[bool], None] = lambda _: None) -> None:
+        self._slots, self._want, self._on_place = slots, want, on_place
         self._granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[object] | None = None
         self._is_lost = False
@@ -46,6 +48,7 @@ class Slot:
             self._task.cancel()
 
     async def __aenter__(self) -> Grant:
+        self._on_place(False)
         self._slots.acquire(self._want, self)
         try:
             grant = await self._granted
@@ -56,6 +59,7 @@ class Slot:
         if self._is_lost:  # between the grant and this
             self._slots.release(self)
             raise ServerLostError(f"{grant.server} was lost")
+        self._on_place(True)
         return grant
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

@@ -42,6 +42,7 @@ from areal_core.messages.hub import (
     Finished,
     Heard,
     Join,
+    Notice,
     Servers,
     Signaled,
     Stop,
@@ -133,6 +134,10 @@ class Member:
                 self._peer.notify(message, number)
 
         self._thread.loop.call_soon_threadsafe(send)
+
+    def say(self, text: str) -> None:
+        """Show a line to whoever watches the run."""
+        self.notify(Notice(text))
 
     def request(self, message: Any, timeout_s: float | None, waiting_for: str) -> Future[Any]:
         """Ask the driver for something; the future brings the reply, or raises as `Peer.request`."""

@@ -111,7 +111,7 @@ class GroupRunner:
         elif kept and not task.is_evaluation:
             kept = await shape(task.number, kept, self._stages, self._runner.checks, self._section)
         failure = failures[-1] if failures else ""
-        counted = self._runner.take_metrics()
+        counted = {} if task.is_evaluation else self._runner.take_metrics()  # of both, told with training's
         facts = GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted)
         if not kept:
             return GroupEnded(facts)

@@ -22,7 +22,7 @@ from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.audit import audit
 from areal_core.ledger.store import Ledger
 from areal_core.messages import Failed, FrameDecoder, PeerCorrupt, encode_frame, serve
-from areal_core.messages.hub import Forward, Forwarded, Notice, Status
+from areal_core.messages.hub import Forward, Forwarded, Status
 from areal_core.messages.workflows import Welcome
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.evaluation import Evaluator
@@ -96,7 +96,7 @@ class RolloutHalf:
             count=rollout.workers,
             start_timeout_s=limit,
             welcome=welcome,
-            tell=_noticing(member),
+            tell=member.say,
         )
         member.announce(ROLLOUTS, await workers.listen())
         starting = asyncio.ensure_future(engine.start(model))
@@ -151,7 +151,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     half = await RolloutHalf.begin(resolved, run, member, trains=True)
     controller: RolloutController | None = None
     try:
-        tell = _noticing(member)
+        tell = member.say
         half.workers.on_failure = _telling_each_cause(ledger.failed, tell)
         sampler = PromptSampler(half.workers.rows, config.seed, shuffle=config.shuffle)
         controller = RolloutController(
@@ -164,7 +164,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
             half.vocabulary,
             SampleLog(run.samples),
         )
-        controller.restore(discard=config.deterministic, tell=_noticing(member))
+        controller.restore(discard=config.deterministic, tell=member.say)
         evaluator = None
         if config.evaluation is not None:
             evaluator = half.evaluator(config.evaluation)
@@ -176,10 +176,6 @@ async def _serve(run: RunFolder, member: Member) -> None:
         await half.close()
         if controller is not None:
             ledger.close(controller.open_groups)
-
-
-def _noticing(member: Member) -> Callable[[str], None]:
-    return lambda text: member.notify(Notice(text))
 
 
 def _telling_each_cause(
@@ -219,7 +215,7 @@ async def _serve_trainer(
         gc.collect()
         gc.freeze()
         member.enter("generating")
-        watch_event_loop(config.rollout.blocked_timeout_s, _noticing(member))
+        watch_event_loop(config.rollout.blocked_timeout_s, member.say)
         await service.done.wait()
         if service.is_forsaken:  # servers that outlive it are not this process's to end
             member.enter("waiting to be ended, for the trainer is gone")

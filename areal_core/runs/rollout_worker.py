@@ -11,7 +11,6 @@ import gc
 import os
 import resource
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import LOADING_SILENCE_S, current_attempt
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.messages import connect
-from areal_core.messages.hub import Notice
 from areal_core.messages.workflows import WorkflowsReady
 from areal_core.rewards.pool import RewardPool
 from areal_core.rollout.episodes import EpisodeRunner
@@ -74,7 +72,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     gc.freeze()  # see the controller
     member.announce("worker", "")
     member.enter("running episodes")
-    watch_event_loop(resolved.config.rollout.blocked_timeout_s, partial(_tell, member))
+    watch_event_loop(resolved.config.rollout.blocked_timeout_s, member.say)
     try:
         await service.serve()
     finally:
@@ -90,13 +88,9 @@ def _rewards(config: RunConfig, run: RunFolder, member: Member) -> RewardPool:
         count=-(-rollout.reward_processes // rollout.workers),
         timeout_s=rollout.reward_timeout_s,
         start_timeout_s=config.training.phase_timeout_s,
-        tell=partial(_tell, member),
+        tell=member.say,
         name=f"{member.name}-reward" if rollout.workers > 1 else "reward",
     )
-
-
-def _tell(member: Member, text: str) -> None:
-    member.notify(Notice(text))
 
 
 def _bound_memory(gib: float | None) -> None:
@@ -116,7 +110,7 @@ def _load_groups(
     assert config.workflow is not None
     segments = None
     if welcome.trains:
-        segments = SegmentWriter(run.attempt(current_attempt()).segments, run.path, member.name, partial(_tell, member))
+        segments = SegmentWriter(run.attempt(current_attempt()).segments, run.path, member.name, member.say)
     tokenizer = load_tokenizer(model)
     runner = EpisodeRunner(
         config.workflow.build(),

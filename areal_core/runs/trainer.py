@@ -23,7 +23,7 @@ from areal_core.interfaces import ComparingEngine, LendingEngine, OptimizerSetti
 from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_VARIABLE, current_attempt
 from areal_core.ledger.store import Ledger
-from areal_core.messages.hub import Notice, Status, StepMetrics
+from areal_core.messages.hub import Status, StepMetrics
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
 from areal_core.training.batches import read_batch
 from areal_core.training.checkpoint import Witness, restore_checkpoint
@@ -185,7 +185,7 @@ def _journal(resolved: Resolved, run: RunFolder, member: Member, step: int) -> J
         observers=[DriverObserver(member)],
         hooks=[resolved.plugins.events],
         phase=lambda name: member.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
-        tell=lambda text: member.notify(Notice(text)),
+        tell=member.say,
     )
     member.notify(Status({"step": step}))
     journal.start_trackers(run.path, resolved.config.model_dump(mode="json"))

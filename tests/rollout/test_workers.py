@@ -12,6 +12,7 @@ import torch
 from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
 from areal_core.errors import RunError
+from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout import workers as module
 from areal_core.rollout.episodes import EpisodeRunner
@@ -57,6 +58,33 @@ def test_groups_are_those_of_one_event_loop(engine: type[FakeEngine]) -> None:
                 assert found is not None
                 assert found.to_bytes() == wanted.to_bytes()
                 assert ("choices" in found) is (engine is TellingEngine)
+
+    run(check())
+
+
+class Counting(RewardSum):
+    """Has counted something since it was asked last, until it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.counted = {"judged": 3.0}
+
+    def take_metrics(self) -> dict[str, float]:
+        taken, self.counted = self.counted, {}
+        return taken
+
+
+def test_what_rewards_count_is_told_with_groups_of_training_alone() -> None:
+    """An evaluation, which tells no such metrics, must not take away what training has counted beside it."""
+
+    async def check() -> None:
+        runner = EpisodeRunner(FakeWorkflow(), FakeEngine(), Counting(), FakeTokenizer())
+        data = CountingDataset(7), CountingDataset(3)
+        local = GroupRunner(runner, *data, [], RolloutSection(), segments_of("this program"))
+        evaluated = await local.run(RunGroup(-1, 0, -1, (0,), group().sampling, True, HANG_S))
+        assert evaluated.facts.counted == {}
+        assert (await local.run(group())).facts.counted == {"judged": 3.0}
+        assert (await local.run(group(6))).facts.counted == {}
 
     run(check())
 

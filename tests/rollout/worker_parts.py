@@ -58,11 +58,9 @@ class Client:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         while True:
-            request.on_place(False)
             try:
-                async with Slot(self._slots, Want()) as grant:
+                async with Slot(self._slots, Want(), request.on_place) as grant:
                     assert grant == GRANT
-                    request.on_place(True)
                     return await self._engine.generate(replace(request, on_place=lambda _: None))
             except ServerLostError:
                 pass

@@ -104,9 +104,7 @@ class ServedClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        request.on_place(False)
-        async with Slot(self._slots, Want()) as grant:
-            request.on_place(True)
+        async with Slot(self._slots, Want(), request.on_place) as grant:
             if self._opening is None:
                 self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
             peer = await asyncio.shield(self._opening)

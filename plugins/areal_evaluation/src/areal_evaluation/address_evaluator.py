@@ -18,7 +18,6 @@ from areal_core.background import watch_event_loop
 from areal_core.config import load_run
 from areal_core.driver import ASKED_TO_STOP
 from areal_core.errors import ConfigError, RunError, traceback_of
-from areal_core.messages.hub import Notice
 from areal_core.rewards.pool import RewardPool
 from areal_core.runs import run_event_loop
 from areal_core.workflows.prompts import prompt_messages
@@ -65,7 +64,7 @@ async def _play(run: RunFolder, address: Address, concurrency: int, member: Memb
         proxy = RecordingProxy(address, client)
         try:
             await proxy.start()
-            watch_event_loop(config.rollout.blocked_timeout_s, lambda text: member.notify(Notice(text)))
+            watch_event_loop(config.rollout.blocked_timeout_s, member.say)
             member.enter("evaluating")
             evaluator = AddressEvaluator(config, rows, way, scorer, proxy, member.notify)
             await evaluator.play(concurrency or config.rollout.episodes_at_once)
@@ -89,7 +88,7 @@ async def _scorer(run: RunFolder, config: RunConfig, member: Member) -> RewardPo
         count=rollout.reward_processes,
         timeout_s=rollout.reward_timeout_s,
         start_timeout_s=config.training.phase_timeout_s,
-        tell=lambda text: member.notify(Notice(text)),
+        tell=member.say,
     )
     try:
         await pool.start()

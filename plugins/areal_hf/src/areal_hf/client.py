@@ -12,6 +12,7 @@ import torch
 from areal_core.background import start_task
 from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
+from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.messages import Peer, PeerClosed, connect
 from areal_hf.messages import Cancel, Finished, Generate, Loaded, NewRequest, NewSampling, Refused
@@ -60,10 +61,8 @@ class HFClient:
             raise ValueError(f"the embedded engine does not support the sampling settings {', '.join(asked)}")
         sampling.check()
         while True:
-            request.on_place(False)
             try:
-                async with Slot(self._slots, Want()) as grant:
-                    request.on_place(True)
+                async with Slot(self._slots, Want(), request.on_place) as grant:
                     generation = await (await self._connection(grant.address)).generate(request, sampling)
                     break
             except ServerLostError:  # where it will not come again, the next slot says so
@@ -79,7 +78,7 @@ class HFClient:
 
     async def _connection(self, address: str) -> _Connection:
         if address not in self._asking:
-            self._asking[address] = start_task(_Connection.open(address), "connecting to the embedded engine")
+            self._asking[address] = asyncio.ensure_future(_Connection.open(address))
         return await asyncio.shield(self._asking[address])
 
     def _tokenizer(self) -> Any:
@@ -114,10 +113,13 @@ class _Connection:
         """Connect.
 
         Raises:
-            PeerClosed: the process is gone.
+            ServerLostError: the process is gone.
         """
-        peer = await connect(address, _CONNECT_TIMEOUT_S, "client")
-        return cls(peer, await peer.receive())
+        try:
+            peer = await connect(address, _CONNECT_TIMEOUT_S, "client")
+            return cls(peer, await peer.receive())
+        except (OSError, RunError) as error:
+            raise ServerLostError(f"the embedded engine has died: {error}") from None
 
     async def generate(self, request: GenerationRequest, sampling: SamplingParameters) -> Generation:
         """Continue one sequence.

@@ -12,6 +12,7 @@ from areal_core.background import start_task
 from areal_core.errors import LostError, RunError
 from areal_core.interfaces import Grant, InferenceCapabilities, SlotQueue
 from areal_core.interfaces.launcher import describe_exit
+from areal_core.launchers.guard import last_words
 from areal_core.messages import Peer, PeerClosed, PeerCorrupt, private_folder, serve
 from areal_hf.client import HFClient
 from areal_hf.messages import (
@@ -230,8 +231,7 @@ class HFEngine:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _DEATH_GRACE_S)
         await self._end_process()
-        words = "\n".join(self._log.read_text(errors="replace")[-4000:].splitlines()[-15:])
-        return f"it {describe_exit(self._process.returncode)}; the end of its log:\n{words}"
+        return f"it {describe_exit(self._process.returncode)}; the end of its log:\n{last_words(self._log)}"
 
     async def _fail(self, reason: str) -> None:
         """End the process where it still runs, and everything that waits for it."""

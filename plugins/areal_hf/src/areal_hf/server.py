@@ -107,8 +107,7 @@ class Server:
         self._scheduler = Scheduler(model, limits, **ways)
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
-        self._sampling: dict[tuple[Peer, int], SamplingParameters] = {}
-        self._peers: list[Peer] = []
+        self._peers: dict[Peer, dict[int, SamplingParameters]] = {}  # with their numbers of sampling settings
         self._arrived = asyncio.Event()
         self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
@@ -118,13 +117,13 @@ class Server:
     async def hear(self, peer: Peer) -> None:
         """Let a peer ask for things until it is gone."""
         peer.notify(self.loaded)
-        self._peers.append(peer)
+        self._peers[peer] = {}
         try:
             while True:
                 self._handle(peer, await peer.receive())
                 self._arrived.set()
         finally:
-            self._peers.remove(peer)
+            del self._peers[peer]
             for number in [number for number, (asker, *_) in self._requests.items() if asker is peer]:
                 self._scheduler.cancel(self._requests.pop(number)[2])
 
@@ -145,7 +144,7 @@ class Server:
     def _handle(self, peer: Peer, message: Any) -> None:
         match message:
             case NewSampling(number, sampling):
-                self._sampling[peer, number] = sampling
+                self._peers[peer][number] = sampling
             case Generate(requests):
                 for new in requests:
                     self._add(peer, new)
@@ -161,7 +160,7 @@ class Server:
 
     def _add(self, peer: Peer, new: NewRequest) -> None:
         number = next(self._numbers)
-        request = LiveRequest(number, new.input_ids, self._sampling[peer, new.sampling], new.seed)
+        request = LiveRequest(number, new.input_ids, self._peers[peer][new.sampling], new.seed)
         try:
             if new.images:
                 request.pictures = self._read(new.images)

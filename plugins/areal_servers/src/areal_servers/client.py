@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_LOSSES = 4
 """A request that so many servers in a row were lost under is not given to another one: it may be what kills them."""
+MOST_EMPTY_PIECES = 20
 
 
 class ServersClient:
@@ -58,16 +59,17 @@ class ServersClient:
         own = f"{self._own}{request.conversation}" if request.conversation else ""
         prefixes = tuple(f"{kind} {name}" for kind, name in (("of", own), ("group", request.affinity)) if name)
         losses: list[str] = []
-        losing = ""
+        empty, losing = 0, ""
         while answer.finish is None:
-            request.on_place(False)
             try:
                 want = Want(prefixes, (*avoided, *losses), is_continued=answer.pieces > 0 or bool(avoided))
-                async with Slot(self._slots, want) as grant:
-                    request.on_place(True)
+                async with Slot(self._slots, want, request.on_place) as grant:
                     request.check(grant.vocabulary, grant.context, "the servers take")
-                    losing = grant.server
+                    before, losing = len(answer.output_ids), grant.server
                     await self._work(grant, answer)
+                    empty = empty + 1 if len(answer.output_ids) == before else 0
+                    if empty > MOST_EMPTY_PIECES:
+                        raise ServerLostError("ends a request again and again without a token")
                     losses.clear()
             except ServerLostError as error:
                 losses.append(losing)

@@ -69,14 +69,10 @@ class Router:
             self._roster.doubt(member, fault)
         else:
             member.failures = 0
-        self.leave(member)
-
-    def leave(self, member: Member) -> None:
-        """A request has left a server."""
         member.requests -= 1
         self.wake()
 
-    def grant(self, member: Member) -> Grant:
+    def _grant(self, member: Member) -> Grant:
         """A slot of a server, as it is now."""
         assert member.identity is not None
         address, context = member.connection.address, member.identity.context
@@ -99,7 +95,7 @@ class Router:
             else:
                 member.requests += 1
                 line.member = member
-                line.holder.give(self.grant(member))
+                line.holder.give(self._grant(member))
         self._waiting.extendleft(reversed(passed))
 
     def _lose(self, member: Member) -> None:
