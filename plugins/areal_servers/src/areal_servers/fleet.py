@@ -145,6 +145,8 @@ class ServerFleet:
     async def close(self) -> None:
         """See `InferenceEngine.close`: servers go on; those of the run end with it."""
         self.roster.fail(RunError("the servers were closed"))
+        for member in self.roster.members.values():
+            self.roster.on_lost(member)
         if self._tending is not None:
             await self._tending.close()
         if self._client is not None:

@@ -380,3 +380,19 @@ def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeyp
             assert failed[0] == ("tending b", 'ZeroDivisionError("an adapter\'s own")')
 
     asyncio.run(check())
+
+
+def test_a_request_under_way_ends_with_the_fleet(running):
+    """Its server may never say another word."""
+
+    async def check():
+        server = running.server()
+        async with running({"a": server}) as fleet:
+            server.is_stuck = True
+            waiting = asyncio.ensure_future(fleet.generate(running.request()))
+            await running.until(lambda: fleet.roster.ready[0].requests, "the request")
+            await fleet.close()
+            with pytest.raises(RunError, match="the servers were closed"):
+                await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(check())
