@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 
     from areal_core.interfaces import InferenceEngine, ModelReference
-    from areal_servers.interface import ServerAdapter
+    from areal_core.servers.interface import ServerAdapter
 
 HERE = Path(__file__).parent
 SERVERS_ON_CPU = HERE / "tests" / "servers_on_cpu"

@@ -32,6 +32,7 @@ from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
+from areal_core.runs.event_loops import run_event_loop
 from areal_core.testing.conformance.models import make_model
 from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 from areal_sglang.config import SGLangConfig
@@ -124,7 +125,7 @@ def work(address: str, folder: str, model: str, times: Any, number: int) -> None
             times[number] = time.process_time()
             await asyncio.sleep(0.05)
 
-    asyncio.run(run())
+    run_event_loop(run())
 
 
 async def control(arguments: argparse.Namespace, folder: str) -> None:
@@ -186,7 +187,7 @@ def main() -> None:
     server.start()
     try:
         with tempfile.TemporaryDirectory(prefix="areal-cost-") as folder:
-            asyncio.run(control(arguments, folder))
+            run_event_loop(control(arguments, folder))
     finally:
         server.kill()
 

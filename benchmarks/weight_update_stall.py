@@ -42,9 +42,9 @@ from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
+from areal_core.servers.fleet import ServerFleet
 from areal_core.testing.fakes import CountingDataset
 from areal_core.training.batches import read_batch
-from areal_servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class FinishReason(IntEnum):
@@ -37,6 +38,11 @@ def sampling_fault(output_ids: Sequence[int], logprobs: Sequence[float], room: i
         return f"{len(output_ids)} tokens with {len(logprobs)} log-probabilities"
     if len(output_ids) > room:
         return f"{len(output_ids)} tokens where {room} were asked for"
+    # Whole lists at once, for every token that is ever generated comes by here; one that is odd is looked for then.
+    kinds_fit = {*map(type, output_ids)} <= {int} and {*map(type, logprobs)} <= {float, int}
+    are_tokens = kinds_fit and min(output_ids, default=0) >= 0
+    if are_tokens and math.isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= HIGHEST_LOGPROB:
+        return None
     for token, logprob in zip(output_ids, logprobs, strict=True):
         if type(token) is not int or token < 0:
             return f"{token!r:.40} as a token"
@@ -146,27 +152,21 @@ class TrajectoryBuilder:
 
     def __init__(self) -> None:
         self._columns: dict[str, torch.Tensor] = {}
-        self._input_ids: list[int] = []
-        self._loss_mask: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
-        self._turn_ids: list[int] = []
+        self._input_ids = array("q")
+        self._logprobs = array("f")
+        self._versions = array("i")
+        self._turn_ids = array("i")
         self._turn = -1
         self._finish_reason = FinishReason.ABORT
 
     @property
     def input_ids(self) -> list[int]:
         """All tokens so far: what the next generation continues."""
-        return list(self._input_ids)
+        return self._input_ids.tolist()
 
     def add_context(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not write: the prompt, a tool's answer, the user's next turn."""
-        count = len(token_ids)
-        self._input_ids += token_ids
-        self._loss_mask += [False] * count
-        self._logprobs += [0.0] * count
-        self._versions += [-1] * count
-        self._turn_ids += [-1] * count
+        self._append(token_ids, array("f", [0.0]) * len(token_ids), array("i", [-1]) * len(token_ids), -1)
 
     def add_generation(self, generation: Generation) -> None:
         """Append what the policy wrote, as the next turn; its columns tell of what none before them has told.
@@ -175,17 +175,18 @@ class TrajectoryBuilder:
             ValueError: its columns are of more tokens than there are.
         """
         self._turn += 1
-        count = len(generation.output_ids)
-        self._input_ids += generation.output_ids
-        self._loss_mask += [True] * count
-        self._logprobs += generation.logprobs
-        self._versions += generation.versions
-        self._turn_ids += [self._turn] * count
+        self._append(generation.output_ids, generation.logprobs, generation.versions, self._turn)
         self._finish_reason = generation.finish_reason
         for name, column in generation.columns.items():
             if len(column) > len(self._input_ids):
                 raise ValueError(f"'{name}' of a generation is of {len(column)} tokens, not {len(self._input_ids)}")
         self._columns = joined_columns(self._columns, generation.columns, len(self._input_ids))
+
+    def _append(self, token_ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], turn: int) -> None:
+        self._input_ids.extend(token_ids)
+        self._logprobs.extend(logprobs)
+        self._versions.extend(versions)
+        self._turn_ids.extend(array("i", [turn]) * len(token_ids))
 
     def build(
         self,
@@ -197,14 +198,14 @@ class TrajectoryBuilder:
         levels: Mapping[str, dict[str, torch.Tensor]] | None = None,
     ) -> Trajectory:
         """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
-        count = len(self._input_ids)
+        count, turn_ids = len(self._input_ids), _tensor(self._turn_ids, torch.int32)
         return Trajectory(
             tokens={
-                "input_ids": torch.tensor(self._input_ids, dtype=torch.int64),
-                "loss_mask": torch.tensor(self._loss_mask, dtype=torch.bool),
-                "logprobs": torch.tensor(self._logprobs, dtype=torch.float32),
-                "versions": torch.tensor(self._versions, dtype=torch.int32),
-                "turn_ids": torch.tensor(self._turn_ids, dtype=torch.int32),
+                "input_ids": _tensor(self._input_ids, torch.int64),
+                "loss_mask": turn_ids >= 0,
+                "logprobs": _tensor(self._logprobs, torch.float32),
+                "versions": _tensor(self._versions, torch.int32),
+                "turn_ids": turn_ids,
                 **{key: torch.cat([c, c.new_zeros(count - len(c), *c.shape[1:])]) for key, c in self._columns.items()},
             },
             sequence={"finish_reason": torch.tensor(int(self._finish_reason), dtype=torch.int8), **(sequence or {})},
@@ -213,6 +214,11 @@ class TrajectoryBuilder:
             earned=earned,
             levels=dict(levels or {}),
         )
+
+
+def _tensor(numbers: array[Any], dtype: torch.dtype) -> torch.Tensor:
+    # A copy: an array that lends its memory cannot grow, and no tensor is made of an empty one.
+    return torch.frombuffer(numbers, dtype=dtype).clone() if numbers else torch.empty(0, dtype=dtype)
 
 
 @dataclass(slots=True)

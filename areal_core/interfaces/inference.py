@@ -186,12 +186,12 @@ class Slots(Protocol):
     def acquire(self, want: Want, holder: SlotHolder) -> None:
         """Line up for a slot."""
 
-    def release(self, holder: SlotHolder, fault: str = "") -> None:
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
         """The slot, or the place in the line, is not needed any more.
 
         Args:
             holder: who lined up.
-            fault: what the server did wrong; whether it is lost by that is the pool's to say.
+            has_failed: whether its holder says that the server failed; whether it is lost by that is the pool's to say.
         """
 
 

@@ -30,6 +30,7 @@ class Slot:
         self._granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[object] | None = None
         self._is_lost = False
+        self._cancelled = 0
 
     def give(self, grant: Grant) -> None:
         """See `SlotHolder.give`."""
@@ -43,9 +44,9 @@ class Slot:
 
     def lose(self) -> None:
         """See `SlotHolder.lose`."""
-        self._is_lost = True
-        if self._task is not None:
+        if self._task is not None and not self._is_lost:
             self._task.cancel()
+        self._is_lost = True
 
     async def __aenter__(self) -> Grant:
         self._on_place(False)
@@ -55,7 +56,9 @@ class Slot:
         except BaseException:
             self._slots.release(self)
             raise
-        self._task = asyncio.current_task()
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._cancelled = task.cancelling()
         if self._is_lost:  # between the grant and this
             self._slots.release(self)
             raise ServerLostError(f"{grant.server} was lost")
@@ -65,10 +68,10 @@ class Slot:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         task, self._task = self._task, None
         assert task is not None
-        if self._is_lost and task.uncancel() == 0 and kind is asyncio.CancelledError:
+        if self._is_lost and task.uncancel() <= self._cancelled and kind is asyncio.CancelledError:
             self._slots.release(self)
             raise ServerLostError(f"{self._granted.result().server} was lost") from None
-        self._slots.release(self, str(error) if isinstance(error, ServerLostError) else "")
+        self._slots.release(self, has_failed=isinstance(error, ServerLostError))
 
 
 class SlotQueue:
@@ -98,7 +101,7 @@ class SlotQueue:
         self._waiting.append(holder)
         self._wake()
 
-    def release(self, holder: SlotHolder, fault: str = "") -> None:
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         if holder in self._held:
             self._held.remove(holder)

@@ -66,11 +66,12 @@ class SegmentWriter:
                     written.set_result(record)
 
     def _write_segment(self, parts: Sequence[bytes]) -> list[Record]:
-        path = self._folder / f"{self._name}-{next(self._numbers):06d}.segment"
+        number = next(self._numbers)
+        path = self._folder / f"{self._name}-{number:06d}.segment"
 
         def write() -> None:
             with writing("a segment", path):
-                if not self._folder.is_dir():
+                if not number:  # another writer may have made it, and not have synced it yet
                     self._folder.mkdir(parents=True, exist_ok=True)
                     sync_names(self._folder, self._run_dir)
                 write_durably(path, b"".join(parts))

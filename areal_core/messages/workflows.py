@@ -154,7 +154,7 @@ class SlotLost(Message):
 
 
 class Release(Message):
-    """A slot is not needed any more; `fault` is what the server did wrong."""
+    """A slot is not needed any more; see `Slots.release`."""
 
     number: int
-    fault: str
+    has_failed: bool

@@ -29,7 +29,7 @@ CORE: Final = "core"
 """The name under which the core's own components are registered; always loaded."""
 CORE_DISTRIBUTION: Final = "areal-core"
 
-_ENGINES: Final = ("hf", "fsdp", "deepspeed", "servers", "sglang", "vllm", "ray", "slurm")
+_ENGINES: Final = ("hf", "fsdp", "deepspeed", "sglang", "vllm", "ray", "slurm")
 _IDEAS: Final = (
     "grpo",
     "finetuning",

@@ -207,10 +207,14 @@ class RolloutController:
 
     async def commit(self, step: int, folder: Path) -> None:
         """A checkpoint of `step` trained batches is complete in `folder`; more may have been trained meanwhile."""
-        await self._buffer.durably(self._buffer.flush)
         # Where those weights have not come here yet, no group is theirs.
         position = self._positions.get(step, self._next_number)
-        await self._buffer.durably(lambda: self._ledger.commit(step, folder, position))
+
+        def commit() -> None:  # segments that no row names go, so what has been heard of is written before, each time
+            self._buffer.flush()
+            self._ledger.commit(step, folder, position)
+
+        await self._buffer.durably(commit)
         self._positions = {trained: number for trained, number in self._positions.items() if trained >= step}
 
     # Groups.

@@ -161,7 +161,7 @@ class EpisodeRunner:
             stop: Sequence[str] = (),
             images: Sequence[bytes] = (),
         ) -> Generation:
-            settings, input_ids = sampling, [index(token) for token in input_ids]
+            settings, input_ids = sampling, list(map(index, input_ids))
             if max_new_tokens is not None and index(max_new_tokens) < 1:
                 raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:

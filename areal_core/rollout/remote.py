@@ -51,12 +51,12 @@ class RemoteSlots:
         self._holders[number] = holder
         self._peer.notify(Acquire(number, want))
 
-    def release(self, holder: SlotHolder, fault: str = "") -> None:
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         number = self._known.pop(holder)
         del self._holders[number]
         with suppress(PeerClosed):
-            self._peer.notify(Release(number, fault))
+            self._peer.notify(Release(number, has_failed))
 
     def hear(self, message: Granted | NoSlot | SlotLost) -> None:
         """What the controller says of a slot; of one that was given back meanwhile nobody wants to know."""

@@ -235,8 +235,8 @@ class RolloutWorkers:
                     case Acquire(number, want):
                         holder = worker.holders[number] = _Holder(worker.peer, number)
                         self._slots.acquire(want, holder)
-                    case Release(number, fault):
-                        self._slots.release(worker.holders.pop(number), fault)
+                    case Release(number, has_failed):
+                        self._slots.release(worker.holders.pop(number), has_failed=has_failed)
                     case AttemptFailed():
                         self.on_failure(message.group, message.sample, message.attempt, message.error)
         except PeerClosed:

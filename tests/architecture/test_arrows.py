@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "disk": {"errors"},
     "plugins": {"errors", "config"},
     "config": {"errors", "plugins", "interfaces"},
-    "cli": {"errors", "plugins", "config", "launchers", "runs", "driver"},
+    "cli": {"errors", "plugins", "config", "launchers", "runs", "driver", "servers"},
     "data": {"errors"},
     "interfaces": {"data", "errors"},
     "messages": {"errors", "background", "interfaces"},
@@ -41,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
              "ledger", "rewards", "rollout", "training"},
     "driver": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                "ledger", "training", "runs"},
+    "servers": {"errors", "background", "config", "data", "interfaces", "messages", "launchers", "runs", "driver"},
     "library": {"errors", "config", "runs", "driver"},
     "testing": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "rewards",
                 "rollout", "runs", "driver", "training"},
@@ -59,7 +60,9 @@ PUBLIC = {
     "areal_core.driver.serving", "areal_core.runs.controller", "areal_core.runs.server", "areal_core.testing",
 }  # fmt: skip
 """What plugins may import: these names and, of the rooms in `OPEN` all modules."""
-OPEN = {f"areal_core.{room}" for room in ("algorithms", "data", "interfaces", "messages", "testing", "workflows")}
+OPEN = {
+    f"areal_core.{room}" for room in ("algorithms", "data", "interfaces", "messages", "servers", "testing", "workflows")
+}
 
 
 def executed_imports(tree: ast.AST, modules: Collection[str]) -> set[str]:

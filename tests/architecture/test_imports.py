@@ -23,7 +23,6 @@ LIBRARIES = {
     "areal_models",
     "areal_parallel",
     "areal_planning",
-    "areal_servers",
     "areal_agents",
 }
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""

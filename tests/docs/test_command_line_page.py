@@ -14,7 +14,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encodi
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
 PLUGINS = (
     "evaluation",
-    "servers",
     "view",
     "fsdp",
     "grpo",

@@ -28,7 +28,6 @@ LIBRARIES = {
     "areal_models",
     "areal_parallel",
     "areal_planning",
-    "areal_servers",
 }
 """Others require them."""
 SOME = {"areal_grpo", "areal_rewards", "areal_vllm"}

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from areal_core.interfaces import ModelReference
+from areal_core.servers.errors import RequestRefusedError
 from areal_core.training.distribution import open_store
-from areal_servers.errors import RequestRefusedError
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
@@ -46,7 +46,7 @@ def test_the_group_of_a_former_trainer_is_destroyed(place, tmp_path):
             for former in names[:-1]:
                 with pytest.raises(RequestRefusedError, match="does not exist"):
                     await member.connection.post("/destroy_weights_update_group", {"group_name": former})
-            await member.connection.close()
+            member.connection.close()
             for task in fleet._tending._tasks.values():  # a controller that is killed says nothing either
                 task.cancel()
 

@@ -64,10 +64,10 @@ class Served:
             start_task(self._listen(self._queue), "listening for rollout workers")
         self._queue.acquire(want, holder)
 
-    def release(self, holder: SlotHolder, fault: str = "") -> None:
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
         """See `Slots.release`."""
         assert self._queue is not None
-        self._queue.release(holder, fault)
+        self._queue.release(holder, has_failed=has_failed)
 
     def client(self, slots: Slots, model: ModelReference) -> ServedClient:
         """See `InferenceEngine.client`."""

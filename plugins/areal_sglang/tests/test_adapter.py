@@ -10,10 +10,10 @@ import yaml
 from safetensors.torch import save_file
 
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.servers.interface import Piece
 from areal_planning.mixture import Mixture
-from areal_servers.connection import ServerConnection
-from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_servers.interface import Piece
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 
@@ -35,7 +35,7 @@ def called(replay, answers, call):
             try:
                 return await call(connection), bodies
             finally:
-                await connection.close()
+                connection.close()
 
     return asyncio.run(run())
 

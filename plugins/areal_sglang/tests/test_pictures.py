@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from areal_core.interfaces import ModelReference, SamplingParameters
-from areal_servers.connection import ServerConnection
-from areal_servers.errors import ServerRefusedError
-from areal_servers.interface import Piece
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.errors import ServerRefusedError
+from areal_core.servers.interface import Piece
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 
@@ -38,7 +38,7 @@ def called(replay, model):
                 try:
                     return await ask(adapter, connection), bodies
                 finally:
-                    await connection.close()
+                    connection.close()
 
         return asyncio.run(run())
 

@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 from areal_core.config import resolve
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
-from areal_servers.connection import ServerConnection
-from areal_servers.roster import Member, Roster, State
-from areal_servers.updating import BroadcastGroups, Updater
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.roster import Member, Roster, State
+from areal_core.servers.updating import BroadcastGroups, Updater
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 from areal_sglang.reading import Reading, pickled
@@ -89,7 +89,7 @@ class Fleet:
 
     async def __aexit__(self, *_):
         for member in self.roster.members.values():
-            await member.connection.close()
+            member.connection.close()
         for served in self._served:
             await served.__aexit__(None, None, None)
 

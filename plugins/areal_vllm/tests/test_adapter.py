@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.servers.interface import Piece
 from areal_planning.mixture import Mixture
-from areal_servers.connection import ServerConnection
-from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_servers.interface import Piece
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 
@@ -41,7 +41,7 @@ def called(replay, answers, call):
             try:
                 return await call(connection), bodies
             finally:
-                await connection.close()
+                connection.close()
 
     return asyncio.run(run())
 

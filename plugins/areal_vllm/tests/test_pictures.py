@@ -12,9 +12,9 @@ from PIL import Image
 
 from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, SamplingParameters
-from areal_servers.connection import ServerConnection
-from areal_servers.errors import ServerRefusedError
-from areal_servers.interface import Piece
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.errors import ServerRefusedError
+from areal_core.servers.interface import Piece
 from areal_vision.pictures import PictureReader
 from areal_vision.tiny_model import make_model
 from areal_vllm.adapter import VLLMAdapter
@@ -54,7 +54,7 @@ def called(replay, folder):
                 try:
                     return await ask(adapter, connection), bodies
                 finally:
-                    await connection.close()
+                    connection.close()
 
         return asyncio.run(run())
 

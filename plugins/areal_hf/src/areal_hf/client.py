@@ -77,9 +77,10 @@ class HFClient:
                 await (await opening).peer.close()
 
     async def _connection(self, address: str) -> _Connection:
-        if address not in self._asking:
-            self._asking[address] = asyncio.ensure_future(_Connection.open(address))
-        return await asyncio.shield(self._asking[address])
+        known = self._asking.get(address)
+        if known is None or (known.done() and (known.exception() or known.result().is_over)):
+            known = self._asking[address] = asyncio.ensure_future(_Connection.open(address))
+        return await asyncio.shield(known)
 
     def _tokenizer(self) -> Any:
         """The model's; read when the first text that ends answers is asked for."""
@@ -121,6 +122,11 @@ class _Connection:
         except (OSError, RunError) as error:
             raise ServerLostError(f"the embedded engine has died: {error}") from None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be answered any more."""
+        return self._receiving.done()
+
     async def generate(self, request: GenerationRequest, sampling: SamplingParameters) -> Generation:
         """Continue one sequence.
 
@@ -133,7 +139,7 @@ class _Connection:
         request.check(limits.vocabulary, limits.cache_tokens, "cache_gib has room for")
         number = self._numbers = self._numbers + 1
         result = self._generations[number] = asyncio.get_running_loop().create_future()
-        if self._receiving.done():
+        if self.is_over:
             raise ServerLostError("the embedded engine has died")
         if not self._unsent:
             # Siblings of a group are asked for in one turn of the loop; they travel in one message.

@@ -136,7 +136,7 @@ class HFEngine:
             context=loaded.sequence_length,
             vocabulary=loaded.vocabulary,
         )
-        self._slots.open(grant, self._settings.max_concurrent_requests)
+        self._slots.open(grant, 1 if self._settings.deterministic else self._settings.max_concurrent_requests)
         self._receiving = start_task(self._receive(self._peer), "answers of the embedded engine")
 
     def client(self, slots: Slots, model: ModelReference) -> HFClient:

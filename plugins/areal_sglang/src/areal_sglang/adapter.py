@@ -17,14 +17,15 @@ from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
+from areal_core.servers.answer import is_resumable
+from areal_core.servers.connection import raise_told
+from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
+from areal_core.servers.settings import OptionValue, option_arguments
 from areal_planning.choices import column_of
 from areal_planning.mixture import Mixture
-from areal_servers.answer import is_resumable
-from areal_servers.connection import raise_told
-from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
-from areal_servers.settings import OptionValue, option_arguments
 from areal_sglang import lora, pictures
+from areal_sglang.events import EVENTS
 from areal_vision.prompts import ImagePrompts
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     import torch
 
     from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
-    from areal_servers.connection import ServerConnection
-    from areal_servers.interface import Piece, WeightGroup
+    from areal_core.servers.connection import ServerConnection
+    from areal_core.servers.interface import Piece, WeightGroup
     from areal_sglang.config import SGLangConfig
+    from areal_sglang.events import Reason
 
 KNOWN = SpecifierSet(">=0.5.17,<0.5.24")
 """Versions whose interface was read and tried."""
@@ -193,34 +195,34 @@ class SGLangAdapter:
             **({"lora_path": piece.adapter} if piece.adapter else {}),
         }
         seen = 0
-        async for event in connection.stream("/generate", body):
-            if "error" in event:
-                if event["error"].get("code") == _ABORTED:
+        async for event in connection.stream("/generate", body, EVENTS):
+            if event.error is not None:
+                if event.error.get("code") == _ABORTED:
                     yield Chunk([], [], "abort")
                     return
-                raise_told(event["error"])
-            told = event["meta_info"]
-            if piece.images and told["prompt_tokens"] != len(piece.input_ids):
+                raise_told(event.error)
+            told = event.meta_info
+            if piece.images and told.prompt_tokens != len(piece.input_ids):
                 raise ValueError(
-                    f"SGLang makes {told['prompt_tokens']} tokens of a prompt with pictures that has "
+                    f"SGLang makes {told.prompt_tokens} tokens of a prompt with pictures that has "
                     f"{len(piece.input_ids)} here: both must use the same preprocessor_config.json"
                 )
-            ids, logprobs = event["output_ids"], [entry[0] for entry in told.get("output_token_logprobs") or ()]
-            total = told["completion_tokens"]
+            ids, logprobs = event.output_ids, [entry.value for entry in told.output_token_logprobs or ()]
+            total = told.completion_tokens
             if len(ids) == total and len(ids) > total - seen:  # everything so far, and not only what is new
                 ids, logprobs = ids[seen:], logprobs[seen:]
             seen += len(ids)
             # With an adapter they are the base's, which never changes.
-            spans = told.get("weight_versions") if self._settings.adapter_rank is None else None
-            reason = told["finish_reason"]
-            if reason is not None and reason["type"] == "stop":
+            spans = told.weight_versions if self._settings.adapter_rank is None else None
+            reason = told.finish_reason
+            if reason is not None and reason.type == "stop":
                 self._prompts.is_written(ids, named, can_go_on=can_go_on)  # then the next piece has padding for it
             yield Chunk(
                 ids,
                 logprobs,
                 _finish(reason, named),
-                None if spans is None else [(span["version"], span["start"], span["end"]) for span in spans],
-                self._columns(told.get("routed_experts"), len(piece.input_ids) + total),
+                None if spans is None else [(span.version, span.start, span.end) for span in spans],
+                self._columns(told.routed_experts, len(piece.input_ids) + total),
             )
 
     def _columns(self, told: str | None, tokens: int) -> Mapping[str, torch.Tensor]:
@@ -371,15 +373,13 @@ class SGLangAdapter:
             raise UpdateRefusedError(f"{path}: {str(told.get('message'))[:300]}")
 
 
-def _finish(reason: dict[str, Any] | None, stops: Sequence[int]) -> Literal["stop", "length", "abort"] | None:
+def _finish(reason: Reason | None, stops: Sequence[int]) -> Literal["stop", "length", "abort"] | None:
     """Why an answer ended; one that a token ended which the request does not name has to go on."""
     if reason is None:
         return None
-    matched = reason.get("matched")
-    if reason["type"] == "stop" and isinstance(matched, int) and matched not in stops:
+    if reason.type == "stop" and isinstance(reason.matched, int) and reason.matched not in stops:
         return "abort"
-    kind: Literal["stop", "length", "abort"] = reason["type"]
-    return kind
+    return reason.type
 
 
 def _slots(told: dict[str, Any]) -> int:

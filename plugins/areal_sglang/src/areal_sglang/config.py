@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from areal_servers.settings import FleetSettings
+from areal_core.servers.settings import FleetSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import ModelReference, StoredModel
-    from areal_servers.interface import ServerCommand
+    from areal_core.servers.interface import ServerCommand
 
 
 class SGLangConfig(FleetSettings):

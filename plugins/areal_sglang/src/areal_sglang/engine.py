@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_servers.fleet import ServerFleet
+from areal_core.servers.fleet import ServerFleet
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.reading import Reading
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import Version
 
-from areal_servers.errors import ServerRefusedError
+from areal_core.servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_servers.settings import OptionValue
+    from areal_core.servers.settings import OptionValue
 
 SINCE = Version("0.5.23")
 """From here on pictures are put between token ids that stay as they are."""

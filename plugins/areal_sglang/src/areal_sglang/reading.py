@@ -10,15 +10,15 @@ import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.errors import RunError
-from areal_servers.errors import FAULTS, in_time, known_form
-from areal_servers.roster import State
+from areal_core.servers.errors import FAULTS, in_time, known_form
+from areal_core.servers.roster import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
-    from areal_servers.roster import Member, Roster
-    from areal_servers.updating import Updater
+    from areal_core.servers.roster import Member, Roster
+    from areal_core.servers.updating import Updater
     from areal_sglang.adapter import SGLangAdapter
 
 

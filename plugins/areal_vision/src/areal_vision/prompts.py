@@ -29,6 +29,8 @@ class Prompt(NamedTuple):
 
     def collapsed(self) -> list[int]:
         """The ids with one image token for each picture, as servers take them that repeat it themselves."""
+        if not self.places:
+            return self.input_ids
         spare = {place for begin, count in self.places for place in range(begin + 1, begin + count)}
         return [token for place, token in enumerate(self.input_ids) if place not in spare]
 

@@ -9,22 +9,23 @@ from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
+import msgspec
 import numpy as np
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
+from areal_core.servers.answer import is_resumable
+from areal_core.servers.connection import raise_told
+from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
+from areal_core.servers.settings import OptionValue, option_arguments
 from areal_planning.choices import column_of
 from areal_planning.mixture import Mixture
-from areal_servers.answer import is_resumable
-from areal_servers.connection import raise_told
-from areal_servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_servers.interface import Chunk, ServerCommand, ServerIdentity
-from areal_servers.settings import OptionValue, option_arguments
 from areal_vision.prompts import ImagePrompts
 from areal_vllm import lora, pictures
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     import torch
 
     from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
-    from areal_servers.connection import ServerConnection
-    from areal_servers.interface import Piece, WeightGroup
+    from areal_core.servers.connection import ServerConnection
+    from areal_core.servers.interface import Piece, WeightGroup
     from areal_vllm.config import VLLMConfig
 
 KNOWN = SpecifierSet(">=0.32,<0.33")
@@ -43,6 +44,36 @@ KNOWN = SpecifierSet(">=0.32,<0.33")
 
 WORKER = Path(__file__).parent / "worker"
 """A folder for the server's import path: it holds one module, which needs nothing but vLLM."""
+
+
+class _Logprob(msgspec.Struct, gc=False):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Logprob] | None = None
+
+
+class _Span(msgspec.Struct, gc=False):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    weight_versions: list[_Span] | None
+    finish_reason: Literal["stop", "length", "abort"] | None
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    routed_experts: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: dict[str, Any] | None = None
+
+
+_EVENTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Event)
 
 
 class VLLMAdapter:
@@ -196,23 +227,23 @@ class VLLMAdapter:
             **({"model": piece.adapter} if piece.adapter else {}),
         }
         seen = 0
-        async for event in connection.stream("/inference/v1/generate", body):
-            if "error" in event:
-                raise_told(event["error"])
-            for choice in event["choices"]:
-                spans, reason = choice["weight_versions"], choice["finish_reason"]
+        async for event in connection.stream("/inference/v1/generate", body, _EVENTS):
+            if event.error is not None:
+                raise_told(event.error)
+            for choice in event.choices:
+                spans, reason = choice.weight_versions, choice.finish_reason
                 if self._settings.adapter_rank is not None:
                     spans = None  # they are the base's, which never changes
-                output_ids, named = choice["token_ids"] or [], piece.sampling.stop_token_ids
+                output_ids, named = choice.token_ids or [], piece.sampling.stop_token_ids
                 seen += len(output_ids)
                 if reason == "stop" and self._prompts.is_written(output_ids, named, can_go_on=can_go_on):
                     reason = "abort"  # the next piece has padding in its place
                 yield Chunk(
                     output_ids,
-                    [entry["logprob"] for entry in (choice["logprobs"] or {}).get("content") or ()],
+                    [entry.logprob for entry in (choice.logprobs.content if choice.logprobs else None) or ()],
                     reason,
-                    None if spans is None else [(span["version"], span["start"], span["end"]) for span in spans],
-                    self._columns(choice.get("routed_experts"), len(piece.input_ids) + seen),
+                    None if spans is None else [(span.version, span.start, span.end) for span in spans],
+                    self._columns(choice.routed_experts, len(piece.input_ids) + seen),
                 )
 
     def _columns(self, told: str | None, tokens: int) -> Mapping[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_servers.fleet import ServerFleet
+from areal_core.servers.fleet import ServerFleet
 from areal_vllm.adapter import VLLMAdapter
 
 if TYPE_CHECKING:

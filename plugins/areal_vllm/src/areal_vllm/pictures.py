@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
-from areal_servers.errors import ServerRefusedError
+from areal_core.servers.errors import ServerRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from areal_core.interfaces import ModelReference
-    from areal_servers.settings import OptionValue
+    from areal_core.servers.settings import OptionValue
 
 OPTIONS: Mapping[str, OptionValue] = MappingProxyType(
     {

@@ -1,0 +1,50 @@
+"""Start an inference server of a config's kind, and let it join a run in progress.
+
+    areal serve --join RUN_DIR           a further server for this run, of the run's own config
+    areal serve CONFIG                   a server by itself; name its address in inference_engine.addresses
+
+Ctrl-C takes the server out: it ends when the run has let go of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from areal_core.cli.request import add_request_arguments, read_request
+from areal_core.errors import UsageError
+
+SUMMARY = "start an inference server, for a run in progress or by itself"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the words of `areal serve`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_request_arguments(parser)
+    parser.add_argument("--join", metavar="RUN_DIR", type=Path, help="the run that the server shall join")
+    parser.add_argument("--name", help="of the server in logs and in the live view; by default one is made")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another than loopback needs a key")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 takes a free one")
+    parser.add_argument("--gpus", type=numbers, help="GPUs that it may use, such as 2,3")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Resolve the config and serve."""
+    request = read_request(arguments)
+    from areal_core.config import load_run, resolve
+
+    if arguments.join is None:
+        resolved = resolve(request.config, request.plugins, request.overrides)
+    elif request.config is not None:
+        raise UsageError("--join takes the config from the run, so CONFIG cannot be named as well")
+    else:
+        resolved = load_run(arguments.join, request.overrides, request.plugins)
+    from areal_core.servers.serve import serve
+
+    where = {"host": arguments.host, "port": arguments.port, "gpus": arguments.gpus}
+    return serve(resolved, arguments.join, name=arguments.name, **where)
+
+
+def numbers(words: str) -> list[int]:
+    """`0,1` as a list."""
+    return [int(number) for number in words.split(",")]

@@ -1,0 +1,184 @@
+"""A request on its way through the fleet: what it has so far, and what is still to be asked for.
+
+A request may be worked on by several servers, one after another: a weight update or a server's death ends a piece, and
+the next piece goes on behind the tokens that are kept. Each token keeps the version that sampled it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from areal_core.data import Generation
+from areal_core.data.trajectory import FinishReason, joined_columns, sampling_fault
+from areal_core.interfaces import ServerLostError
+from areal_core.servers.interface import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, UpdateMode
+    from areal_core.servers.interface import Chunk
+
+
+REMEMBERED = 1 << 16
+"""Conversations whose key is remembered."""
+
+
+class Conversations:
+    """The cache key of each conversation; servers share a prefix only between requests of one key.
+
+    In `keep_cache` a conversation has the key of the version under which it began, over every update, so that its
+    later turns find their prefix; one that begins now has the key of the current version, and so meets no older keys
+    and values. In `recompute` the key is always that of the current version.
+
+    Args:
+        mode: of weight updates.
+        remembered: conversations; the one that was silent longest is forgotten first, and begins anew when it goes on.
+    """
+
+    def __init__(self, mode: UpdateMode, remembered: int = REMEMBERED) -> None:
+        self._keeps_cache = mode == "keep_cache"
+        self._begun: Callable[[str], list[str]] = lru_cache(remembered)(lambda conversation: [])
+
+    def key(self, conversation: str, version: int) -> str:
+        """The key of the next request of a conversation, which begins under weights of a version."""
+        if not self._keeps_cache:
+            return str(version)
+        if not (begun := self._begun(conversation)):
+            begun.append(str(version))
+        return begun[0]
+
+
+class Answer:
+    """What has been generated for a request.
+
+    Args:
+        request: whose answer it is; without a conversation it is one by itself.
+        conversations: know the cache key.
+        asker: in front of the names of pieces, which nobody else uses.
+
+    Attributes:
+        pieces: how often something was asked for.
+        output_ids, logprobs, versions: of the tokens that are kept, equally long.
+        columns: further ones; see `Generation`.
+        finish: why it ended, None while it has not.
+    """
+
+    def __init__(self, request: GenerationRequest, conversations: Conversations, asker: str = "") -> None:
+        self.request = request
+        self._asker = asker
+        self.pieces = 0
+        self.output_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.columns: dict[str, torch.Tensor] = {}
+        self.finish: FinishReason | None = None
+        self._conversations = conversations
+        self._conversation = request.conversation or f"request {request.request_id}"
+
+    def next_piece(self, grant: Grant) -> Piece:
+        """What is still missing, as a question of its own to the server of a slot."""
+        if not is_resumable(self.request.sampling):
+            self.output_ids, self.logprobs, self.versions, self.columns = [], [], [], {}
+        self.pieces += 1
+        done, sampling = len(self.output_ids), self.request.sampling
+        if done:
+            most, least = sampling.max_new_tokens - done, max(0, sampling.min_new_tokens - done)
+            sampling = replace(sampling, max_new_tokens=most, min_new_tokens=least)
+        name = f"{self._asker}{self.request.request_id}.{self.pieces}"
+        # Random numbers of the tokens before must not come again.
+        seed = self.request.seed if not done else _later_seed(self.request.seed, done)
+        key = self._conversations.key(self._conversation, grant.version)
+        input_ids = self.request.input_ids + self.output_ids
+        return Piece(name, input_ids, sampling, seed, key, self.request.images, grant.adapter)
+
+    def keep_labelled(self, tokens: PieceTokens) -> None:
+        """Take over, of a piece that broke off, the tokens whose version is certain."""
+        versions = tokens.labels()
+        if len(versions) < len(tokens.output_ids):
+            tokens.finish = None  # what ended it may be among the others
+        self.keep(tokens, versions)
+
+    def keep(self, tokens: PieceTokens, versions: Sequence[int]) -> None:
+        """Take over the first tokens of a piece, those that have a version."""
+        count = len(versions)
+        self.output_ids += tokens.output_ids[:count]
+        self.logprobs += tokens.logprobs[:count]
+        self.versions += versions
+        self.columns = joined_columns(self.columns, tokens.columns, len(self.request.input_ids) + len(self.output_ids))
+        if tokens.finish == "stop":
+            self.finish = FinishReason.STOP
+        elif tokens.finish == "length" or len(self.output_ids) >= self.request.sampling.max_new_tokens:
+            self.finish = FinishReason.LENGTH
+
+    def generation(self) -> Generation:
+        """The complete answer."""
+        assert self.finish is not None
+        return Generation(self.output_ids, self.logprobs, self.versions, self.finish, self.columns)
+
+
+class PieceTokens:
+    """The tokens of one piece as they arrive.
+
+    Args:
+        grant: of the slot in which the piece was asked for.
+        most: tokens that were asked for.
+    """
+
+    def __init__(self, grant: Grant, most: int) -> None:
+        self._grant = grant
+        self._most = most
+        self.output_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.finish: str | None = None
+        self.columns: Mapping[str, torch.Tensor] = {}
+        self._spans: Sequence[tuple[str, int, int]] = ()
+
+    def add(self, chunk: Chunk) -> None:
+        """Tokens have arrived."""
+        if fault := sampling_fault(chunk.output_ids, chunk.logprobs, self._most - len(self.output_ids)):
+            raise ServerLostError(f"sent {fault}")
+        self.output_ids += chunk.output_ids
+        self.logprobs += chunk.logprobs
+        self.finish, self.columns = chunk.finish, chunk.columns
+        if chunk.spans is not None:
+            self._spans = chunk.spans
+
+    def labels(self) -> list[int]:
+        """The versions of the first tokens, as far as the server's labels are this run's."""
+        if not self._grant.labels_tokens:  # its weights do not change while the slot is held
+            return [self._grant.version] * len(self.output_ids)
+        versions: list[int] = []
+        for label, start, end in self._spans:
+            number = label.removeprefix(self._grant.run_id)
+            if f"{self._grant.run_id}{number}" != label or not number.isdecimal() or start != len(versions):
+                break
+            versions += [int(number)] * (end - start)
+        return versions[: len(self.output_ids)]
+
+    def versions(self) -> list[int]:
+        """[T] the version of each token.
+
+        Raises:
+            ServerLostError: the server's labels do not cover the tokens, or are none of this run's.
+        """
+        if len(versions := self.labels()) < (count := len(self.output_ids)):
+            told = f"labels {len(versions)} of {count} tokens with weights of this run: {self._spans!r:.200}"
+            raise ServerLostError(f"{told}; somebody else may have changed them")
+        return versions
+
+
+def is_resumable(sampling: SamplingParameters) -> bool:
+    """Whether a server that knows only the tokens can go on: stop texts and penalties look at what is its own."""
+    has_penalty = sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
+    return not (has_penalty or sampling.stop)
+
+
+def _later_seed(seed: int, place: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{place}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,116 @@
+"""What asks servers for tokens: in each rollout worker, and in the controller where it tries servers out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from areal_core.interfaces import ServerLostError, Slot, Want
+from areal_core.servers.answer import Answer, Conversations, PieceTokens
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.errors import RequestRefusedError, known_form
+
+if TYPE_CHECKING:
+    from areal_core.data import Generation
+    from areal_core.interfaces import GenerationRequest, Grant, Slots
+    from areal_core.servers.interface import ServerAdapter
+    from areal_core.servers.settings import FleetSettings
+
+MOST_LOSSES = 4
+"""A request that so many servers in a row were lost under is not given to another one: it may be what kills them."""
+MOST_EMPTY_PIECES = 20
+
+
+class ServersClient:
+    """An `InferenceClient` for HTTP servers.
+
+    Args:
+        settings: of the servers.
+        adapter: speaks to servers of one kind.
+        slots: where slots come from.
+    """
+
+    def __init__(self, settings: FleetSettings, adapter: ServerAdapter, slots: Slots) -> None:
+        self.capabilities = adapter.capabilities()
+        self._settings = settings
+        self._adapter = adapter
+        self._slots = slots
+        self._conversations = Conversations(settings.update_mode)
+        self._connections: dict[str, ServerConnection] = {}
+        self._own = secrets.token_hex(4)  # requests of several workers, and of those before them, meet in the servers
+
+    async def generate(self, request: GenerationRequest, avoided: tuple[str, ...] = ()) -> Generation:
+        """See `InferenceClient.generate`: by one server after another where need be.
+
+        Args:
+            request: what is asked for.
+            avoided: servers that are asked only where no other is ready; then it need not wait behind others.
+
+        Raises:
+            ValueError: a server refuses it, or too many were lost under it.
+            RunError: no server is left.
+        """
+        if odd := request.sampling.unsupported(self.capabilities.sampling):
+            raise ValueError(f"the servers do not support the sampling settings {', '.join(odd)}")
+        request.sampling.check()
+        answer = Answer(request, self._conversations, self._own)
+        own = f"{self._own}{request.conversation}" if request.conversation else ""
+        prefixes = tuple(f"{kind} {name}" for kind, name in (("of", own), ("group", request.affinity)) if name)
+        losses: list[str] = []
+        empty = 0
+        while answer.finish is None:
+            before, asked = len(answer.output_ids), ""
+            try:
+                want = Want(prefixes, (*avoided, *losses), is_continued=answer.pieces > 0 or bool(avoided))
+                async with Slot(self._slots, want, request.on_place) as grant:
+                    request.check(grant.vocabulary, grant.context, "the servers take")
+                    asked = grant.server
+                    await self._work(grant, answer)
+                    empty = empty + 1 if len(answer.output_ids) == before else 0
+                    if empty > MOST_EMPTY_PIECES:
+                        raise ServerLostError("ends a request again and again without a token")
+                    losses.clear()
+            except ServerLostError as error:
+                if len(answer.output_ids) > before:
+                    losses.clear()
+                if asked:
+                    losses.append(asked)
+                if len(losses) == MOST_LOSSES:
+                    told = f"{MOST_LOSSES} servers failed under this request; the last one: {error}"
+                    raise ValueError(told) from None
+            except RequestRefusedError as error:
+                raise ValueError(f"{asked} {error}") from None
+        return answer.generation()
+
+    async def _work(self, grant: Grant, answer: Answer) -> None:
+        """Ask for the rest of an answer and keep what comes, with labels; it may end before the answer is complete.
+
+        Raises:
+            ServerLostError: the server failed; the tokens whose version is certain are kept.
+            RequestRefusedError: the server says that the request is wrong.
+        """
+        piece = answer.next_piece(grant)
+        tokens = PieceTokens(grant, piece.sampling.max_new_tokens)
+        try:
+            with known_form():
+                chunks = self._adapter.generate(self._connect(grant.address), piece)
+                async with aclosing(chunks):  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        tokens.add(chunk)
+            versions = tokens.versions()
+        except (ServerLostError, asyncio.CancelledError):
+            answer.keep_labelled(tokens)
+            raise
+        answer.keep(tokens, versions)
+
+    async def close(self) -> None:
+        """See `InferenceClient.close`."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def _connect(self, address: str) -> ServerConnection:
+        settings = self._settings
+        made = self._connections.get(address) or ServerConnection(address, settings.key, settings.silence_timeout_s)
+        return self._connections.setdefault(address, made)

@@ -1,0 +1,203 @@
+"""What an adapter for one kind of inference server must do; what servers share is in `areal_core.servers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from areal_core.interfaces import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
+    from areal_core.interfaces.model import ModelReference
+    from areal_core.servers.connection import ServerConnection
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How a server process is started.
+
+    Attributes:
+        arguments: of the operating system, the program first.
+        environment: added to the run's own.
+        health_path: answers as soon as the server serves; see `ServerAdapter`.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    health_path: str = "/health"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """What a server says of itself.
+
+    Attributes:
+        version: of the server program.
+        model: the model that it serves, as it names it.
+        context: the longest sequence that it takes, prompt and output together, in tokens.
+        slots: how many requests it works on at once.
+        dtype: of its parameters, as PyTorch names it; empty where the server does not say.
+        ranks: processes that hold a share of the weights: tensor times data parallelism.
+        reports_spans: whether an answer says which of its tokens were sampled by which version. Where it does not,
+            a weight update stops the requests under way, and they are continued afterwards.
+    """
+
+    version: str
+    model: str
+    context: int
+    slots: int
+    dtype: str = ""
+    ranks: int = 1
+    reports_spans: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one server is asked for: a request, or what is left of one.
+
+    Attributes:
+        name: unique among everything that the fleet ever asked; servers write it into their logs.
+        input_ids: prompt and all tokens so far.
+        sampling: with the lengths that are left.
+        seed: of this piece.
+        cache_key: prefixes may be shared only between pieces of the same key.
+        images: files of its pictures in base64, as in `GenerationRequest`.
+        adapter: see `Grant`.
+    """
+
+    name: str
+    input_ids: list[int]
+    sampling: SamplingParameters
+    seed: int
+    cache_key: str
+    images: tuple[str, ...] = ()
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens as they arrive.
+
+    Attributes:
+        output_ids, logprobs: of new tokens, equally long.
+        finish: why the server will send nothing further; None while it goes on. `abort`: somebody stopped it.
+        spans: (label, start, end) over all tokens of the piece so far; None where the server has none. A piece that
+            breaks off keeps the tokens of the latest ones.
+        columns: on the last chunk, of all tokens of the piece, its input's among them; see `Generation`.
+    """
+
+    output_ids: list[int]
+    logprobs: list[float]
+    finish: Literal["stop", "length", "abort"] | None = None
+    spans: Sequence[tuple[str, int, int]] | None = None
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """A group of processes in which rank 0, the trainer, broadcasts weights to servers.
+
+    Attributes:
+        name: new for each group.
+        address, port: of the store through which its members meet; the trainer serves it.
+        world_size: members.
+        backend: `nccl` or `gloo`.
+    """
+
+    name: str
+    address: str
+    port: int
+    world_size: int
+    backend: str
+
+
+class ServerAdapter(Protocol):
+    """Speaks the language of one kind of server. Holds no state of any server; everything goes through a connection.
+
+    Errors are those of `ServerConnection`, which every method may raise: `ServerLostError` and `RequestRefusedError`;
+    see `areal_core.servers.errors`.
+    """
+
+    name: str
+    """Of the server program, for people."""
+
+    health_path: str
+    """Answers while the server lives. It is asked during updates and while the server's memory is given away, so it
+    must neither generate nor hold an update up."""
+
+    group_store_prefixes: Mapping[str, Sequence[str]]
+    """By backend: the prefixes of the keys under which this server meets others in a group's store, outermost first;
+    `{group}` stands for the group's name. Empty where the server cannot receive a broadcast."""
+
+    def serve(self, model: ModelReference) -> None:
+        """Requests are for this model.
+
+        Raises:
+            RunError: servers of this kind, as they are set, cannot serve it.
+        """
+
+    def capabilities(self) -> InferenceCapabilities:
+        """What servers of this kind can do."""
+
+    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
+        """How a server of `model` is started on this machine, listening on `host`."""
+
+    async def identify(self, connection: ServerConnection) -> ServerIdentity:
+        """Who answers.
+
+        Raises:
+            ServerRefusedError: it is no server of this kind, or of a version that is not known.
+        """
+
+    def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
+        """Ask for a piece and yield what arrives; the last chunk has a `finish`."""
+
+    async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
+        """Halt generation. On return no token is sampled until `resume`; requests stay in the server."""
+
+    async def resume(self, connection: ServerConnection) -> None:
+        """Go on after `stop`; requests that came meanwhile are served."""
+
+    async def abort(self, connection: ServerConnection) -> None:
+        """End all requests now; each is answered with the tokens that it has and `finish` abort."""
+
+    async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
+        """Take over the weights in `folder` while stopped; further tokens carry `label`.
+
+        In `recompute` no key or value of older weights is used afterwards, in `keep_cache` those of live requests are.
+
+        Raises:
+            UpdateRefusedError: the server says that it did not.
+        """
+
+    def name_of(self, connection: ServerConnection) -> str:
+        """The name under which requests ask for the weights of a server; empty for the model's own."""
+
+    async def set_label(self, connection: ServerConnection, label: str) -> None:
+        """Name the weights that the server holds."""
+
+    async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
+        """Become the ranks from `first_rank` on of a group; returns when the group stands."""
+
+    async def receive(
+        self,
+        connection: ServerConnection,
+        group: WeightGroup,
+        tensors: Sequence[TensorDescription],
+        label: str,
+        mode: UpdateMode,
+    ) -> None:
+        """Take over tensors that rank 0 broadcasts, one by one in this order, while stopped. As `load` otherwise."""
+
+    async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
+        """Forget a group."""
+
+    async def release_memory(self, connection: ServerConnection) -> None:
+        """Give the GPU's memory back while stopped and without requests: weights and cache."""
+
+    async def restore_memory(self, connection: ServerConnection) -> None:
+        """Take the memory again; contents are undefined until weights are loaded."""

@@ -1,0 +1,127 @@
+"""A server that is started by hand: what `areal serve` calls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from areal_core.driver.serving import INTERVAL_S, Joining
+from areal_core.errors import RunError, UsageError
+from areal_core.launchers.guard import SCRATCH_VARIABLE, adopt_orphans, end_descendants, last_words, make_scratch
+from areal_core.launchers.machine import free_port, visible_gpus
+from areal_core.runs import RunFolder, model_reference
+from areal_core.runs.server import is_healthy_at, start_program
+from areal_core.servers.settings import LOOPBACK, FleetSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from areal_core.config import Resolved
+    from areal_core.servers.interface import ServerCommand
+
+
+def serve(
+    resolved: Resolved, run_dir: Path | None, *, name: str | None, host: str, port: int, gpus: Sequence[int] | None
+) -> int:
+    """Start a server, have it join the run, and keep it until somebody interrupts.
+
+    Args:
+        resolved: the config whose `inference_engine` and `model` are served.
+        run_dir: of the run that it joins; None for a server by itself.
+        name: of the server.
+        host, port: where it listens; port 0 is any free one.
+        gpus: that it sees.
+
+    Returns:
+        0 after an interruption.
+
+    Raises:
+        UsageError: the config's engine is no server, or would listen openly without a key.
+        RunError: the server ended by itself, or the run will not use it.
+    """
+    chosen = resolved.config.inference_engine
+    if chosen is None or not isinstance(chosen.settings, FleetSettings):
+        told = "no inference engine" if chosen is None else f"'{chosen.reference}', which runs inside of the run"
+        raise UsageError(
+            f"{resolved.name} has {told}: there is no server to start",
+            hints=["choose one with inference_engine=sglang or vllm"],
+        )
+    run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
+    settings = chosen.settings.with_key(run.path)
+    if host not in LOOPBACK and not settings.key:
+        raise UsageError(
+            f"a server on {host} can be reached by others, and has no key",
+            hints=["set inference_engine.api_key=env:NAME, here and in the run"],
+        )
+    if resolved.config.model.source is not None and not run.model_note.is_file():
+        hint = "try again when the run trains" if run_dir else "name a folder with model.path, or use --join"
+        raise UsageError("the model is made when a run starts, and is not there yet", hints=[hint])
+    name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
+    model, port = model_reference(resolved, run), port or free_port()
+    address = f"http://{host}:{port}"
+    joining = None if run_dir is None else Joining(run, name, address, _say)
+    scratch = make_scratch()
+    os.environ[SCRATCH_VARIABLE] = str(scratch)
+    if gpus is not None:
+        shown = visible_gpus()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shown[gpu] if shown else str(gpu) for gpu in gpus)
+    adopt_orphans()
+    interrupted = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
+    try:
+        command = settings.server_command(model, host, port, run.path)
+        _say(f"starting a server of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
+        if joining is not None:
+            joining.renew()  # a name that is taken is told before anything is started
+        try:
+            _keep(command, run.log(name), address, settings.start_timeout_s, joining, interrupted)
+        finally:
+            if joining is not None:
+                _say("leaving: requests that it works on are finished, or go on elsewhere")
+                with suppress(RunError):
+                    joining.leave(settings.drain_timeout_s)
+    finally:
+        end_descendants()
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+def _keep(
+    command: ServerCommand,
+    log: Path,
+    address: str,
+    limit_s: float,
+    joining: Joining | None,
+    interrupted: threading.Event,
+) -> None:
+    """Start the server's program, and return when somebody interrupts."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # some write their keys into their logs
+    try:  # in a session of its own, for Ctrl-C is not its
+        server = start_program(command, os.environ, stdout=file, stderr=file, start_new_session=True)
+    finally:
+        os.close(file)
+    is_ready, deadline = joining is not None, time.monotonic() + limit_s
+    while not interrupted.wait(INTERVAL_S):
+        if server.poll() is not None or (not is_ready and time.monotonic() > deadline):
+            raise RunError(f"the server {'has ended' if is_ready else 'did not start'}: {last_words(log)}")
+        if joining is not None:
+            joining.renew()
+        elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):
+            is_ready = True
+            _say(f"ready at {address}")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

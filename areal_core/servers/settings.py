@@ -1,0 +1,219 @@
+"""The settings that all kinds of servers share; a plugin's settings are derived from them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from importlib.util import find_spec
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+
+from areal_core.config import Seconds, Secret, ServerBounds, Settings
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from areal_core.config import RunConfig
+    from areal_core.interfaces import ModelReference
+    from areal_core.interfaces.launcher import ProcessGroup
+    from areal_core.servers.interface import ServerCommand
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OptionValue = bool | int | float | str | list[int | str]
+
+
+class FleetSettings(Settings):
+    """Settings of a fleet of inference servers."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    servers: Annotated[int, Field(ge=0)] | ServerBounds = 1
+    """servers that the run starts, of which one must be ready before it begins; or bounds, between which they come and
+    go with their nodes"""
+    addresses: list[str] = Field(default_factory=list)
+    """servers that run already, each `http://host:port`; all hold the same model"""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share the weights of one server"""
+    data_parallel: int = Field(1, ge=1)
+    """copies of the weights within one server"""
+    program: list[str] = Field(default_factory=list)
+    """words that start the server, where it is not installed beside areal; options are appended"""
+    options: dict[str, OptionValue] = Field(default_factory=dict)
+    """further options of the server by name, such as `mem_fraction_static: 0.8`"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """environment variables of the servers"""
+    api_key: Secret | None = None
+    """key that the servers ask for, as env:NAME"""
+    allow_unknown_version: bool = False
+    """use servers of a version that this plugin was not tested with"""
+    update_mode: Literal["keep_cache", "recompute"] = "recompute"
+    """on new weights the keys and values of live requests are kept, or rebuilt under them"""
+    routed_experts: bool = False
+    """of a mixture, servers tell which experts each token went through, and it is trained through the same ones"""
+    detokenize: bool = False
+    """servers follow the text beside the tokens: needed for sampling.stop"""
+    max_concurrent_requests: int | None = Field(None, ge=1)
+    """requests that one server is given at once; by default as many as it works on"""
+    stream_interval: int = Field(32, ge=1)
+    """tokens that a server sends at a time: so many are lost at most when it dies"""
+    start_timeout_s: Seconds = Field(900.0, gt=0)
+    """seconds until a server must be healthy"""
+    silence_timeout_s: Seconds = Field(300.0, gt=0)
+    """seconds without a token that end a request to a server"""
+    update_timeout_s: Seconds = Field(300.0, gt=0)
+    """seconds that taking over new weights may take"""
+    group_timeout_s: Seconds = Field(120.0, gt=0)
+    """seconds in which servers must meet for broadcasts; who does not gets the weights through a folder"""
+    health_interval_s: Seconds = Field(2.0, gt=0)
+    """seconds between looks at a server's health"""
+    health_timeout_s: Seconds = Field(15.0, gt=0)
+    """seconds that such a look may take; twice means lost"""
+    drain_timeout_s: Seconds = Field(60.0, ge=0)
+    """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
+    restarts: int = Field(3, ge=0)
+    """times within five minutes that a server of the run is started again"""
+    _made_key: str = PrivateAttr("")
+
+    @field_validator("servers", mode="before")
+    @classmethod
+    def _number_or_bounds(cls, servers: Any, info: ValidationInfo) -> int | ServerBounds:
+        """Judge them here: of a union every part would be told."""
+        if isinstance(servers, dict):
+            return ServerBounds.model_validate(servers, context=info.context)
+        if isinstance(servers, ServerBounds) or (type(servers) is int and servers >= 0):
+            return servers
+        raise ValueError("must be a number from 0, or bounds: {minimum: 2, maximum: 16}")
+
+    @field_validator("addresses")
+    @classmethod
+    def _plain(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if not address.startswith(("http://", "https://")) or address.count("/") > 2:
+                raise ValueError(f"'{address}' is no server's address; write it as http://host:port")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("the same address stands there twice")
+        return addresses
+
+    @field_validator("program")
+    @classmethod
+    def _at_home(cls, program: list[str]) -> list[str]:
+        return [os.path.expanduser(word) for word in program]  # noqa: PTH111 - most words are no paths
+
+    @model_validator(mode="after")
+    def _enough(self) -> FleetSettings:
+        if not self.servers and not self.addresses:
+            raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
+        return self
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether servers come and go with their nodes."""
+        return isinstance(self.servers, ServerBounds)
+
+    @property
+    def bounds(self) -> ServerBounds:
+        """How many servers must be ready, and how many the run starts."""
+        return ServerBounds(minimum=1, maximum=self.servers) if isinstance(self.servers, int) else self.servers
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What servers cannot do beside the rest of the config."""
+        if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
+            named = f"servers.maximum is {self.bounds.maximum}, with {len(self.addresses)} in addresses"
+            yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
+        if config.sampling.stop and not self.detokenize:
+            yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
+        if config.placement.in_turns and self.is_elastic:
+            yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
+        if config.deterministic:
+            yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
+
+    @property
+    def key(self) -> str:
+        """What the servers ask for; empty for nothing."""
+        return self._made_key if self.api_key is None else self.api_key.get()
+
+    def with_key(self, run_dir: Path, host: str = "") -> Self:
+        """The same, with the run's own key where none is named and others can reach its servers.
+
+        Args:
+            run_dir: holds the key, for the user alone; whichever process of the run comes first makes it.
+            host: where servers of the run listen; empty to use a key that is there.
+        """
+        file = run_dir / "servers.key"
+        is_open = bool(host and self.servers) and host not in LOOPBACK
+        if is_open and self.api_key is None and not file.is_file():
+            with NamedTemporaryFile("w", dir=run_dir) as made, suppress(FileExistsError):  # of the user alone
+                made.write(secrets.token_urlsafe(32))
+                made.flush()
+                os.fsync(made.fileno())  # another machine may read it at once
+                os.link(made.name, file)
+        found = self.model_copy()
+        found._made_key = file.read_text() if file.is_file() else ""
+        return found
+
+    def gpus_of_servers(self, generation: Sequence[int] | None) -> list[tuple[int, ...]]:
+        """For each server that the run starts, its share of the GPUs that generate; empty where none are named."""
+        most, each = self.bounds.maximum, self.tensor_parallel * self.data_parallel
+        if generation is None:
+            return [()] * most
+        return [tuple(generation[each * n : each * (n + 1)]) for n in range(min(most, len(generation) // each))]
+
+    def process_groups(self, config: RunConfig, run_dir: Path) -> list[ProcessGroup]:
+        """The servers that the run starts, each by itself."""
+        from areal_core.driver import role_group
+        from areal_core.interfaces.launcher import EndMeans
+
+        placement = config.placement
+        has_gpus = placement.generation is not None or (self.is_elastic and placement.training is not None)
+        return [
+            role_group(
+                f"server-{number}",
+                "server",
+                run_dir,
+                gpus_each=self.tensor_parallel * self.data_parallel if has_gpus else 0,
+                gpus=None if placement.is_counted else gpus or None,
+                cores_each=0,
+                end=EndMeans.REPLACED,
+                restarts=self.restarts,
+                shares_gpus=placement.in_turns,
+            )
+            for number, gpus in enumerate(self.gpus_of_servers(placement.generation))
+        ]
+
+    def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
+        """How a server of `model` is started on this machine, listening on `host`; with the run's key, if it has one.
+
+        Whoever asks has a private folder, `AREAL_SCRATCH`, that outlives the server.
+        """
+        raise NotImplementedError
+
+    def check_program(self, package: str, name: str) -> None:
+        """That the program is there, where servers are to be started with the one beside areal.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.servers and not self.program and find_spec(package) is None:
+            raise ConfigError(
+                f"{name} is not installed beside areal, and the run is to start {name} servers",
+                hints=[
+                    f"pip install 'areal-{package}[engine]'; or set program, where it is installed, or addresses",
+                ],
+            )
+
+
+def option_arguments(options: Mapping[str, OptionValue]) -> list[str]:
+    """Options as a command line has them: `true` is the bare word, `false` leaves it out, a list is several words."""
+    words: list[str] = []
+    for name, value in options.items():
+        word = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(word)
+        elif value is not False:
+            words += [word, *map(str, value if isinstance(value, list) else [value])]
+    return words

@@ -1,0 +1,315 @@
+"""What is done for each server as long as the run lasts: bring it up, watch it, bring it up again, let it go."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from areal_core.background import start_task
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters, ServerLostError
+from areal_core.messages.hub import Restart
+from areal_core.servers.checks import check_identity
+from areal_core.servers.connection import ServerConnection
+from areal_core.servers.errors import FAULTS, RequestRefusedError, ServerRefusedError, in_time, known_form
+from areal_core.servers.interface import Piece
+from areal_core.servers.roster import Member, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from areal_core.interfaces import ModelReference
+    from areal_core.launchers.member import Member as RunMember
+    from areal_core.messages.hub import Server, Servers
+    from areal_core.servers.interface import Chunk, ServerAdapter
+    from areal_core.servers.roster import Roster
+    from areal_core.servers.settings import FleetSettings
+    from areal_core.servers.updating import Updater
+
+LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s: so long too few servers may be ready"
+POLL_S = 0.25
+TOLD_S = 5.0
+"""With fewer servers than the minimum, which is told then."""
+PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0)}
+"""Until a server is tried again: at first, and at most."""
+REVIVAL_S = 30.0
+"""A server of the run that was healthy before and is not again within so long is ended and started again."""
+
+
+@dataclass
+class Tending:
+    """Tends the servers of a fleet, each in a task of its own: brings them up, and does whatever else they need.
+
+    The driver of the run starts the run's own servers, and says when one serves and when it does so no more. Each time
+    one serves at a new address it begins from nothing known.
+
+    Attributes:
+        settings: of the fleet.
+        roster: the servers.
+        updater: gives them the current weights.
+        model: that they must serve.
+        adapter: speaks the servers' language.
+        run: this process in the run that starts servers; None where all servers are somebody else's.
+    """
+
+    settings: FleetSettings
+    roster: Roster
+    updater: Updater
+    model: ModelReference
+    adapter: ServerAdapter
+    run: RunMember | None = None
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _has_begun: bool = False
+
+    async def start(self, gpus: Sequence[int] | None) -> None:
+        """Begin to tend the servers that the settings name, and return when enough of them are ready.
+
+        Args:
+            gpus: of the run's own servers; None where they are not named.
+
+        Raises:
+            RunError: too few became ready; says why.
+        """
+        least = self.settings.bounds.minimum - len(self.settings.addresses)
+        for number, own in enumerate(self.settings.gpus_of_servers(gpus)):
+            member = self._add(f"server-{number}", "", own)
+            if self.settings.is_elastic and number >= least:
+                self.roster.move(member, State.WAITING)
+        for address in self.settings.addresses:
+            self._tend(self._add(address.split("//")[1], address))
+        if self.run is not None and self.settings.servers:
+            loop = asyncio.get_running_loop()
+            self.run.watch("server", lambda servers: _in_loop(loop, self._see, servers))
+        self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
+        while len(self.roster.ready) < self.settings.bounds.minimum:
+            if self.roster.failure is not None:
+                raise self.roster.failure
+            await asyncio.sleep(POLL_S)
+        self._has_begun = True
+
+    def join(self, name: str, address: str) -> None:
+        """A server that somebody else has started shall be used; nothing happens where it is already.
+
+        Raises:
+            RunError: the name or the address is another server's.
+        """
+        known = [member for member in self.roster.members.values() if member.state is not State.GONE]
+        for member in known:
+            if (member.name == name) != (member.connection.address == address):
+                raise RunError(
+                    f"the run has a server {member.name} at {member.connection.address} already",
+                    hints=["each needs a name and an address of its own; choose another --name"],
+                )
+        if name not in [member.name for member in known]:
+            self._tend(self._add(name, address))
+        self.roster.members[name].asked_at = time.monotonic()
+
+    def leave(self, name: str, address: str) -> None:
+        """A server is to be taken out: nothing further is asked of it. Nothing happens where it is not known."""
+        member = self.roster.members.get(name)
+        if member is None or member.connection.address != address or member.state in (State.LEAVING, State.GONE):
+            return
+        if member.state in (State.READY, State.UPDATING):
+            self.roster.move(member, State.LEAVING)
+            member.doubted.set()
+        else:  # nothing is asked of it, whatever is being done to bring it up
+            self._tasks[name].cancel()
+            self.roster.move(member, State.GONE)
+            member.connection.close()
+
+    async def close(self) -> None:
+        """Ask nothing further of any server; safe to call twice."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for member in self.roster.members.values():
+            member.connection.close()
+
+    def _add(self, name: str, address: str, gpus: tuple[int, ...] = ()) -> Member:
+        mode, mark = self.settings.update_mode, self.roster.mark
+        member = Member(name, self.adapter, self._connect(address), mode, mark, is_own=not address, gpus=gpus)
+        self.roster.members[name] = member
+        return member
+
+    def _connect(self, address: str) -> ServerConnection:
+        return ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
+
+    def _tend(self, member: Member) -> None:
+        self._tasks[member.name] = start_task(self._keep(member), f"tending {member.name}")
+
+    def _see(self, servers: Servers) -> None:
+        """The driver says which of the run's own servers serve, and which it starts no more."""
+        if self.roster.failure is not None:
+            return
+        serving = {server.name: server for server in servers.serving}
+        for member in [one for one in self.roster.members.values() if one.is_own]:
+            server = serving.get(member.name)
+            if member.connection.address != (server.address if server else ""):
+                self._begin(member, server)
+            if (why := servers.failed.get(member.name)) and member.state is not State.REFUSED:
+                self.roster.lose(member, why, State.REFUSED)
+
+    def _begin(self, member: Member, server: Server | None) -> None:
+        """A process of one of the run's own servers is gone, and another one may serve in its place."""
+        if task := self._tasks.pop(member.name, None):
+            task.cancel()
+        if member.connection.address:
+            self.roster.lose(member, "its process has ended", State.WAITING if self.settings.is_elastic else State.LOST)
+        member.connection = self._connect(server.address if server else "")
+        if server is not None:  # one that was adopted holds what the attempt before gave it
+            member.version, member.has_memory = 0 if server.is_fresh else -1, True
+            self._tend(member)
+
+    async def _keep(self, member: Member) -> None:
+        """Until the server is gone for good: whatever fails is tried again, for its cause may pass."""
+        pause, why = 0.0, ""
+        while member.state is not State.GONE:
+            was_up = False
+            try:
+                await self._bring_up(member)
+                pause, was_up = 0.0, True
+                await self._watch(member)
+            except (ServerRefusedError, *FAULTS, OSError) as error:
+                why = str(error)
+                self.roster.lose(member, why, State.REFUSED if isinstance(error, ServerRefusedError) else State.LOST)
+            if member.state in PAUSES_S and member.is_forsaken:
+                self.roster.move(member, State.GONE, "its program is not heard any more")
+            elif member.state in PAUSES_S:
+                first, longest = PAUSES_S[member.state]
+                pause = min(longest, max(first, 2 * pause))
+                await asyncio.sleep(pause)
+                if member.is_own and not was_up and self.run is not None:
+                    self.run.notify(Restart(member.name, why))
+                    return  # it begins anew when the driver says where
+
+    async def _bring_up(self, member: Member) -> None:
+        """From nothing known to ready.
+
+        Raises:
+            ServerRefusedError: the run cannot use it.
+            ServerLostError, UpdateRefusedError, RequestRefusedError: it failed on the way.
+        """
+        self.roster.move(member, State.STARTING)
+        await self._wait_until_healthy(member)
+        with known_form():
+            member.identity = await member.adapter.identify(member.connection)
+        check_identity(member.identity, self.model)
+        self.roster.move(member, State.CATCHING_UP)
+        if member.is_own and member.version < 0 and member.has_memory:
+            await self._see_it_answers(member)
+        if member.version == 0:
+            await member.adapter.set_label(member.connection, member.label(0))
+        await self.updater.bring_in(member, self._ask_first)
+
+    async def _wait_until_healthy(self, member: Member) -> None:
+        patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
+                return
+            except (ServerLostError, RequestRefusedError) as error:
+                if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
+                    self.roster.note(member, str(error))
+                if time.monotonic() > deadline or member.is_forsaken:
+                    raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
+                await asyncio.sleep(POLL_S)
+
+    async def _see_it_answers(self, member: Member) -> None:
+        """One that outlived its trainer may wait for ever in a broadcast of which nothing comes any more: its GPU is
+        blocked, and nothing but its end helps."""
+        # An update that broke off may have left it stopped.
+        await in_time(member.adapter.resume(member.connection), REVIVAL_S)
+        await in_time(self._ask(member, "revived"), REVIVAL_S)
+
+    async def _ask(self, member: Member, what: str) -> list[Chunk]:
+        sampling = SamplingParameters(max_new_tokens=2)
+        name, adapter = f"{what}-{member.name}-{time.monotonic_ns()}", member.adapter.name_of(member.connection)
+        piece = Piece(name, [1], sampling, 1, f"first-{member.version}", adapter=adapter)
+        with known_form():
+            return [chunk async for chunk in member.adapter.generate(member.connection, piece)]
+
+    async def _ask_first(self, member: Member) -> None:
+        """A first request: a server may be healthy and yet unable to serve its model."""
+        try:
+            await in_time(self._try_out(member, "first"), self.settings.update_timeout_s, "update_timeout_s")
+        except ServerLostError as error:
+            await asyncio.sleep(POLL_S)
+            if member.has_served:
+                raise ServerLostError(f"failed its first request: {error}") from None
+            raise ServerRefusedError(f"is healthy but cannot serve this model: {error}") from None
+
+    async def _try_out(self, member: Member, what: str) -> None:
+        versions = {member.version}
+        chunks = await self._ask(member, what)
+        versions.add(member.version)
+        logprobs = [value for chunk in chunks for value in chunk.logprobs]
+        labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
+        if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
+            raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")
+        if labels - set(map(member.label, versions)):
+            told = f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}"
+            raise ServerLostError(f"{told}: somebody else may have changed them")
+
+    async def _watch(self, member: Member) -> None:
+        misses = 0
+        while True:
+            with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
+                async with asyncio.timeout(self.settings.health_interval_s):
+                    await member.doubted.wait()
+            is_doubted = member.doubted.is_set()
+            member.doubted.clear()
+            if member.state is State.LEAVING:
+                await self._drain(member)
+            if member.state in (State.LOST, State.GONE):
+                return
+            try:
+                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
+                misses = 0
+            except (ServerLostError, RequestRefusedError) as error:
+                misses += 1
+                if misses == 2 or "Connect" in str(error):
+                    raise
+            if is_doubted and member.state is State.READY and not self.updater.is_changing:
+                member.requests += 1
+                try:
+                    await self._try_out(member, "doubted")
+                finally:
+                    member.requests -= 1
+
+    async def _drain(self, member: Member) -> None:
+        if not await member.wait_idle(self.settings.drain_timeout_s):
+            with suppress(*FAULTS):
+                await member.adapter.abort(member.connection)
+            await member.wait_idle(POLL_S)
+        self.roster.move(member, State.GONE)
+        member.connection.close()
+
+    async def _watch_over_all(self) -> None:
+        """The fleet has failed where too few servers have been ready for too long, or will be."""
+        enough_at, is_told = time.monotonic(), False
+        while self.roster.failure is None:
+            await asyncio.sleep(POLL_S)
+            wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
+            # Those without memory wait for the trainer.
+            are_waiting = any(not member.has_memory for member in self.roster.members.values())
+            if len(self.roster.ready) >= wanted or self.updater.is_changing or are_waiting:
+                enough_at, is_told = time.monotonic(), False
+            lacking_s, ready = time.monotonic() - enough_at, len(self.roster.ready)
+            if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
+                told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
+                self.roster.fail(RunError(told, hints=[LACK]))
+            elif self._has_begun and lacking_s > TOLD_S and not is_told:
+                is_told = True
+                sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, see: Callable[[Servers], None], servers: Servers) -> None:
+    """In the thread of the connection to the driver, which outlives the loop."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(see, servers)

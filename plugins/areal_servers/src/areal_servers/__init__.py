@@ -1,3 +1,0 @@
-"""Generation on HTTP servers: a fleet of them as one inference engine. Adapters for kinds of servers are plugins."""
-
-__version__ = "0.1.0"

@@ -1,5 +1,0 @@
-from areal_core.testing.conformance import PluginSuite
-
-
-class TestPlugin(PluginSuite):
-    plugin = "servers"

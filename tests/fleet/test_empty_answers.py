@@ -1,0 +1,29 @@
+"""A server that answers and brings nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from areal_core.servers.interface import Chunk
+
+
+def test_a_server_that_ends_requests_without_a_token_is_left_for_another(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            plain = fleet.adapter.generate
+
+            async def empty(connection, piece):
+                if connection.address == "http://a" and not piece.name.startswith("first-"):
+                    yield Chunk([], [], "abort", [])
+                    return
+                async for chunk in plain(connection, piece):
+                    yield chunk
+
+            fleet.adapter.generate = empty
+            for number in range(6):
+                found = await fleet.generate(running.request(f"r{number}"))
+                assert len(found.output_ids) == 16
+            assert fleet.take_metrics()["servers/failed"] >= 1
+
+    asyncio.run(check())

@@ -1,0 +1,171 @@
+"""Servers that the run's driver starts: synced when they come again, ended when they do not do what they should."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
+from areal_core.messages.hub import Restart
+from areal_core.servers.fleet import ServerFleet
+from areal_core.servers.settings import FleetSettings
+
+pytestmark = pytest.mark.slow
+
+
+def restarts(driver):
+    return [message for message in driver.told if isinstance(message, Restart)]
+
+
+def test_a_server_that_dies_is_synced_when_it_comes_again_and_used(running, own):
+    async def check():
+        starting, driver = own(running.server(), running.server())
+        async with starting as fleet:
+            assert len((await fleet.generate(running.request())).output_ids) == 16
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            driver.end("server-0", is_again=False)
+            await running.until(lambda: running.states(fleet) == {"server-0": "lost"}, "the loss is told")
+            going = asyncio.create_task(fleet.generate(running.request()))
+            driver.start("server-0")
+            assert set((await going).versions) == {1}
+            assert driver.servers["server-0"].version == "1"
+            assert restarts(driver) == []
+
+    asyncio.run(check())
+
+
+def test_a_request_that_is_under_way_when_its_server_dies_goes_on_elsewhere(running, own):
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=60))) for n in range(6)]
+            await running.until(lambda: all(one.requests for one in fleet.roster.ready), "both work")
+            await asyncio.sleep(0.02)
+            driver.end("server-1")
+            assert [len(found.output_ids) for found in await asyncio.gather(*going)] == [60] * 6
+
+    asyncio.run(check())
+
+
+def test_a_server_of_an_attempt_before_is_given_the_weights_whatever_it_holds(running, own):
+    """It may be in the middle of anything, and the number of its weights means nothing any more."""
+
+    async def check():
+        server = running.server()
+        server.label, server.version = "another-7", "7"
+        server.is_open.clear()
+        starting, driver = own(server, starts=0)
+        entering = asyncio.create_task(starting.__aenter__())
+        await running.until(lambda: hasattr(driver, "changed"), "it is watched")
+        driver.start("server-0", is_fresh=False)
+        fleet = await entering
+        assert server.label == fleet.roster.members["server-0"].label(0)
+        assert set((await fleet.generate(running.request())).versions) == {0}
+        await starting.__aexit__(None, None, None)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_silent_for_too_long_is_ended_and_started_again(running, own):
+    async def check():
+        starting, driver = own(running.server(), running.server())
+        async with starting as fleet:
+            former = driver.servers["server-0"]
+            former.is_healthy = False
+            await running.until(lambda: restarts(driver), "the driver is asked")
+            assert restarts(driver)[0].name == "server-0"
+            assert "was not healthy within 0.2 s" in restarts(driver)[0].why
+            assert set((await fleet.generate(running.request())).versions) == {0}
+            assert driver.servers["server-0"] is not former
+
+    asyncio.run(check())
+
+
+def test_a_server_that_fails_its_first_request_after_it_came_again_is_started_once_more(running, own):
+    async def check():
+        second = running.server()
+        second.first_fault = ServerLostError("CUDA out of memory")
+        starting, driver = own(running.server(), second, running.server())
+        async with starting as fleet:
+            driver.end("server-0")
+            await running.until(lambda: driver.fates == [] and fleet.roster.ready, "the third one serves")
+            (asked,) = restarts(driver)
+            assert asked.why == "failed its first request: CUDA out of memory"
+
+    asyncio.run(check())
+
+
+def test_a_server_that_the_driver_gives_up_ends_the_start_in_its_words(own):
+    async def check():
+        starting, _ = own("ended before it was ready: unrecognized arguments: --no-such-option")
+        with pytest.raises(RunError, match="--no-such-option"):
+            async with asyncio.timeout(60), starting:
+                pass
+
+    asyncio.run(check())
+
+
+def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
+    async def check():
+        starting, driver = own(running.server(), running.server(), "ended 4 times in 300 s", starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            driver.end("server-1")
+            await running.until(lambda: running.states(fleet)["server-1"] == "refused", "it is given up")
+            assert "ended 4 times in 300 s" in fleet.roster.explain()
+            assert len((await fleet.generate(running.request())).output_ids) == 16
+            assert fleet.roster.failure is None
+
+    asyncio.run(check())
+
+
+def test_a_server_of_an_attempt_before_that_answers_nothing_is_ended_and_started_again(running, own):
+    """Its GPU may wait for ever in a broadcast whose rank 0 was killed, while its front end answers."""
+
+    async def check():
+        stuck = running.server()
+        stuck.is_stuck = True
+        starting, driver = own(stuck, running.server(), starts=0)
+        entering = asyncio.create_task(starting.__aenter__())
+        await running.until(lambda: hasattr(driver, "changed"), "it is watched")
+        driver.start("server-0", is_fresh=False)
+        await running.until(lambda: restarts(driver), "the driver is asked")
+        assert restarts(driver)[0].why == "gave no answer within 0.2 s"
+        fleet = await entering
+        assert driver.servers["server-0"] is not stuck
+        assert set((await fleet.generate(running.request())).versions) == {0}
+        await starting.__aexit__(None, None, None)
+
+    asyncio.run(check())
+
+
+def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, own):
+    async def check():
+        former = running.server()
+        starting, driver = own(former, running.server())
+        async with starting as fleet:
+            former.release_fault = ServerLostError("/flush_cache failed")
+            await fleet.release_memory()
+            assert restarts(driver) == [Restart("server-0", "did not give its memory away")]
+            assert not former.is_healthy
+            await running.until(lambda: running.states(fleet)["server-0"] == "catching up", "the next one is there")
+            await asyncio.sleep(0.1)
+            assert not fleet.roster.ready, "in the trainer's turn nothing is asked of it"
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            await running.until(lambda: fleet.roster.ready, "the next one serves")
+            assert set((await fleet.generate(running.request())).versions) == {1}
+
+    asyncio.run(check())
+
+
+def test_without_a_run_there_is_nobody_to_start_servers(running, tmp_path):
+    async def check():
+        fleet = ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path)
+        with pytest.raises(RunError, match="servers are started by a run") as caught:
+            await fleet.start(ModelReference(str(tmp_path)))
+        assert "areal serve" in caught.value.hints[0]
+
+    asyncio.run(check())

@@ -1,0 +1,286 @@
+"""New weights in a fleet whose servers fail, against servers that are objects of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from areal_core.errors import RunError
+from areal_core.interfaces import SamplingParameters, ServerLostError, Slot, TensorDescription, Want, WeightUpdate
+from areal_core.rollout.probe import probe_weights
+from areal_core.servers.errors import UpdateRefusedError
+
+TOKENS = 16
+TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
+
+
+def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(running, tmp_path):
+    """The trainer asks right after each broadcast, as the run does."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["b"].update_fault = UpdateRefusedError("broke off")
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            servers["b"].update_fault = None
+            assert running.states(fleet) == {"a": "ready", "b": "lost"}
+            version, offered = 1, False
+            for version in range(2, 5):
+                await asyncio.sleep(0.2)  # it is up again and waits
+                assert await fleet.form_group("127.0.0.1", 1, "gloo", "") is not None
+                await fleet.update_weights(WeightUpdate(version, None, TENSORS))
+                if fleet.needs_folder():
+                    offered = True
+                    fleet.offer_folder(WeightUpdate(version, running.write_weights(tmp_path / f"v{version}")))
+                    break
+            assert offered, "the trainer was never asked for a folder"
+            await running.until(lambda: running.states(fleet)["b"] == "ready", "it caught up")
+            assert servers["b"].version == str(version)
+            assert not fleet.needs_folder()
+
+    asyncio.run(check())
+
+
+def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
+    """A ready server that was not in the group holds the former version, and goes on with it."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].update_fault = UpdateRefusedError("broke off")
+            servers["b"].cannot_join = True
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            with pytest.raises(RunError, match="no server took over"):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            assert "updating" not in running.states(fleet).values()
+            async with asyncio.timeout(60):
+                found = await fleet.generate(running.request())
+            assert set(found.versions) == {0}
+
+    asyncio.run(check())
+
+
+def test_a_join_that_hangs_ends_and_says_whose_it_was(running, tmp_path):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers, group_timeout_s=0.3) as fleet:
+            servers["b"].joins_never = True
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            async with asyncio.timeout(60):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            assert running.states(fleet)["a"] == "ready"
+            assert (
+                "did not join the group of the broadcast: gave no answer within group_timeout_s = 0.3" in running.log()
+            )
+
+    asyncio.run(check())
+
+
+def test_a_broadcast_to_nobody_is_a_failure(running):
+    """Else the trainer would send to nobody, for as long as its own time-out."""
+
+    async def check():
+        server = running.server()
+        server.cannot_join = True
+        async with running({"a": server}) as fleet:
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            with pytest.raises(RunError, match="did not join the group of the broadcast: cannot join"):
+                await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert server.version == "1"
+
+    asyncio.run(check())
+
+
+def test_a_loss_during_an_update_leaves_the_others_with_the_new_version(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["b"].update_fault = ServerLostError("killed")
+            going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=200))) for n in range(6)]
+            await asyncio.sleep(0.05)
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert running.states(fleet) == {"a": "ready", "b": "lost"}
+            servers["b"].update_fault = None
+            for found in await asyncio.gather(*going):
+                assert found.output_ids == found.versions == sorted(found.versions)
+                assert len(found.versions) == 200
+            await running.until(lambda: running.states(fleet)["b"] == "ready", "it caught up")
+            assert servers["b"].version == "1"
+
+    asyncio.run(check())
+
+
+def test_with_no_server_left_requests_end_with_the_reasons(running):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            fleet._tending.settings = fleet.settings.model_copy(update={"start_timeout_s": 0.6})
+            for server in servers.values():
+                server.is_healthy = False
+            await running.until(lambda: set(running.states(fleet).values()) <= {"lost", "starting"}, "both are lost")
+            with pytest.raises(RunError, match=r"0 of 2 servers are ready, since \S+ s;") as caught:
+                await asyncio.wait_for(fleet.generate(running.request()), 60)
+            assert "a lost" in str(caught.value)
+            assert "b lost" in str(caught.value)
+
+    asyncio.run(check())
+
+
+def test_the_only_server_is_lost_during_an_update(running):
+    """Its death says nothing about the weights: it catches up with them when it is back."""
+
+    async def check():
+        servers = {"a": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].update_fault = ServerLostError("killed")
+            going = asyncio.create_task(fleet.generate(running.request(most=50)))
+            await asyncio.sleep(0.02)
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            servers["a"].update_fault = None
+            found = await going
+            assert found.versions == sorted(found.versions)
+            assert found.versions[-1] == 1
+            assert len(found.versions) == 50
+
+    asyncio.run(check())
+
+
+def test_closing_ends_although_something_happened_just_before(running):
+    """A cancellation that comes together with an event must not be swallowed."""
+
+    async def check():
+        async with running({"a": running.server()}) as fleet:
+            fleet.roster.members["a"].doubted.set()
+            async with asyncio.timeout(60):
+                await fleet.close()
+
+    asyncio.run(check())
+
+
+def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_path):
+    """They are none of the lost ones: they get their memory back, then the weights, and then requests."""
+
+    async def check():
+        server = running.server()
+        async with running({"a": server}) as fleet:
+            for version in (1, 2):
+                await fleet.release_memory()
+                assert not server.has_memory
+                waiting = asyncio.create_task(fleet.generate(running.request()))
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                await fleet.update_weights(
+                    WeightUpdate(version, running.write_weights(tmp_path / f"version-{version}"))
+                )
+                assert server.has_memory
+                assert set((await waiting).versions) == {version}
+            assert '"lost"' not in (tmp_path / "logs" / "servers.jsonl").read_text()
+
+    asyncio.run(check())
+
+
+def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running, tmp_path):
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        servers["a"].release_fault = ServerLostError("/flush_cache failed")
+        async with running(servers) as fleet:
+            await fleet.release_memory()
+            assert "did not give its memory away" in (tmp_path / "logs" / "servers.jsonl").read_text()
+            await fleet.update_weights(WeightUpdate(1, running.write_weights(tmp_path / "version-1")))
+            await running.until(
+                lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both hold the new weights"
+            )
+            assert [server.version for server in servers.values()] == ["1", "1"]
+
+    asyncio.run(check())
+
+
+def test_all_servers_are_lost_when_weights_are_verified(running):
+    """The trainer publishes and asks for answers that verify the weights, and nobody is there: they are waited for."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            for server in servers.values():
+                server.is_healthy = False
+            await running.until(lambda: "ready" not in running.states(fleet).values(), "both are lost")
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            asked = asyncio.create_task(probe_weights(fleet, SamplingParameters(), 1))
+            await asyncio.sleep(0.1)
+            assert not asked.done(), asked
+            for server in servers.values():
+                server.is_healthy = True
+            async with asyncio.timeout(60):
+                assert len((await asked).lengths) >= 4
+
+    asyncio.run(check())
+
+
+def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_path):
+    """From folders: weights are published again and again while it loads, each before it has loaded the last."""
+
+    async def check():
+        servers = {"a": running.server(), "late": running.server()}
+        async with running(servers) as fleet:
+            slow = servers["late"]
+            slow.loading_s = 0.2
+            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            for version in range(1, 60):
+                await fleet.update_weights(WeightUpdate(version, fleet.first_weights))
+                if running.states(fleet)["late"] == "ready" and version > 1:
+                    break
+                await asyncio.sleep(0.02)
+            assert running.states(fleet)["late"] == "ready", f"it did not join in {version} publications"
+            assert slow.version == servers["a"].version == str(version)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(running, tmp_path):
+    """A folder is offered now and then, and outdated before it is loaded; the group must wait for the server."""
+
+    async def check():
+        servers = {"a": running.server(), "late": running.server()}
+        async with running(servers) as fleet:
+            servers["late"].loading_s = 0.2
+            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            group, version = None, 0
+            for version in range(1, 60):
+                group = await fleet.form_group("127.0.0.1", 1, "gloo", group.name if group else "")
+                await fleet.update_weights(WeightUpdate(version, None, TENSORS))
+                if fleet.needs_folder():
+                    fleet.offer_folder(WeightUpdate(version, fleet.first_weights))
+                if group.world_size == 3:
+                    break
+                await asyncio.sleep(0.02)
+            assert group.world_size == 3, f"it was in no group after {version} publications"
+            assert running.states(fleet) == {"a": "ready", "late": "ready"}
+            assert servers["late"].version == servers["a"].version == str(version)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(running):
+    """It labels no tokens: whoever holds one would call them by the version of its grant."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        servers["a"].identity = replace(servers["a"].identity, reports_spans=False)
+        async with running(servers) as fleet:
+            member, holder = fleet.roster.members["a"], Slot(fleet, Want(avoided=("b",)))
+            assert (await holder.__aenter__()).server == "a"
+            holder.lose = lambda: None  # its worker is busy and has not heard of it
+            fleet.roster.lose(member, "for this test")
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            await running.until(lambda: running.states(fleet)["a"] == "catching up", "it comes back")
+            await asyncio.sleep(0.1)
+            assert servers["a"].version == "0"
+            await holder.__aexit__(None, None, None)
+            await running.until(lambda: len(fleet.roster.ready) == 2, "it is ready")
+            assert servers["a"].version == "1"
+
+    asyncio.run(check())
