@@ -180,7 +180,7 @@ def test_failures_are_retried_then_loud(tmp_path: Path, build: Build) -> None:
 def test_a_stall_is_an_error_with_the_counts(tmp_path: Path, build: Build) -> None:
     async def run() -> None:
         controller, ledger = build(
-            tmp_path, keep=lambda rewards: False, stall_timeout_s=0.2, engine=FakeEngine(delay_s=0.01)
+            tmp_path, keep=lambda rewards: False, stall_timeout_s=2.0, engine=FakeEngine(delay_s=0.01)
         )
         controller.start()
         with pytest.raises(RunError, match=r"0 of 4 groups ready.*filtered"):
