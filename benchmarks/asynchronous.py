@@ -9,9 +9,7 @@ all rows generate and train on the same. The rows: (a) `turns-sync`, all GPUs ge
 `--servers` GPUs generate, one server on each, and `--trainers` others train, `max_staleness` 0; `async-1`, `-2`, `-4`,
 the same GPUs with a bound on staleness of so many batches and one batch more than that in the pipeline;
 `async-2-keep-cache` and `-4-`, where live requests keep their keys and values over an update instead of having them
-rebuilt; `async-2-stay`, the same with requests that stay in the server, as they do from SGLang 0.5.23 on, while older
-ones end them and go on with them afterwards (on an older one the labels, and so the staleness, of this row are made
-up); `async-1-drained`, `-2-` and `-4-`, where no request is interrupted: an update waits until those under way have
+rebuilt; `async-1-drained`, `-2-` and `-4-`, where no request is interrupted: an update waits until those under way have
 ended, and new ones wait for the update; `async-2-workers`, where workflows run in four processes instead of one;
 `async-2-drop`, where a group with a token over the bound is dropped (elsewhere such tokens are masked, so that no row
 trains on shorter answers than another); `turns-async-2`; and `verified`, a few steps at a bound of 1 whose learning
@@ -105,7 +103,6 @@ ROWS = {
     "async-4": Row("asynchronous, at most 4", 4),
     "async-2-keep-cache": Row("at most 2, `keep_cache`", 2, mode="keep_cache"),
     "async-4-keep-cache": Row("at most 4, `keep_cache`", 4, mode="keep_cache"),
-    "async-2-stay": Row("at most 2, `keep_cache`, requests stay", 2, mode="keep_cache", engine="StayingEngine"),
     "async-1-drained": Row("at most 1, drained before an update", 1, engine="DrainingEngine"),
     "async-2-drained": Row("at most 2, drained before an update", 2, engine="DrainingEngine"),
     "async-4-drained": Row("at most 4, drained before an update", 4, engine="DrainingEngine"),

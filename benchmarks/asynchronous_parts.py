@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,40 +80,6 @@ class ForcedLength:
         return Episode([Trajectory.from_generation(prompt, generation)], reward)
 
 
-class _StayingAdapter(SGLangAdapter):
-    """Goes the way of servers that label tokens themselves, also where the server is too old for that.
-
-    All tokens of a piece are then labelled with its last version: the times are those of a newer server, the labels
-    and what is made of them, staleness first of all, are not.
-    """
-
-    def __init__(self, settings: SGLangConfig) -> None:
-        super().__init__(settings)
-        self._label = "0"
-
-    async def identify(self, connection):
-        """As the adapter's own."""
-        return replace(await super().identify(connection), reports_spans=True)
-
-    async def receive(self, connection, group, tensors, label, mode):
-        """As the adapter's own."""
-        await super().receive(connection, group, tensors, label, mode)
-        self._label = label
-
-    async def load(self, connection, folder, label, mode):
-        """As the adapter's own."""
-        await super().load(connection, folder, label, mode)
-        self._label = label
-
-    async def generate(self, connection, piece):
-        """As the adapter's own."""
-        count = 0
-        async with aclosing(super().generate(connection, piece)) as chunks:
-            async for chunk in chunks:
-                count += len(chunk.output_ids)
-                yield replace(chunk, spans=[(self._label, 0, count)]) if chunk.spans is None else chunk
-
-
 class _DrainingAdapter(SGLangAdapter):
     """Has a weight update wait for the requests under way, where it would end them and go on with them afterwards.
 
@@ -143,12 +108,6 @@ class _Engine(ServerFleet):
         gpus: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, self.adapter(settings), log_dir, processes, gpus)
-
-
-class StayingEngine(_Engine):
-    """Requests stay over an update; see `_StayingAdapter`."""
-
-    adapter = _StayingAdapter
 
 
 class DrainingEngine(_Engine):

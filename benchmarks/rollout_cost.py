@@ -1,6 +1,7 @@
-"""CPU of the rollout controller and of a rollout worker for an answer, against a scripted SGLang server.
+"""CPU of the rollout controller and of a rollout worker for an answer, against a scripted SGLang server or a true one.
 
     python benchmarks/rollout_cost.py [--tokens 100 1000 8000] [--answers 2000] [--at-once 256] [--workers 1]
+    python benchmarks/rollout_cost.py --address http://127.0.0.1:30000 --model DIR
 
 Three kinds of processes, over true connections: the server says at once what it was told to, in chunks as SGLang's and
 with labels of its weights; workers run episodes of one turn and write segments; the controller gives slots and hears of
@@ -101,21 +102,19 @@ class OneTurn:
         return Episode([Trajectory.from_generation(prompt, await context.generate(prompt))], 1.0)
 
 
-def settings() -> SGLangConfig:
+def settings(server: str) -> SGLangConfig:
     """Of the one server."""
-    return SGLangConfig.model_validate(
-        {"servers": 0, "addresses": [f"http://127.0.0.1:{PORT}"], "stream_interval": INTERVAL}
-    )
+    return SGLangConfig.model_validate({"servers": 0, "addresses": [server], "stream_interval": INTERVAL})
 
 
-def work(address: str, folder: str, model: str, times: Any, number: int) -> None:
+def work(address: str, server: str, folder: str, model: str, times: Any, number: int) -> None:
     """A rollout worker."""
 
     async def run() -> None:
         peer = await connect(address, 60, f"worker-{number}")
         await peer.receive()
         slots = RemoteSlots(peer)
-        client = SGLangEngine(settings(), Path(folder)).client(slots, ModelReference(model))
+        client = SGLangEngine(settings(server), Path(folder)).client(slots, ModelReference(model))
         runner = EpisodeRunner(OneTurn(), client, RewardSum([]), FakeTokenizer())
         writer = SegmentWriter(Path(folder) / "segments", Path(folder), f"worker-{number}", print)
         groups = GroupRunner(runner, CountingDataset(1 << 20), None, [], RolloutSection(), writer)
@@ -130,24 +129,24 @@ def work(address: str, folder: str, model: str, times: Any, number: int) -> None
 
 async def control(arguments: argparse.Namespace, folder: str) -> None:
     """The rollout controller."""
-    model = str(make_model(Path(folder) / "model"))
-    engine = SGLangEngine(settings(), Path(folder))
+    model = arguments.model or str(make_model(Path(folder) / "model"))
+    engine = SGLangEngine(settings(arguments.address), Path(folder))
     workers = RolloutWorkers(
         f"unix:{folder}/workers", engine, count=arguments.workers, start_timeout_s=120.0,
         welcome=Welcome(trains=True, evaluates=False), tell=print,
     )  # fmt: skip
     address, times = await workers.listen(), SPAWN.Array("d", arguments.workers)
     processes = [
-        SPAWN.Process(target=work, args=(address, folder, model, times, number), daemon=True)
+        SPAWN.Process(target=work, args=(address, arguments.address, folder, model, times, number), daemon=True)
         for number in range(arguments.workers)
     ]
     for process in processes:
         process.start()
-    await asyncio.gather(workers.start(), engine.start(ModelReference(model)))
+    await asyncio.gather(workers.start(), engine.start(ModelReference(model, arguments.dtype)))
     numbers, gate = iter(range(1 << 20)), asyncio.Semaphore(arguments.at_once // GROUP)
 
     async def play(count: int, tokens: int) -> None:
-        sampling = SamplingParameters(max_new_tokens=tokens)
+        sampling = SamplingParameters(max_new_tokens=tokens, min_new_tokens=tokens)
 
         async def one() -> None:
             async with gate:
@@ -181,15 +180,20 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=2000, help="of 100 tokens; fewer of longer ones")
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--address", default=f"http://127.0.0.1:{PORT}", help="of a true server; --model is its folder")
+    parser.add_argument("--model")
+    parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     server = SPAWN.Process(target=serve_scripted, daemon=True)
-    server.start()
+    if arguments.model is None:
+        server.start()
     try:
         with tempfile.TemporaryDirectory(prefix="areal-cost-") as folder:
             run_event_loop(control(arguments, folder))
     finally:
-        server.kill()
+        if arguments.model is None:
+            server.kill()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import shlex
 import statistics
 import tempfile
@@ -42,6 +43,7 @@ from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
+from areal_core.servers import exchange
 from areal_core.servers.fleet import ServerFleet
 from areal_core.testing.fakes import CountingDataset
 from areal_core.training.batches import read_batch
@@ -52,47 +54,58 @@ from areal_sglang.engine import SGLangEngine
 TIMEOUT = timedelta(seconds=120)
 
 
-class Watching(SGLangAdapter):
-    """Notes when chunks arrive, across the pieces of a request.
+class Staying(SGLangAdapter):
+    """Goes the way of servers that label tokens themselves, which keep their requests during an update.
 
-    Args:
-        settings: of the adapter.
-        keeps_requests: go the way of servers that label tokens themselves, which keep their requests during an update.
-            Where the server is too old for that, all tokens of a piece are labelled with its last version: the times
-            are those of a newer server, the labels are not.
+    Where the server is too old for that, all tokens of a piece are labelled with its last version: the times are those
+    of a newer server, the labels are not.
     """
 
-    def __init__(self, settings: SGLangConfig, *, keeps_requests: bool) -> None:
-        super().__init__(settings)
-        self.arrivals: dict[str, list[float]] = {}
-        self._keeps_requests = keeps_requests
-        self._label = "0"
+    label = "0"
 
     async def identify(self, connection):
         """As the adapter's own."""
-        identity = await super().identify(connection)
-        return replace(identity, reports_spans=identity.reports_spans or self._keeps_requests)
+        return replace(await super().identify(connection), reports_spans=True)
 
     async def receive(self, connection, group, tensors, label, mode):
         """As the adapter's own."""
         await super().receive(connection, group, tensors, label, mode)
-        self._label = label
+        self.label = label
 
     async def load(self, connection, folder, label, mode):
         """As the adapter's own."""
         await super().load(connection, folder, label, mode)
-        self._label = label
+        self.label = label
+
+    async def set_label(self, connection, label):
+        """As the adapter's own."""
+        await super().set_label(connection, label)
+        self.label = label
 
     async def generate(self, connection, piece):
         """As the adapter's own."""
-        times, count = self.arrivals.setdefault(piece.name.rsplit(".", 1)[0], []), 0
+        count = 0
         async with aclosing(super().generate(connection, piece)) as chunks:
             async for chunk in chunks:
-                if chunk.output_ids:
-                    times.append(time.monotonic())
                 count += len(chunk.output_ids)
-                made_up = self._keeps_requests and chunk.spans is None
-                yield replace(chunk, spans=[(self._label, 0, count)]) if made_up else chunk
+                yield replace(chunk, spans=[(self.label, 0, count)]) if chunk.spans is None else chunk
+
+
+_NAME = re.compile(rb'"id":\s*"([^"]+)\.\d+"')
+
+
+def note_arrivals() -> dict[bytes, list[float]]:
+    """From now on: when something of a request arrived, across its pieces; answers are decoded only when they end."""
+    arrivals: dict[bytes, list[float]] = {}
+    as_before = exchange._Exchange.on_body
+
+    def on_body(self: exchange._Exchange, data: bytes) -> None:
+        if named := _NAME.search(data):
+            arrivals.setdefault(named[1], []).append(time.monotonic())
+        as_before(self, data)
+
+    exchange._Exchange.on_body = on_body
+    return arrivals
 
 
 def settings_of(arguments: argparse.Namespace, interval: int) -> SGLangConfig:
@@ -151,7 +164,8 @@ async def stall(arguments: argparse.Namespace) -> None:
     """See the module's text."""
     log = Path(tempfile.mkdtemp(prefix="areal-stall-"))
     settings = settings_of(arguments, arguments.interval)
-    adapter = Watching(settings, keeps_requests=arguments.keep_requests)
+    arrivals = note_arrivals()
+    adapter = (Staying if arguments.keep_requests else SGLangAdapter)(settings)
     engine = ServerFleet(settings, adapter, log, gpus=[0] if torch.cuda.is_available() else None)
     await engine.start(ModelReference(arguments.model, arguments.dtype))
     device = torch.device("cuda", torch.cuda.device_count() - 1) if torch.cuda.is_available() else "cpu"
@@ -187,7 +201,7 @@ async def stall(arguments: argparse.Namespace) -> None:
                 await work
                 seconds = time.monotonic() - began
                 await asyncio.sleep(1.0)
-                report(transport, version, joined, seconds, engine.take_metrics(), adapter.arrivals, began)
+                report(transport, version, joined, seconds, engine.take_metrics(), arrivals, began)
             answers = await asyncio.gather(*tasks)
             crossed = sum(len(set(answer.versions)) > 1 for answer in answers)
             print(f"{transport}: {len(answers)} requests of {arguments.tokens} tokens, {crossed} crossed an update")
@@ -346,7 +360,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=5)
     parser.add_argument("--lead-s", type=float, default=2.0)
     parser.add_argument("--interval", type=int, default=32, help="tokens that arrive together; 1 overloads the client")
-    parser.add_argument("--keep-requests", action="store_true", help="see Watching")
+    parser.add_argument("--keep-requests", action="store_true", help="see Staying")
     parser.add_argument("--vary", action="store_true", help="answers of different lengths")
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
