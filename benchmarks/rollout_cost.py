@@ -146,7 +146,7 @@ async def control(arguments: argparse.Namespace, folder: str) -> None:
     numbers, gate = iter(range(1 << 20)), asyncio.Semaphore(arguments.at_once // GROUP)
 
     async def play(count: int, tokens: int) -> None:
-        sampling = SamplingParameters(max_new_tokens=tokens, min_new_tokens=tokens)
+        sampling = SamplingParameters(max_new_tokens=tokens)  # and no stop tokens: all of them come
 
         async def one() -> None:
             async with gate:
