@@ -7,16 +7,31 @@ lengths. `jagged` gives a key as PyTorch's jagged tensor for those who want to c
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from areal_core.data.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+_DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+"""Names in safetensors; no trajectory has other dtypes."""
 
 
 @dataclass(slots=True)
@@ -290,7 +305,16 @@ class PackedBatch:
         flat |= {f"units.{key}": value for key, value in self.units.items()}
         if self.unit_index is not None:
             flat["units/index"] = self.unit_index
-        return save(_apart(flat))
+        # As the library writes it, which takes ten times as long for the few kilobytes of a group: the widest first, so
+        # that each begins where its numbers may lie.
+        header, parts, end = {}, [], 0
+        for name, tensor in sorted(flat.items(), key=lambda item: (-item[1].element_size(), item[0])):
+            parts.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            begin, end = end, end + len(parts[-1])
+            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        head = json.dumps(header).encode()
+        head = head.ljust((len(head) + 7) // 8 * 8)
+        return b"".join((len(head).to_bytes(8, "little"), head, *parts))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PackedBatch:
@@ -318,19 +342,6 @@ def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
         indices.append(own + start)
         start += batch.unit_count
     return torch.cat(indices)
-
-
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors of which no two share memory, as safetensors wants them."""
-    seen: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        value = tensor.contiguous()
-        storage = value.untyped_storage()
-        is_whole = storage.nbytes() == value.nbytes and storage.data_ptr() not in seen
-        result[name] = value if is_whole else value.clone()
-        seen.add(storage.data_ptr())
-    return result
 
 
 def _ragged(rows: Sequence[dict[str, torch.Tensor]]) -> Ragged:

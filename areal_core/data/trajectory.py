@@ -217,8 +217,8 @@ class TrajectoryBuilder:
 
 
 def _tensor(numbers: array[Any], dtype: torch.dtype) -> torch.Tensor:
-    # A copy: an array that lends its memory cannot grow, and no tensor is made of an empty one.
-    return torch.frombuffer(numbers, dtype=dtype).clone() if numbers else torch.empty(0, dtype=dtype)
+    # Of a copy: an array that lends its memory cannot grow. No tensor is made of an empty one.
+    return torch.frombuffer(numbers[:], dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 @dataclass(slots=True)
