@@ -172,6 +172,15 @@ def test_sampling_is_asked_for_in_words_of_sglang(replay, recorded):
     assert body["sampling_params"]["top_p"] < 1e-6
 
 
+def test_a_request_that_is_aborted_in_the_queue_goes_on_elsewhere(replay):
+    """Its length is not said; one that was put back has its last token beside the log-probabilities of all."""
+    reason = {"type": "abort", "message": "Abort in waiting queue"}
+    for ids, logprobs in (([], []), ([5], [[-0.5, 4, None], [-0.25, 5, None]])):
+        meta = {"finish_reason": reason, "completion_tokens": len(logprobs), "output_token_logprobs": logprobs}
+        chunks, _ = generated(replay, {"events": [{"output_ids": ids, "meta_info": meta}]})
+        assert [(chunk.output_ids, chunk.finish) for chunk in chunks] == [([], "abort")]
+
+
 def test_an_end_that_the_request_did_not_ask_for_is_no_end(replay, recorded):
     """SGLang stops at the model's own end token too; the request has to go on behind it."""
     last = recorded["incremental"][-1]

@@ -202,13 +202,16 @@ class SGLangAdapter:
                     return
                 raise_told(event.error)
             told = event.meta_info
-            if piece.images and told.prompt_tokens != len(piece.input_ids):
+            if piece.images and told.prompt_tokens not in (0, len(piece.input_ids)):
                 raise ValueError(
                     f"SGLang makes {told.prompt_tokens} tokens of a prompt with pictures that has "
                     f"{len(piece.input_ids)} here: both must use the same preprocessor_config.json"
                 )
             ids, logprobs = event.output_ids, [entry.value for entry in told.output_token_logprobs or ()]
             total = told.completion_tokens
+            if told.finish_reason is not None and told.finish_reason.type == "abort" and len(ids) != len(logprobs):
+                yield Chunk([], [], "abort")  # it had been put back into the queue: all its tokens were told before
+                return
             if len(ids) == total and len(ids) > total - seen:  # everything so far, and not only what is new
                 ids, logprobs = ids[seen:], logprobs[seen:]
             seen += len(ids)

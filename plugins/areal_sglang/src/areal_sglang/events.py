@@ -27,9 +27,9 @@ class _Span(msgspec.Struct, gc=False):
 
 
 class _Told(msgspec.Struct):
-    prompt_tokens: int
     completion_tokens: int
     finish_reason: Reason | None
+    prompt_tokens: int = 0  # not said of a request that was aborted while it waited
     output_token_logprobs: list[_Logprob] | None = None
     weight_versions: list[_Span] | None = None
     routed_experts: str | None = None
