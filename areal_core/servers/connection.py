@@ -77,10 +77,8 @@ class ServerConnection:
                     yield decoder.decode(text)
             else:
                 failure = failure or ServerLostError("ended before the answer did")
-        except msgspec.ValidationError as error:
-            failure = failure or ServerLostError(f"was answered in a form that is not known: {error}")
-        except msgspec.DecodeError:
-            failure = failure or ServerLostError("was answered with something that is not JSON")
+        except msgspec.DecodeError as error:
+            failure = failure or ServerLostError(f"was answered with something that is not JSON of its form: {error}")
         if isinstance(failure, asyncio.CancelledError):
             raise failure
         if failure is not None:

@@ -296,9 +296,7 @@ class Tending:
         while self.roster.failure is None:
             await asyncio.sleep(POLL_S)
             wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
-            # Those without memory wait for the trainer.
-            are_waiting = any(not member.has_memory for member in self.roster.members.values())
-            if len(self.roster.ready) >= wanted or self.updater.is_changing or are_waiting:
+            if len(self.roster.ready) >= wanted or self.updater.is_changing:  # which the trainer's turn is, too
                 enough_at, is_told = time.monotonic(), False
             lacking_s, ready = time.monotonic() - enough_at, len(self.roster.ready)
             if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):

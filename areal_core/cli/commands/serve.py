@@ -8,18 +8,20 @@ Ctrl-C takes the server out: it ends when the run has let go of it.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from areal_core.cli.request import add_request_arguments, read_request
 from areal_core.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
 
 SUMMARY = "start an inference server, for a run in progress or by itself"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal serve`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_request_arguments(parser)
     parser.add_argument("--join", metavar="RUN_DIR", type=Path, help="the run that the server shall join")
     parser.add_argument("--name", help="of the server in logs and in the live view; by default one is made")
