@@ -15,7 +15,7 @@ from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.messages import Peer, PeerClosed, connect
-from areal_hf.messages import Cancel, Finished, Generate, Loaded, NewRequest, NewSampling, Refused
+from areal_hf.messages import Cancel, Finished, Generate, Loaded, Refused
 from areal_hf.stop_texts import cut_at_stop
 from areal_planning.mixture import ROUTED_EXPERTS
 
@@ -105,8 +105,6 @@ class _Connection:
         self._limits = limits
         self._numbers = 0
         self._generations: dict[int, asyncio.Future[Generation]] = {}
-        self._sampling: dict[SamplingParameters, int] = {}
-        self._unsent: list[NewRequest] = []
         self._receiving = start_task(self._receive(), "answers of the embedded engine")
 
     @classmethod
@@ -141,41 +139,17 @@ class _Connection:
         result = self._generations[number] = asyncio.get_running_loop().create_future()
         if self.is_over:
             raise ServerLostError("the embedded engine has died")
-        if not self._unsent:
-            # Siblings of a group are asked for in one turn of the loop; they travel in one message.
-            asyncio.get_running_loop().call_soon(self._send_requests)
-        asked = NewRequest(number, request.input_ids, self._sampling_number(sampling), request.seed, request.images)
-        self._unsent.append(asked)
         try:
+            self.peer.notify(Generate(number, request.input_ids, sampling, request.seed, request.images))
             return await result
+        except PeerClosed:
+            raise ServerLostError("the embedded engine has died") from None
         except asyncio.CancelledError:
-            self._cancel(number)
+            with contextlib.suppress(PeerClosed):
+                self.peer.notify(Cancel(number))
             raise
         finally:
             self._generations.pop(number, None)
-
-    def _sampling_number(self, sampling: SamplingParameters) -> int:
-        """Sampling settings are sent once, and referred to by number."""
-        if sampling not in self._sampling:
-            number = self._sampling[sampling] = len(self._sampling)
-            with contextlib.suppress(PeerClosed):
-                self.peer.notify(NewSampling(number, sampling))
-        return self._sampling[sampling]
-
-    def _send_requests(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        # A peer that has closed fails these requests where its end is noticed.
-        with contextlib.suppress(PeerClosed):
-            if unsent:
-                self.peer.notify(Generate(unsent))
-
-    def _cancel(self, number: int) -> None:
-        kept = [waiting for waiting in self._unsent if waiting.number != number]
-        if len(kept) < len(self._unsent):
-            self._unsent = kept
-        else:
-            with contextlib.suppress(PeerClosed):
-                self.peer.notify(Cancel(number))
 
     async def _receive(self) -> None:
         reason = "has died"

@@ -31,35 +31,22 @@ class Loaded(Message):
     experts_dtype: str = ""
 
 
-class NewSampling(Message):
-    """Sampling settings that requests name by number."""
-
-    number: int
-    sampling: SamplingParameters
-
-
-class NewRequest(Message):
-    """One sequence to continue.
+class Generate(Message):
+    """One sequence to continue. Answered within `Finished`, or with `Refused`.
 
     Attributes:
         number: of the request.
         input_ids: prompt and everything after it so far.
-        sampling: number of the settings.
+        sampling: its settings.
         seed: of its random numbers.
         images: the files of its pictures, in base64.
     """
 
     number: int
     input_ids: list[int]
-    sampling: int
+    sampling: SamplingParameters
     seed: int
     images: tuple[str, ...] = ()
-
-
-class Generate(Message):
-    """Sequences to continue."""
-
-    requests: list[NewRequest]
 
 
 class Refused(Message):

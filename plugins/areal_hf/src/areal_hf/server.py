@@ -30,8 +30,6 @@ from areal_hf.messages import (
     Generate,
     Load,
     Loaded,
-    NewRequest,
-    NewSampling,
     Refused,
     Update,
     Updated,
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from areal_core.interfaces import SamplingParameters
 
 _CONNECT_TIMEOUT_S = 60.0
 _PICTURES_KEPT = 64
@@ -107,7 +104,7 @@ class Server:
         self._scheduler = Scheduler(model, limits, **ways)
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
-        self._peers: dict[Peer, dict[int, SamplingParameters]] = {}  # with their numbers of sampling settings
+        self._peers: set[Peer] = set()
         self._arrived = asyncio.Event()
         self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
@@ -117,13 +114,13 @@ class Server:
     async def hear(self, peer: Peer) -> None:
         """Let a peer ask for things until it is gone."""
         peer.notify(self.loaded)
-        self._peers[peer] = {}
+        self._peers.add(peer)
         try:
             while True:
                 self._handle(peer, await peer.receive())
                 self._arrived.set()
         finally:
-            del self._peers[peer]
+            self._peers.discard(peer)
             for number in [number for number, (asker, *_) in self._requests.items() if asker is peer]:
                 self._scheduler.cancel(self._requests.pop(number)[2])
 
@@ -143,11 +140,8 @@ class Server:
 
     def _handle(self, peer: Peer, message: Any) -> None:
         match message:
-            case NewSampling(number, sampling):
-                self._peers[peer][number] = sampling
-            case Generate(requests):
-                for new in requests:
-                    self._add(peer, new)
+            case Generate():
+                self._add(peer, message)
             case Cancel(cancelled):
                 for number, (asker, theirs, request) in [*self._requests.items()]:
                     if asker is peer and theirs == cancelled:
@@ -158,9 +152,9 @@ class Server:
             case unknown:
                 raise ValueError(f"the client sent a message that is not for an engine: {type(unknown).__name__}")
 
-    def _add(self, peer: Peer, new: NewRequest) -> None:
+    def _add(self, peer: Peer, new: Generate) -> None:
         number = next(self._numbers)
-        request = LiveRequest(number, new.input_ids, self._peers[peer][new.sampling], new.seed)
+        request = LiveRequest(number, new.input_ids, new.sampling, new.seed)
         try:
             if new.images:
                 request.pictures = self._read(new.images)
