@@ -19,19 +19,8 @@ from areal_core.data.trajectory import Trajectory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-}
-"""Names in safetensors; no trajectory has other dtypes."""
+_KINDS = {"bool": "BOOL", "uint": "U", "int": "I", "float": "F", "bfloat": "BF"}
+"""Of numbers, as PyTorch and as safetensors name them; their bits follow in both."""
 
 
 @dataclass(slots=True)
@@ -311,7 +300,10 @@ class PackedBatch:
         for name, tensor in sorted(flat.items(), key=lambda item: (-item[1].element_size(), item[0])):
             parts.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
             begin, end = end, end + len(parts[-1])
-            header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            kind = dtype.rstrip("0123456789")
+            dtype = _KINDS[kind] + dtype.removeprefix(kind)
+            header[name] = {"dtype": dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
         head = json.dumps(header).encode()
         head = head.ljust((len(head) + 7) // 8 * 8)
         return b"".join((len(head).to_bytes(8, "little"), head, *parts))

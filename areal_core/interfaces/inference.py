@@ -136,11 +136,13 @@ class Want:
         prefixes: names of what may lie on a server already, the longest first; it goes there where that is no detour.
         avoided: names of servers that are given to it only where no other is ready.
         is_continued: it had a slot before, and so came before all who wait.
+        can_go_on: whether another server may go on with the tokens that this one has made; else it begins anew.
     """
 
     prefixes: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
     is_continued: bool = False
+    can_go_on: bool = True
 
 
 @dataclass(frozen=True, slots=True)

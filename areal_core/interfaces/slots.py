@@ -28,9 +28,8 @@ class Slot:
     def __init__(self, slots: Slots, want: Want, on_place: Callable[[bool], None] = lambda _: None) -> None:
         self._slots, self._want, self._on_place = slots, want, on_place
         self._granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._task: asyncio.Task[object] | None = None
-        self._is_lost = False
-        self._cancelled = 0
+        self._break_off = asyncio.timeout(None)
+        self._is_inside = self._is_lost = False
 
     def give(self, grant: Grant) -> None:
         """See `SlotHolder.give`."""
@@ -44,8 +43,8 @@ class Slot:
 
     def lose(self) -> None:
         """See `SlotHolder.lose`."""
-        if self._task is not None and not self._is_lost:
-            self._task.cancel()
+        if self._is_inside and not self._is_lost:
+            self._break_off.reschedule(0)
         self._is_lost = True
 
     async def __aenter__(self) -> Grant:
@@ -56,22 +55,22 @@ class Slot:
         except BaseException:
             self._slots.release(self)
             raise
-        task = self._task = asyncio.current_task()
-        assert task is not None
-        self._cancelled = task.cancelling()
         if self._is_lost:  # between the grant and this
             self._slots.release(self)
             raise ServerLostError(f"{grant.server} was lost")
         self._on_place(True)
+        await self._break_off.__aenter__()
+        self._is_inside = True
         return grant
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        task, self._task = self._task, None
-        assert task is not None
-        if self._is_lost and task.uncancel() <= self._cancelled and kind is asyncio.CancelledError:
+    async def __aexit__(self, *ended: object) -> None:
+        self._is_inside = False
+        try:
+            await self._break_off.__aexit__(*ended)  # type: ignore[arg-type]
+        except TimeoutError:
             self._slots.release(self)
             raise ServerLostError(f"{self._granted.result().server} was lost") from None
-        self._slots.release(self, has_failed=isinstance(error, ServerLostError))
+        self._slots.release(self, has_failed=isinstance(ended[1], ServerLostError))
 
 
 class SlotQueue:

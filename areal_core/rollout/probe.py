@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from areal_core.data.batch import PackedBatch
 from areal_core.data.trajectory import Trajectory
 from areal_core.errors import RunError
-from areal_core.interfaces.inference import GenerationRequest
+from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
 
 if TYPE_CHECKING:
-    from areal_core.interfaces.inference import InferenceEngine, SamplingParameters
+    from areal_core.interfaces.inference import InferenceEngine
 
 PROBES, PROMPT_TOKENS, TOKENS = 4, 8, 32
 
@@ -31,9 +30,9 @@ async def probe_weights(
         RunError: nobody answers, or an answer is of another version.
     """
     count = min(TOKENS, sampling.max_new_tokens)
-    # With nothing that looks at what was said before, a server that was interrupted can go on.
-    sampling = replace(sampling, max_new_tokens=count, min_new_tokens=0, stop=(), stop_token_ids=())
-    sampling = replace(sampling, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0)
+    # Nothing that looks at what was said before, so that a server that was interrupted can go on, and nothing that cuts
+    # the distribution off, so that the trainer computes the same.
+    sampling = SamplingParameters(sampling.temperature, count, greedy=sampling.greedy)
     trajectories = []
     tokens = min(50, (vocabulary or 51) - 1)
     for number in range(PROBES):

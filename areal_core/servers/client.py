@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces import ServerLostError, Slot, Want
-from areal_core.servers.answer import Answer, Conversations, PieceTokens
+from areal_core.servers.answer import Answer, Conversations, PieceTokens, is_resumable
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, known_form
 
@@ -63,7 +63,8 @@ class ServersClient:
         while answer.finish is None:
             before, asked = len(answer.output_ids), ""
             try:
-                want = Want(prefixes, (*avoided, *losses), is_continued=answer.pieces > 0 or bool(avoided))
+                is_continued = bool(answer.pieces or avoided)
+                want = Want(prefixes, (*avoided, *losses), is_continued, is_resumable(request.sampling))
                 async with Slot(self._slots, want, request.on_place) as grant:
                     request.check(grant.vocabulary, grant.context, "the servers take")
                     asked = grant.server

@@ -61,6 +61,8 @@ class Member:
         identity: what it said of itself, None before.
         version: of its weights; 0 of a process that was just started, -1 while that is not known.
         requests: under way there.
+        uninterrupted: of these, how many would begin anew elsewhere.
+        patience_s: for which these are waited for before they are ended.
         group: the broadcast group that it is in.
         has_read: the version whose weights it has read by itself, every tensor of them.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
@@ -80,6 +82,8 @@ class Member:
     identity: ServerIdentity | None = None
     version: int = -1
     requests: int = 0
+    uninterrupted: int = 0
+    patience_s: float = 0.0
     group: WeightGroup | None = None
     has_read: int = -1
     has_served: bool = False
@@ -144,7 +148,11 @@ class Member:
         self.has_memory = False
 
     async def _end_requests(self) -> None:
-        """End what runs there, that of workers that are gone included, until no slot of it is out."""
+        """End what runs there, that of workers that are gone included, until no slot of it is out.
+
+        What would begin anew elsewhere is waited for, for a while: with every update it would do so for ever.
+        """
+        await self._wait(lambda: not self.uninterrupted, self.patience_s)
         await self.adapter.abort(self.connection)
         while not await self.wait_idle(ABORT_INTERVAL_S):
             await self.adapter.abort(self.connection)
@@ -167,10 +175,14 @@ class Member:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Whether its requests have ended within so many seconds."""
+        return await self._wait(lambda: not self.requests, timeout_s)
+
+    @staticmethod
+    async def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while self.requests and time.monotonic() < deadline:
+        while not condition() and time.monotonic() < deadline:
             await asyncio.sleep(IDLE_POLL_S)
-        return not self.requests
+        return condition()
 
 
 class Roster:

@@ -68,6 +68,7 @@ class Router:
             self.counts["servers/failed"] += 1
             member.doubted.set()
         member.requests -= 1
+        member.uninterrupted -= not line.want.can_go_on
         self.wake()
 
     def _grant(self, member: Member) -> Grant:
@@ -92,6 +93,7 @@ class Router:
                 passed.append(line)
             else:
                 member.requests += 1
+                member.uninterrupted += not line.want.can_go_on
                 line.member = member
                 line.holder.give(self._grant(member))
         self._waiting.extendleft(reversed(passed))

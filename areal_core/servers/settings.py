@@ -74,7 +74,8 @@ class FleetSettings(Settings):
     health_timeout_s: Seconds = Field(15.0, gt=0)
     """seconds that such a look may take; twice means lost"""
     drain_timeout_s: Seconds = Field(60.0, ge=0)
-    """seconds that a leaving server may finish its requests; the rest go on elsewhere"""
+    """seconds that a leaving server may finish its requests, and any server before an update those that cannot go on
+    elsewhere (with stop texts or penalties, on servers that do not label tokens)"""
     restarts: int = Field(3, ge=0)
     """times within five minutes that a server of the run is started again"""
     _made_key: str = PrivateAttr("")

@@ -44,6 +44,7 @@ class FakeServer:
         self.has_memory = True
         self.release_fault = None
         self.pieces = []
+        self.aborts = 0
         self.cache_keys = []
         self.is_open = asyncio.Event()
         self.is_open.set()
@@ -132,7 +133,7 @@ class FakeAdapter:
         self.of(connection).is_open.set()
 
     async def abort(self, connection):
-        pass
+        self.of(connection).aborts += 1
 
     async def _take_over(self, connection, label):
         server = self.of(connection)

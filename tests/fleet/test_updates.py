@@ -284,3 +284,27 @@ def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(run
             assert servers["a"].version == "1"
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("patience_s", [60.0, 0.1])
+def test_what_cannot_go_on_elsewhere_is_waited_for_before_an_update(running, patience_s):
+    """A request with a stop text begins anew where it is ended; with an update every few seconds it would never end."""
+
+    async def check():
+        server = running.server()
+        server.identity = replace(server.identity, reports_spans=False)
+        async with running({"a": server}, drain_timeout_s=patience_s) as fleet:
+            holder, before = Slot(fleet, Want(can_go_on=False)), server.aborts
+            await holder.__aenter__()
+            update = asyncio.ensure_future(fleet.update_weights(WeightUpdate(1, fleet.first_weights)))
+            if patience_s < 1:
+                await running.until(lambda: server.aborts > before, "it is ended after a while")
+            else:
+                await asyncio.sleep(0.3)
+                assert server.aborts == before
+            assert not update.done()
+            await holder.__aexit__(None, None, None)
+            await asyncio.wait_for(update, 60)
+            assert server.version == "1"
+
+    asyncio.run(check())

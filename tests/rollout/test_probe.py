@@ -19,3 +19,10 @@ def test_a_small_vocabulary_is_verified_too(vocabulary: int | None) -> None:
     tokens = {token for request in engine.requests for token in request.input_ids}
     assert max(tokens) < (vocabulary or 51)
     assert min(tokens) >= 1
+
+
+def test_what_the_trainer_cannot_compute_is_left_out() -> None:
+    """Of a distribution that is cut off, servers tell the log-probabilities of what is left."""
+    engine, sampling = FakeEngine(), SamplingParameters(0.7, 64, 3, (2,), top_p=0.5, top_k=3, min_p=0.1, stop=("x",))
+    asyncio.run(probe_weights(engine, sampling, 0))
+    assert {request.sampling for request in engine.requests} == {SamplingParameters(0.7, 32)}
