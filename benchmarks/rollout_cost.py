@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from areal_core.config.sections import RolloutSection
-from areal_core.data import Episode, Trajectory
+from areal_core.data import Episode
+from areal_core.data.trajectory import TrajectoryBuilder
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.messages import connect
@@ -93,13 +94,23 @@ def serve_scripted() -> None:
     web.run_app(app, host="127.0.0.1", port=PORT, print=None, access_log=None)
 
 
-class OneTurn:
-    """The cheapest workflow."""
+class Turns:
+    """The cheapest workflow: a conversation of so many turns.
+
+    Args:
+        count: of turns.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
         """See `RolloutWorkflow.run_episode`."""
-        prompt = [5] * PROMPT
-        return Episode([Trajectory.from_generation(prompt, await context.generate(prompt))], 1.0)
+        conversation = TrajectoryBuilder()
+        for _ in range(self._count):
+            conversation.add_context([5] * PROMPT)
+            conversation.add_generation(await context.generate(conversation.input_ids))
+        return Episode([conversation.build()], 1.0)
 
 
 def settings(server: str) -> SGLangConfig:
@@ -107,7 +118,7 @@ def settings(server: str) -> SGLangConfig:
     return SGLangConfig.model_validate({"servers": 0, "addresses": [server], "stream_interval": INTERVAL})
 
 
-def work(address: str, server: str, folder: str, model: str, times: Any, number: int) -> None:
+def work(address: str, server: str, folder: str, model: str, turns: int, times: Any, number: int) -> None:
     """A rollout worker."""
 
     async def run() -> None:
@@ -115,7 +126,7 @@ def work(address: str, server: str, folder: str, model: str, times: Any, number:
         await peer.receive()
         slots = RemoteSlots(peer)
         client = SGLangEngine(settings(server), Path(folder)).client(slots, ModelReference(model))
-        runner = EpisodeRunner(OneTurn(), client, RewardSum([]), FakeTokenizer())
+        runner = EpisodeRunner(Turns(turns), client, RewardSum([]), FakeTokenizer())
         writer = SegmentWriter(Path(folder) / "segments", Path(folder), f"worker-{number}", print)
         groups = GroupRunner(runner, CountingDataset(1 << 20), None, [], RolloutSection(), writer)
         peer.notify(WorkflowsReady(1 << 20, 0))
@@ -137,7 +148,9 @@ async def control(arguments: argparse.Namespace, folder: str) -> None:
     )  # fmt: skip
     address, times = await workers.listen(), SPAWN.Array("d", arguments.workers)
     processes = [
-        SPAWN.Process(target=work, args=(address, arguments.address, folder, model, times, number), daemon=True)
+        SPAWN.Process(
+            target=work, args=(address, arguments.address, folder, model, arguments.turns, times, number), daemon=True
+        )
         for number in range(arguments.workers)
     ]
     for process in processes:
@@ -161,12 +174,13 @@ async def control(arguments: argparse.Namespace, folder: str) -> None:
         await play(2 * arguments.at_once, tokens)
         await asyncio.sleep(0.2)
         count = max(GROUP, arguments.answers * 100 // max(100, tokens) // GROUP * GROUP)
+        answers = count * arguments.turns
         own, theirs, began = time.process_time(), sum(times), time.monotonic()
         await play(count, tokens)
         seconds = time.monotonic() - began
         await asyncio.sleep(0.2)
-        each = [1e3 * spent / count for spent in (time.process_time() - own, sum(times) - theirs)]
-        print(f"| {tokens} | {each[0]:.3f} | {each[1]:.3f} | {count / seconds:.0f} |", flush=True)
+        each = [1e3 * spent / answers for spent in (time.process_time() - own, sum(times) - theirs)]
+        print(f"| {tokens} | {each[0]:.3f} | {each[1]:.3f} | {answers / seconds:.0f} |", flush=True)
     await workers.close()
     await engine.close()
     for process in processes:
@@ -180,6 +194,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=2000, help="of 100 tokens; fewer of longer ones")
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1, help="of each conversation; each has an answer of its own")
     parser.add_argument("--address", default=f"http://127.0.0.1:{PORT}", help="of a true server; --model is its folder")
     parser.add_argument("--model")
     parser.add_argument("--dtype", default="float32")
