@@ -7,6 +7,7 @@ killed, the other one ends what is left. When the hub hangs up or does not answe
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import signal
@@ -325,12 +326,32 @@ def current_attempt() -> int:
     return Credentials.from_environment().attempt
 
 
+class _Log(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def lose_lines_on_a_full_disk() -> None:
+    """What this process says on standard output and error is lost where it cannot be written, and ends no process."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.flush()
+        setattr(sys, name, _Log(stream.buffer, stream.encoding, "backslashreplace", line_buffering=True))
+
+
 def run_role(role: Callable[[Member], int]) -> int:
     """Run a process of a run to its end; its exit code.
 
     Args:
         role: the work; what it raises is told to the driver, as is what background work raises.
     """
+    lose_lines_on_a_full_disk()
     member = join()
     on_failure(lambda _, error: _end_now(member, error))
     try:

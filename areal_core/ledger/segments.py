@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
 from areal_core.disk import patiently, sync_names, write_durably, writing
-from areal_core.errors import RunError
+from areal_core.errors import LostError
 from areal_core.interfaces.record import Record
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def read_record(run_dir: Path, record: Record) -> bytes:
     """The bytes of a record.
 
     Raises:
-        RunError: they are not there, or not those that were written.
+        LostError: they are not there, or not those that were written.
     """
     path = run_dir / record.segment
     try:
@@ -96,9 +96,9 @@ def read_record(run_dir: Path, record: Record) -> bytes:
             file.seek(record.offset)
             data = file.read(record.size)
     except OSError as error:
-        raise RunError(f"trajectories cannot be read from {path}: {error.strerror}", hints=_HINTS) from error
+        raise LostError(f"trajectories cannot be read from {path}: {error.strerror}", hints=_HINTS) from error
     if _digest(data) != record.digest:
-        raise RunError(f"trajectories in {path} are damaged, from byte {record.offset} on", hints=_HINTS)
+        raise LostError(f"trajectories in {path} are damaged, from byte {record.offset} on", hints=_HINTS)
     return data
 
 

@@ -232,10 +232,10 @@ class RolloutWorkers:
             while True:
                 message = await worker.peer.receive()
                 match message:
-                    case Acquire(number, want):
+                    case Acquire(number, want) if number not in worker.holders:
                         holder = worker.holders[number] = _Holder(worker.peer, number)
                         self._slots.acquire(want, holder)
-                    case Release(number, has_failed):
+                    case Release(number, has_failed) if number in worker.holders:
                         self._slots.release(worker.holders.pop(number), has_failed=has_failed)
                     case AttemptFailed():
                         self.on_failure(message.group, message.sample, message.attempt, message.error)

@@ -143,6 +143,8 @@ class PieceTokens:
         """Tokens have arrived."""
         if fault := sampling_fault(chunk.output_ids, chunk.logprobs, self._most - len(self.output_ids)):
             raise ServerLostError(f"sent {fault}")
+        if max(chunk.output_ids, default=0) >= self._grant.vocabulary:
+            raise ServerLostError(f"sent {max(chunk.output_ids)} as a token of {self._grant.vocabulary}")
         self.output_ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.finish, self.columns = chunk.finish, chunk.columns

@@ -93,7 +93,7 @@ class ServerFleet:
         self._updater.begin(Path(model.path), is_tied=description.get("tie_word_embeddings") is not False)
         # A model that sees has the vocabulary of its language model.
         described = description | (description.get("text_config") or {})
-        self._router.vocabulary = described.get("vocab_size", self._router.vocabulary)
+        self.roster.vocabulary = described.get("vocab_size", self.roster.vocabulary)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter, self._member)
         await self._tending.start(self._gpus)

@@ -195,6 +195,7 @@ class Roster:
         members: by name.
         reasons: why those are not ready that are not, by name.
         mark: of this run, in the labels of its weights.
+        vocabulary: how many token ids the model has.
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
         on_lost: called with a server that is lost.
@@ -205,6 +206,7 @@ class Roster:
         self.reasons: dict[str, str] = {}
         self.members: dict[str, Member] = {}
         self.mark = f"{secrets.token_hex(4)}-"
+        self.vocabulary = 1 << 31
         self.failure: RunError | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.on_lost: Callable[[Member], None] = lambda _: None

@@ -35,7 +35,6 @@ class Router:
         limit: requests that one server is given at once; None for what it says itself.
 
     Attributes:
-        vocabulary: how many token ids the model has.
         counts: partial generations, those that continued a request, and those that failed, since somebody cleared it.
     """
 
@@ -45,7 +44,6 @@ class Router:
         self._places: OrderedDict[str, Member] = OrderedDict()
         self._known: dict[SlotHolder, _Line] = {}
         self._waiting: deque[_Line] = deque()
-        self.vocabulary = 1 << 31
         self.counts: Counter[str] = Counter()
         roster.on_change = self.wake
         roster.on_lost = self._lose
@@ -77,7 +75,7 @@ class Router:
         address, context = member.connection.address, member.identity.context
         name = member.adapter.name_of(member.connection)
         labels = member.version, member.mark, member.reports_spans
-        return Grant(member.name, address, *labels, context, self.vocabulary, name)
+        return Grant(member.name, address, *labels, context, self._roster.vocabulary, name)
 
     def wake(self) -> None:
         """Give the free slots to those who wait, in the order in which they came."""

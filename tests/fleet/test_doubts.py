@@ -54,3 +54,18 @@ def test_a_worker_that_fails_takes_no_server_out(running):
             assert running.states(fleet) == {"a": "ready", "b": "ready"}
 
     asyncio.run(check())
+
+
+def test_tokens_that_the_model_has_not_are_a_fault_of_the_server(running):
+    """The workflow would be blamed for them, and the server be asked on."""
+
+    async def check():
+        servers = {"a": running.server(), "b": running.server()}
+        async with running(servers) as fleet:
+            servers["a"].version = "1000000"  # which it gives as its token
+            found = await asyncio.gather(*(fleet.generate(running.request(f"r{number}")) for number in range(8)))
+            assert {token for answer in found for token in answer.output_ids} == {0}
+            await running.until(lambda: running.states(fleet)["a"] == "refused", "it is taken out")
+            assert "gives tokens that the model has not" in running.log()
+
+    asyncio.run(check())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from areal_core.launchers.member import ASKED_TO_STOP
@@ -37,3 +38,12 @@ def test_one_that_is_told_to_stop_at_once_says_that_it_has_finished() -> None:
         assert program.stderr is not None
         assert program.stderr.read() == b""
     assert heard[-1] == Finished(ASKED_TO_STOP)
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_ends_no_process() -> None:
+    code = (
+        "import sys\nfrom areal_core.launchers.member import lose_lines_on_a_full_disk\n"
+        "lose_lines_on_a_full_disk()\nprint('x' * 20_000)\nsys.stderr.write('waiting\\n')\nsys.stderr.flush()"
+    )
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False).returncode == 0
