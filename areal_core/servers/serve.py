@@ -80,9 +80,9 @@ def serve(
         signal.signal(number, lambda *_: interrupted.set())
     try:
         command = settings.server_command(model, host, port, run.path)
-        _say(f"starting a server of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
         if joining is not None:
             joining.renew()  # a name that is taken is told before anything is started
+        _say(f"starting a server of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
         try:
             _keep(command, run.log(name), address, settings.start_timeout_s, joining, interrupted)
         finally:
