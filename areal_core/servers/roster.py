@@ -68,7 +68,7 @@ class Member:
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
         has_memory: False after it gave its GPU's memory away, until the next update.
         asked_at: when its program last asked that it be used; None where it did not join.
-        doubted: set when something happened that whoever watches it should look at.
+        doubted: set when something happened that whoever watches it should look at; until then it is given no requests.
     """
 
     name: str
@@ -250,6 +250,7 @@ class Roster:
     def admit(self, member: Member) -> None:
         """A server holds the current weights and may be given requests."""
         member.has_served = True
+        member.doubted.clear()
         self.move(member, State.READY)
 
     def hold(self, *members: Member) -> None:

@@ -107,7 +107,8 @@ class Router:
         return min(own, self._limit) if self._limit else own
 
     def _free(self, members: Iterable[Member]) -> list[Member]:
-        return [member for member in members if member.requests < self._slots(member)]
+        # One that has failed somebody is looked at first.
+        return [m for m in members if m.requests < self._slots(m) and not m.doubted.is_set()]
 
     def _choose(self, want: Want) -> Member | None:
         ready: Sequence[Member] = self._roster.ready

@@ -266,8 +266,6 @@ class Tending:
             with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow a cancellation
                 async with asyncio.timeout(self.settings.health_interval_s):
                     await member.doubted.wait()
-            is_doubted = member.doubted.is_set()
-            member.doubted.clear()
             if member.state is State.LEAVING:
                 await self._drain(member)
             if member.state in (State.LOST, State.GONE):
@@ -279,12 +277,14 @@ class Tending:
                 misses += 1
                 if misses == 2 or "Connect" in str(error):
                     raise
-            if is_doubted and member.state is State.READY and not self.updater.is_changing:
+            if member.doubted.is_set() and member.state is State.READY and not self.updater.is_changing:
                 member.requests += 1
                 try:
                     await self._try_out(member, "doubted")
                 finally:
                     member.requests -= 1
+            member.doubted.clear()
+            self.roster.on_change()
 
     async def _drain(self, member: Member) -> None:
         if not await member.wait_idle(self.settings.drain_timeout_s):

@@ -69,3 +69,18 @@ def test_tokens_that_the_model_has_not_are_a_fault_of_the_server(running):
             assert "gives tokens that the model has not" in running.log()
 
     asyncio.run(check())
+
+
+def test_a_request_does_not_come_back_to_a_server_that_nobody_has_looked_at(running):
+    """Four failures of a server that has just died, within a moment, would be called the request's own."""
+
+    async def check():
+        server = running.server()
+        async with running({"a": server}, health_interval_s=60.0) as fleet:
+            server.fault, server.is_healthy = ServerLostError("connection refused"), False
+            asked = asyncio.ensure_future(fleet.generate(running.request()))
+            await running.until(lambda: running.states(fleet)["a"] == "lost", "it is taken out")
+            server.fault, server.is_healthy = None, True
+            assert len((await asyncio.wait_for(asked, 60)).output_ids) == 16
+
+    asyncio.run(check())
