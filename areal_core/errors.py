@@ -44,6 +44,11 @@ def traceback_of(error: BaseException) -> str:
     return words if first is error else f"{words}{error}: {type(first).__name__}: {first}"
 
 
+def writable(text: object) -> str:
+    """A text that UTF-8 can hold: half a character, such as half an emoji, is written as its number."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
 class ArealError(Exception):
     """The root of the tree: a message, hint lines and the exit code of the program."""
 

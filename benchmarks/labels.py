@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from labels_table import judge
 from packaging.version import Version
 from transformers import __version__ as transformers_version
@@ -100,22 +101,13 @@ class TwoTurns:
 
 def cpu_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What servers must be told on a CPU."""
+    config = yaml.safe_load((SERVERS_ON_CPU / f"{arguments.engine}.yaml").read_text())
+    options: dict[str, Any] = config["inference_engine"]["options"]
     if arguments.engine == "vllm":
-        own = {"enforce_eager": True, "distributed_executor_backend": "uni", "no_enable_chunked_prefill": True}
-        return own | {"max_model_len": 4096, "max_num_seqs": arguments.slots}
-    longest = PROMPT + TURNS * (arguments.tokens + 3)
-    return {
-        "device": "cpu",
-        "attention_backend": "torch_native",
-        "disable_overlap_schedule": True,
-        "disable_cuda_graph": True,
-        "grammar_backend": "none",
-        "context_length": 4096,
-        "mem_fraction_static": 0.1,
-        "max_total_tokens": max(65536, 2 * arguments.slots * longest),
-        "max_running_requests": arguments.slots,
-        "sleep_on_idle": True,
-    }
+        return options | {"max_model_len": 4096, "max_num_seqs": arguments.slots}
+    room = 2 * arguments.slots * (PROMPT + TURNS * (arguments.tokens + 3))
+    most = {"max_total_tokens": max(65536, room), "max_running_requests": arguments.slots}
+    return options | most | {"context_length": 4096}
 
 
 def make_settings(arguments: argparse.Namespace) -> Any:

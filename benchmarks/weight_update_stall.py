@@ -1,7 +1,8 @@
 """How long generation stalls while weights change under live requests, and what a fleet costs against a bare client.
 
-    python benchmarks/weight_update_stall.py stall --program "python3 -m sglang.launch_server" --model DIR
-    python benchmarks/weight_update_stall.py throughput --program ... --model DIR --concurrent 256
+    areal serve CONFIG --port 30000 &      # a server of the model in DIR, on the first GPU
+    python benchmarks/weight_update_stall.py stall --address http://127.0.0.1:30000 --model DIR
+    python benchmarks/weight_update_stall.py throughput --address ... --model DIR --concurrent 256
 
 `stall` puts live requests on one SGLang server and updates its weights a few times, by broadcast from this process
 (NCCL on the last GPU, gloo without GPUs) and from a folder in memory. It reports the seconds of each part of an update
@@ -13,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import re
-import shlex
 import statistics
 import tempfile
 import time
@@ -109,10 +108,10 @@ def note_arrivals() -> dict[bytes, list[float]]:
 
 
 def settings_of(arguments: argparse.Namespace, interval: int) -> SGLangConfig:
-    """Of one server on the first GPU."""
+    """Of one server, which runs already."""
     return SGLangConfig(
-        program=shlex.split(arguments.program),
-        options=json.loads(arguments.options),
+        servers=0,
+        addresses=[arguments.address],
         update_mode=arguments.mode,
         stream_interval=interval,
         max_concurrent_requests=arguments.concurrent,
@@ -320,7 +319,7 @@ async def throughput(arguments: argparse.Namespace) -> None:
         settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
     )
     await engine.start(ModelReference(arguments.model, arguments.dtype))
-    connection = engine.roster.members["server-0"].connection
+    (connection,) = (member.connection for member in engine.roster.members.values())
     address = connection.address
     ratios = []
     try:
@@ -349,8 +348,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("stall", "throughput"))
-    parser.add_argument("--program", required=True)
-    parser.add_argument("--options", default="{}", help="of the server, as JSON")
+    parser.add_argument("--address", required=True, help="of the server")
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--mode", default="keep_cache")

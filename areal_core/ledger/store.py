@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.disk import refused, replacing_folder, sync_names, writing
-from areal_core.errors import RunError
+from areal_core.errors import RunError, writable
 from areal_core.interfaces.record import Record
 from areal_core.ledger.groups import PromptGroup
 from areal_core.ledger.segments import read_record
@@ -136,7 +136,7 @@ class Ledger:
 
     def failed(self, number: int, sample: int, attempt: int, error: str) -> None:
         """An episode failed; `error` is its traceback."""
-        self._pending.failures.append((number, sample, attempt, error.encode("utf-8", "backslashreplace").decode()))
+        self._pending.failures.append((number, sample, attempt, writable(error)))
 
     def flush(self, finished: Sequence[PromptGroup] = ()) -> list[PromptGroup]:
         """Make everything so far durable, finished groups among it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_core.data.sampler import sample_seed
 from areal_core.data.trajectory import sampling_fault
-from areal_core.errors import RunError, traceback_of
+from areal_core.errors import RunError, traceback_of, writable
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import RowError, WorkflowContext
 from areal_core.rewards.scoring import RewardError
@@ -137,7 +137,7 @@ class EpisodeRunner:
         except BaseException as error:  # a workflow must not end the process either
             # A reward says by itself what is wrong, and so does a row; where it was raised is of no use to anybody.
             words = str(error) if isinstance(error, (RewardError, RowError)) else traceback_of(error)
-            words = words.encode("utf-8", "backslashreplace").decode()
+            words = writable(words)
             named = f"data row {number} (counted from 0), sample {place[1]}: {words}"
             self.on_failure(*place, named if isinstance(error, RowError) else words)
             raise EpisodeError(named) from error

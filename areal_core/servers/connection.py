@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from areal_core.errors import writable
 from areal_core.interfaces import ServerLostError
 from areal_core.servers.errors import RequestRefusedError
 from areal_core.servers.exchange import Exchanges
@@ -126,17 +127,13 @@ def raise_told(error: Mapping[str, Any]) -> NoReturn:
 
 def _words(text: str) -> str:
     """What a server says in an error, without what it was sent; half a character in it cannot be sent on."""
-    return _said(text).encode("utf-8", "backslashreplace").decode()
-
-
-def _said(text: str) -> str:
     text = _INPUT.split(text)[0] if not text.startswith("{") else text
     try:
         value = json.loads(text)
     except ValueError:
-        return " ".join(text.split())[:_SHOWN] or "no words"
+        return writable(" ".join(text.split())[:_SHOWN] or "no words")
     while isinstance(value, dict):
         value = next((value[key] for key in ("error", "message", "detail", "msg") if value.get(key)), "no words")
     if isinstance(value, list):
         value = "; ".join(str(item.get("msg", "")) if isinstance(item, dict) else "" for item in value)
-    return " ".join(_INPUT.split(str(value))[0].split())[:_SHOWN]
+    return writable(" ".join(_INPUT.split(str(value))[0].split())[:_SHOWN])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
@@ -76,6 +78,14 @@ class Piece:
     cache_key: str
     images: tuple[str, ...] = ()
     adapter: str = ""
+
+
+class Span(msgspec.Struct, gc=False):
+    """Tokens of one label, as SGLang and vLLM write them; `msgspec.structs.astuple` makes it one of `Chunk.spans`."""
+
+    version: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,9 +250,8 @@ class Tending:
         chunks = await self._ask(member, what)
         versions.add(member.version)
         logprobs = [value for chunk in chunks for value in chunk.logprobs]
-        tokens = [token for chunk in chunks for token in chunk.output_ids]
-        if not all(0 <= token < self.roster.vocabulary for token in tokens):
-            raise ServerRefusedError(f"gives tokens that the model has not: {tokens}")
+        if not all(0 <= token < self.roster.vocabulary for chunk in chunks for token in chunk.output_ids):
+            raise ServerRefusedError("gives tokens that the model has not")
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
         if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
             raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")

@@ -298,3 +298,16 @@ def test_a_connection_that_the_server_is_about_to_close_is_not_used_again(monkey
 
     asyncio.run(run())
     assert len(answered) == 3
+
+
+def test_a_stream_that_is_cancelled_is_cancelled_although_all_of_it_has_come():
+    async def use(connection):
+        found = []
+        waiting = asyncio.create_task(collected(connection, found))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert found == [{"a": 1}], "what came is told"
+
+    serving(streamed('data: {"a": 1}\n\n', "data: [DONE]\n\n", end="silence"), use)

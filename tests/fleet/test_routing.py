@@ -281,6 +281,12 @@ def test_a_failure_is_a_hint_to_look_at_the_server_and_counted():
         assert a.doubted.is_set()
         assert a.state is State.READY, "the worker may be what fails"
         assert of.router.counts["servers/failed"] == 1
+        waiting = asyncio.ensure_future(of.take())
+        await turns()
+        assert not waiting.done(), "nobody is sent there before it has been looked at"
+        a.doubted.clear()
+        of.router.wake()
+        await waiting
 
     asyncio.run(check())
 

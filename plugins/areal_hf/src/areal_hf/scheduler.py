@@ -88,7 +88,6 @@ class Scheduler:
         self._waiting: deque[LiveRequest] = deque()
         self._waited = 0
         self._cancelled = 0
-        """The client's numbers of requests that have joined; whoever tells them clears it."""
         self.experts: RoutedExperts | None = None
         self._bytes_per_token = self._probe()
         if routed_experts:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 import numpy as np
+from msgspec.structs import astuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -224,7 +225,7 @@ class SGLangAdapter:
                 ids,
                 logprobs,
                 _finish(reason, named),
-                None if spans is None else [(span.version, span.start, span.end) for span in spans],
+                None if spans is None else [astuple(span) for span in spans],
                 self._columns(told.routed_experts, len(piece.input_ids) + total),
             )
 

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from areal_core.servers.interface import Span  # noqa: TC001 - msgspec reads annotations
+
 
 class _Logprob(msgspec.Struct, array_like=True, gc=False):
     """Of a token; its id, which comes behind it, comes by itself too."""
@@ -20,18 +22,12 @@ class Reason(msgspec.Struct):
     matched: int | str | None = None
 
 
-class _Span(msgspec.Struct, gc=False):
-    version: str
-    start: int
-    end: int
-
-
 class _Told(msgspec.Struct):
     completion_tokens: int
     finish_reason: Reason | None
     prompt_tokens: int = 0  # not said of a request that was aborted while it waited
     output_token_logprobs: list[_Logprob] | None = None
-    weight_versions: list[_Span] | None = None
+    weight_versions: list[Span] | None = None
     routed_experts: str | None = None
 
 

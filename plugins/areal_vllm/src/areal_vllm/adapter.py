@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -22,7 +23,7 @@ from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
 from areal_core.servers.connection import raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
+from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity, Span
 from areal_core.servers.settings import OptionValue, option_arguments
 from areal_planning.choices import column_of
 from areal_planning.mixture import Mixture
@@ -54,14 +55,8 @@ class _Logprobs(msgspec.Struct):
     content: list[_Logprob] | None = None
 
 
-class _Span(msgspec.Struct, gc=False):
-    version: str
-    start: int
-    end: int
-
-
 class _Choice(msgspec.Struct):
-    weight_versions: list[_Span] | None
+    weight_versions: list[Span] | None
     finish_reason: Literal["stop", "length", "abort"] | None
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
@@ -242,7 +237,7 @@ class VLLMAdapter:
                     output_ids,
                     [entry.logprob for entry in (choice.logprobs.content if choice.logprobs else None) or ()],
                     reason,
-                    None if spans is None else [(span.version, span.start, span.end) for span in spans],
+                    None if spans is None else [astuple(span) for span in spans],
                     self._columns(choice.routed_experts, len(piece.input_ids) + seen),
                 )
 
