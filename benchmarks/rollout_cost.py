@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -130,6 +131,8 @@ def work(address: str, server: str, folder: str, model: str, turns: int, times: 
         writer = SegmentWriter(Path(folder) / "segments", Path(folder), f"worker-{number}", print)
         groups = GroupRunner(runner, CountingDataset(1 << 20), None, [], RolloutSection(), writer)
         peer.notify(WorkflowsReady(1 << 20, 0))
+        gc.collect()
+        gc.freeze()  # as a worker does
         serving = asyncio.ensure_future(WorkerService(peer, groups, slots).serve())
         while not serving.done():
             times[number] = time.process_time()

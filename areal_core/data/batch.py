@@ -7,20 +7,17 @@ lengths. `jagged` gives a key as PyTorch's jagged tensor for those who want to c
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load
 
-from areal_core.data.trajectory import Trajectory
+from areal_core.data import packing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-_KINDS = {"bool": "BOOL", "uint": "U", "int": "I", "float": "F", "bfloat": "BF"}
-"""Of numbers, as PyTorch and as safetensors name them; their bits follow in both."""
+    from areal_core.data.trajectory import Trajectory
 
 
 @dataclass(slots=True)
@@ -176,31 +173,11 @@ class PackedBatch:
         Raises:
             ValueError: there are none, or their keys differ (the message names the odd ones).
         """
-        if not trajectories:
-            raise ValueError("a batch needs at least one trajectory")
-        tokens = Ragged(
-            torch.tensor([len(t) for t in trajectories]), _concatenate_columns([t.tokens for t in trajectories])
-        )
-        sequences = _stack_columns([t.sequence for t in trajectories])
-        turns = _ragged([t.turns for t in trajectories]) if any(t.turns for t in trajectories) else None
-        names = _keys_in_common([t.levels for t in trajectories])
-        levels = {name: _ragged([t.levels[name] for t in trajectories]) for name in names}
-        return cls(tokens, sequences, turns, levels=levels)
+        return cls.from_columns(packing.pack(trajectories))
 
     def to_trajectories(self) -> list[Trajectory]:
-        """The sequences one by one, as views into this batch."""
-        tokens = self.tokens.rows()
-        turns = self.turns.rows() if self.turns is not None else [{} for _ in tokens]
-        levels = {name: level.rows() for name, level in self.levels.items()}
-        return [
-            Trajectory(
-                tokens=tokens[i],
-                sequence={key: value[i] for key, value in self.sequences.items()},
-                turns=turns[i],
-                levels={name: rows[i] for name, rows in levels.items()},
-            )
-            for i in range(len(self))
-        ]
+        """The sequences one by one, as views into this batch; units are not among what they know."""
+        return packing.unpack(self.columns())
 
     def with_tokens(self, **values: torch.Tensor) -> PackedBatch:
         """A batch with these per-token values added or replaced; the other tensors are shared."""
@@ -270,7 +247,7 @@ class PackedBatch:
         turns = [batch.turns for batch in batches if batch.turns is not None]
         if turns and len(turns) != len(batches):
             raise ValueError(f"turn keys are given in {len(turns)} of {len(batches)} batches")
-        names = _keys_in_common([batch.levels for batch in batches])
+        names = packing.keys_in_common([batch.levels for batch in batches])
         return PackedBatch(
             Ragged.concatenate([batch.tokens for batch in batches]),
             _concatenate_columns([batch.sequences for batch in batches]),
@@ -280,8 +257,8 @@ class PackedBatch:
             {name: Ragged.concatenate([batch.levels[name] for batch in batches]) for name in names},
         )
 
-    def to_bytes(self) -> bytes:
-        """The batch as one safetensors buffer."""
+    def columns(self) -> packing.Columns:
+        """The values by name, as NumPy sees them: in the same memory where that is the CPU's."""
         flat = {"tokens/lengths": self.tokens.lengths}
         flat |= {f"tokens.{key}": value for key, value in self.tokens.values.items()}
         flat |= {f"sequences.{key}": value for key, value in self.sequences.items()}
@@ -294,24 +271,12 @@ class PackedBatch:
         flat |= {f"units.{key}": value for key, value in self.units.items()}
         if self.unit_index is not None:
             flat["units/index"] = self.unit_index
-        # As the library writes it, which takes ten times as long for the few kilobytes of a group: the widest first, so
-        # that each begins where its numbers may lie.
-        header, parts, end = {}, [], 0
-        for name, tensor in sorted(flat.items(), key=lambda item: (-item[1].element_size(), item[0])):
-            parts.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-            begin, end = end, end + len(parts[-1])
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            kind = dtype.rstrip("0123456789")
-            dtype = _KINDS[kind] + dtype.removeprefix(kind)
-            header[name] = {"dtype": dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
-        head = json.dumps(header).encode()
-        head = head.ljust((len(head) + 7) // 8 * 8)
-        return b"".join((len(head).to_bytes(8, "little"), head, *parts))
+        return {name: tensor.numpy(force=True) for name, tensor in flat.items()}
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> PackedBatch:
-        """Read back what `to_bytes` wrote. The lengths are checked again against every key."""
-        flat = load(data)
+    def from_columns(cls, columns: packing.Columns) -> PackedBatch:
+        """The batch of some columns, in the same memory. The lengths are checked against every key."""
+        flat = {name: torch.from_numpy(values) for name, values in columns.items()}
 
         def level(name: str) -> dict[str, torch.Tensor]:
             prefix = f"{name}."
@@ -322,6 +287,23 @@ class PackedBatch:
         named = [key[len("levels.") : -len("/lengths")] for key in flat if key.startswith("levels.") and "/" in key]
         levels = {name: Ragged(flat[f"levels.{name}/lengths"], level(f"levels.{name}")) for name in named}
         return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"), levels)
+
+    def to_bytes(self) -> bytes:
+        """The batch as one safetensors buffer."""
+        return packing.to_bytes(self.columns())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PackedBatch:
+        """Read back what `to_bytes` wrote, or the record of a group. The lengths are checked again."""
+        return cls.from_columns(packing.from_bytes(data))
+
+
+def join_batches(parts: Sequence[PackedBatch]) -> PackedBatch | None:
+    """The sequences of all, in this order; None where there are none. A reward that has no value of a name in a whole
+    group counts as 0 there."""
+    names = {key for part in parts for key in part.sequences if key.startswith("reward.")}
+    same = [p.with_sequences(**{key: torch.zeros(len(p)) for key in names if key not in p}) for p in parts]
+    return PackedBatch.concatenate(same) if same else None
 
 
 def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
@@ -336,23 +318,5 @@ def _concatenate_units(batches: Sequence[PackedBatch]) -> torch.Tensor | None:
     return torch.cat(indices)
 
 
-def _ragged(rows: Sequence[dict[str, torch.Tensor]]) -> Ragged:
-    """One level of several rows; each is as long as its values."""
-    return Ragged(torch.tensor([len(next(iter(row.values()), ())) for row in rows]), _concatenate_columns(rows))
-
-
-def _keys_in_common(columns: Sequence[Mapping[str, object]]) -> Iterable[str]:
-    first = columns[0].keys()
-    for row, other in enumerate(columns):
-        if other.keys() != first:
-            odd = sorted(first ^ other.keys())
-            raise ValueError(f"row {row} of the batch differs from row 0 in keys {odd}: each must be in all or none")
-    return first
-
-
 def _concatenate_columns(columns: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {key: torch.cat([column[key] for column in columns]) for key in _keys_in_common(columns)}
-
-
-def _stack_columns(columns: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {key: torch.stack([column[key] for column in columns]) for key in _keys_in_common(columns)}
+    return {key: torch.cat([column[key] for column in columns]) for key in packing.keys_in_common(columns)}

@@ -1,23 +1,82 @@
-"""Packing prompt groups: what becomes of episodes when a group has ended, and of groups in a batch."""
+"""Packing: what becomes of the trajectories of a prompt group, as columns of numbers and as the bytes of its record.
+
+A column is the values of one key, one sequence behind another; beside the columns of tokens stand the lengths of the
+sequences. The bytes are a safetensors buffer of the columns. Nothing here imports torch: rollout workers pack, and
+trainer ranks read `PackedBatch.from_bytes`.
+"""
 
 from __future__ import annotations
 
+import json
 import zlib
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+from safetensors.numpy import load
 
-from areal_core.data.batch import PackedBatch
+from areal_core.data.trajectory import Trajectory, Values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from areal_core.data.trajectory import Episode
 
+Columns = dict[str, Values]
+"""`tokens.KEY`, `turns.KEY` and `levels.LEVEL.KEY`: [sum of lengths, ...]; their lengths: `tokens/lengths` and so on,
+[B] int64; `sequences.KEY`: [B, ...]."""
 
-def pack_episodes(
-    number: int, occurrence: tuple[int, int], group_size: int, episodes: Mapping[int, Episode]
-) -> PackedBatch:
+_KINDS = {"b": "BOOL", "u": "U", "i": "I", "f": "F"}
+"""Of numbers, as NumPy and as safetensors name them; their bits follow in the latter."""
+
+
+def pack(trajectories: Sequence[Trajectory]) -> Columns:
+    """The columns of trajectories, in order. All must carry the same keys.
+
+    Raises:
+        ValueError: there are none, or their keys differ (the message names the odd ones).
+    """
+    if not trajectories:
+        raise ValueError("a batch needs at least one trajectory")
+    levels = {"tokens": [t.tokens for t in trajectories]}
+    if any(t.turns for t in trajectories):
+        levels["turns"] = [t.turns for t in trajectories]
+    for name in keys_in_common([t.levels for t in trajectories]):
+        levels[f"levels.{name}"] = [t.levels[name] for t in trajectories]
+    columns: Columns = {}
+    for name, rows in levels.items():
+        columns[f"{name}/lengths"] = np.array([len(next(iter(row.values()), ())) for row in rows])
+        columns |= {f"{name}.{key}": np.concatenate([row[key] for row in rows]) for key in keys_in_common(rows)}
+    sequences = [t.sequence for t in trajectories]
+    return columns | {f"sequences.{k}": np.stack([s[k] for s in sequences]) for k in keys_in_common(sequences)}
+
+
+def unpack(columns: Mapping[str, Values]) -> list[Trajectory]:
+    """The sequences one by one, as views."""
+    rows: list[dict[str, dict[str, Values]]] = [{} for _ in columns["tokens/lengths"]]
+    for name in [name.removesuffix("/lengths") for name in columns if name.endswith("/lengths")]:
+        places = np.cumsum(columns[f"{name}/lengths"])[:-1]
+        for row in rows:
+            row[name] = {}
+        for key, values in _of(columns, name).items():
+            for row, part in zip(rows, np.split(values, places), strict=True):
+                row[name][key] = part
+    sequences = _of(columns, "sequences")
+    return [
+        Trajectory(
+            tokens=row["tokens"],
+            sequence={key: value[place] for key, value in sequences.items()},
+            turns=row.get("turns", {}),
+            levels={name.removeprefix("levels."): part for name, part in row.items() if name.startswith("levels.")},
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+def _of(columns: Mapping[str, Values], name: str) -> dict[str, Values]:
+    return {key.removeprefix(f"{name}."): values for key, values in columns.items() if key.startswith(f"{name}.")}
+
+
+def pack_group(number: int, occurrence: tuple[int, int], group_size: int, episodes: Mapping[int, Episode]) -> Columns:
     """Pack the episodes of one group, with what the runtime knows of each: reward and ids.
 
     Args:
@@ -37,32 +96,56 @@ def pack_episodes(
     }
     rewards = {"reward": [episode.reward + episode.trajectories[part].earned for _, part, episode in placed]}
     rewards |= {f"reward.{name}": [episode.rewards.get(name, 0.0) for _, _, episode in placed] for name in names}
-    columns = {key: torch.tensor(value, dtype=torch.int64) for key, value in integers.items()}
-    columns |= {key: torch.tensor(value, dtype=torch.float32) for key, value in rewards.items()}
-    batch = PackedBatch.from_trajectories([episode.trajectories[part] for _, part, episode in placed])
-    return batch.with_sequences(**columns)
+    columns = pack([episode.trajectories[part] for _, part, episode in placed])
+    columns |= {f"sequences.{key}": np.array(value, np.int64) for key, value in integers.items()}
+    return columns | {f"sequences.{key}": np.array(value, np.float32) for key, value in rewards.items()}
 
 
-def sampled_versions(batch: PackedBatch) -> list[int]:
-    """The weight versions that sampled its tokens, the oldest first."""
-    found: list[int] = torch.unique(batch["versions"][batch["loss_mask"]]).tolist()
+def sampled_versions(columns: Mapping[str, Values]) -> list[int]:
+    """The weight versions that sampled tokens, the oldest first."""
+    found: list[int] = np.unique(columns["tokens.versions"][columns["tokens.loss_mask"]]).tolist()
     return found
 
 
-def column_layout(batch: PackedBatch) -> dict[str, str]:
-    """The name, dtype and shape of every column but the named rewards, which may be missing: `{"ids": "int64[3]"}`."""
-    turns = batch.turns.values if batch.turns is not None else {}
-    levels = (batch.tokens.values, turns, batch.sequences, *(level.values for level in batch.levels.values()))
-    columns = {key: value for level in levels for key, value in level.items() if not key.startswith("reward.")}
-    return {key: f"{value.dtype}{[*value.shape[1:]]}" for key, value in columns.items()}
+def column_layout(columns: Mapping[str, Values]) -> dict[str, str]:
+    """The dtype and shape of every column but lengths and the named rewards, which may be missing:
+    `{"tokens.input_ids": "int64[]"}`."""
+    named = {k: v for k, v in columns.items() if "/" not in k and not k.startswith("sequences.reward.")}
+    return {key: f"{value.dtype}{[*value.shape[1:]]}" for key, value in named.items()}
 
 
-def join_batches(parts: Sequence[PackedBatch]) -> PackedBatch | None:
-    """The sequences of all, in this order; None where there are none."""
-    return PackedBatch.concatenate(_with_same_rewards(parts)) if parts else None
+def to_bytes(columns: Mapping[str, Values]) -> bytes:
+    """The columns as one safetensors buffer.
+
+    As the library writes it, which takes ten times as long for the few kilobytes of a group: the widest numbers first,
+    so that each column begins where they may lie.
+    """
+    header, parts, end = {}, [], 0
+    for name, values in sorted(columns.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        parts.append(values.tobytes())
+        begin, end = end, end + len(parts[-1])
+        kind = _KINDS[values.dtype.kind] + ("" if values.dtype.kind == "b" else str(8 * values.itemsize))
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": (begin, end)}
+    head = json.dumps(header).encode()
+    head = head.ljust((len(head) + 7) // 8 * 8)
+    return b"".join((len(head).to_bytes(8, "little"), head, *parts))
 
 
-def _with_same_rewards(parts: Sequence[PackedBatch]) -> list[PackedBatch]:
-    """Named rewards differ where a reward returned no value of that name in a whole group: it counts as 0."""
-    names = {key for part in parts for key in part.sequences if key.startswith("reward.")}
-    return [part.with_sequences(**{key: torch.zeros(len(part)) for key in names if key not in part}) for part in parts]
+def from_bytes(data: bytes) -> Columns:
+    """Read back what `to_bytes` wrote."""
+    columns: Columns = load(data)
+    return columns
+
+
+def keys_in_common(rows: Sequence[Mapping[str, object]]) -> Iterable[str]:
+    """The keys of every row.
+
+    Raises:
+        ValueError: a row has others; the message names them.
+    """
+    first = rows[0].keys()
+    for row, other in enumerate(rows):
+        if other.keys() != first:
+            odd = sorted(first ^ other.keys())
+            raise ValueError(f"row {row} of the batch differs from row 0 in keys {odd}: each must be in all or none")
+    return first

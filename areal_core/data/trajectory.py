@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+
+from areal_core.data.tokens import SampledTokens, TokenIds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+Values = np.ndarray[Any, Any]
+"""Numbers of a trajectory. Tensors of PyTorch are taken as well and become such, without a copy."""
 
 
 class FinishReason(IntEnum):
@@ -23,71 +27,89 @@ class FinishReason(IntEnum):
     ABORT = 3
 
 
-HIGHEST_LOGPROB = 1e-2
-"""Of a token: 0, and what rounding may add."""
-
-
-def sampling_fault(output_ids: Sequence[int], logprobs: Sequence[float], room: int) -> str | None:
-    """What shows that nobody has sampled these tokens so, or None.
+class Generation:
+    """What was generated for one request.
 
     Args:
-        output_ids, logprobs: as an engine says that it has sampled them.
-        room: how many tokens it was asked for at most.
-    """
-    if len(output_ids) != len(logprobs):
-        return f"{len(output_ids)} tokens with {len(logprobs)} log-probabilities"
-    if len(output_ids) > room:
-        return f"{len(output_ids)} tokens where {room} were asked for"
-    # Whole lists at once, for every token that is ever generated comes by here; one that is odd is looked for then.
-    kinds_fit = {*map(type, output_ids)} <= {int} and {*map(type, logprobs)} <= {float, int}
-    are_tokens = kinds_fit and min(output_ids, default=0) >= 0
-    if are_tokens and math.isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= HIGHEST_LOGPROB:
-        return None
-    for token, logprob in zip(output_ids, logprobs, strict=True):
-        if type(token) is not int or token < 0:
-            return f"{token!r:.40} as a token"
-        if type(logprob) not in (float, int) or not -math.inf < logprob <= HIGHEST_LOGPROB:
-            return f"{logprob!r:.40} as a log-probability"
-    return None
-
-
-@dataclass(slots=True)
-class Generation:
-    """What was generated for one request; the lists are equally long.
-
-    Attributes:
         output_ids: the sampled tokens, a stop token included.
-        logprobs: log-softmax(logits / temperature) of each token under the weights that sampled it, not truncated.
+        logprobs: of each; see `SampledTokens`.
         versions: the weight version that sampled each token, as the engine itself recorded it.
         finish_reason: why it ended.
         columns: further token keys of the trajectory, integers [T, ...] of the request's tokens and then the sampled
             ones: what the engine knows of each token's prediction, 0 where it knows nothing, as behind their end.
+
+    Attributes:
+        sampled: the tokens as arrays of numbers.
+        finish_reason, columns: as given.
+
+    Raises:
+        TypeError: a token is no integer, or a log-probability no number.
+        ValueError: nobody has sampled these tokens so, or the three are not equally long.
     """
 
-    output_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    finish_reason: FinishReason
-    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    __slots__ = ("columns", "finish_reason", "sampled")
+
+    def __init__(
+        self,
+        output_ids: Iterable[int],
+        logprobs: Iterable[float],
+        versions: Iterable[int],
+        finish_reason: FinishReason,
+        columns: Mapping[str, Values] | None = None,
+    ) -> None:
+        self.sampled = SampledTokens(output_ids, logprobs, versions)
+        self.finish_reason, self.columns = finish_reason, columns or {}
+        if fault := self.sampled.fault():
+            raise ValueError(f"an inference engine answered with {fault}")
+        if len(self.sampled.versions) != len(self.sampled):
+            raise ValueError(f"{len(self.sampled)} tokens have {len(self.sampled.versions)} versions")
+
+    @classmethod
+    def of(
+        cls, sampled: SampledTokens, finish_reason: FinishReason, columns: Mapping[str, Values] | None = None
+    ) -> Generation:
+        """Of tokens that were looked at before."""
+        self = cls.__new__(cls)
+        self.sampled, self.finish_reason, self.columns = sampled, finish_reason, columns or {}
+        return self
+
+    @property
+    def output_ids(self) -> list[int]:
+        """The sampled tokens, a stop token included; a list that is made each time."""
+        return self.sampled.ids.tolist()
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of each token; a list that is made each time."""
+        return self.sampled.logprobs.tolist()
+
+    @property
+    def versions(self) -> list[int]:
+        """Of each token; a list that is made each time."""
+        return self.sampled.versions.tolist()
+
+    def __len__(self) -> int:
+        return len(self.sampled)
+
+    def __repr__(self) -> str:
+        return f"Generation({self.output_ids}, {self.logprobs}, {self.versions}, {self.finish_reason!r})"
 
 
-def joined_columns(
-    known: Mapping[str, torch.Tensor], told: Mapping[str, torch.Tensor], count: int
-) -> dict[str, torch.Tensor]:
+def joined_columns(known: Mapping[str, Values], told: Mapping[str, Values], count: int) -> dict[str, Values]:
     """Columns of the first `count` tokens at most: what is known of them stays, what is told now goes on behind it."""
     found = dict(known)
     for name, column in told.items():
         before = found.get(name, column[:0])
-        found[name] = torch.cat([before, column[len(before) : count]])
+        found[name] = np.concatenate([before, column[len(before) : count]])
     return found
 
 
 TOKEN_DTYPES = {
-    "input_ids": torch.int64,
-    "loss_mask": torch.bool,
-    "logprobs": torch.float32,
-    "versions": torch.int32,
-    "turn_ids": torch.int32,
+    "input_ids": np.dtype(np.int64),
+    "loss_mask": np.dtype(np.bool_),
+    "logprobs": np.dtype(np.float32),
+    "versions": np.dtype(np.int32),
+    "turn_ids": np.dtype(np.int32),
 }
 """The per-token keys that every trajectory has, each of shape [T]."""
 
@@ -115,22 +137,28 @@ class Trajectory:
         ValueError: a required key is missing, has another dtype, or the lengths of the token keys differ.
     """
 
-    tokens: dict[str, torch.Tensor]
-    sequence: dict[str, torch.Tensor] = field(default_factory=dict)
-    turns: dict[str, torch.Tensor] = field(default_factory=dict)
+    tokens: dict[str, Values]
+    sequence: dict[str, Values] = field(default_factory=dict)
+    turns: dict[str, Values] = field(default_factory=dict)
     player: str = ""
     earned: float = 0.0
-    levels: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    levels: dict[str, dict[str, Values]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Take what was put into it as arrays; raises as making one does."""
+        self.tokens, self.sequence, self.turns = map(_arrays, (self.tokens, self.sequence, self.turns))
+        self.levels = {name: _arrays(level) for name, level in self.levels.items()}
         for key, dtype in TOKEN_DTYPES.items():
             if key not in self.tokens:
                 raise ValueError(f"a trajectory needs the token key '{key}'; it has {sorted(self.tokens)}")
             if self.tokens[key].dtype != dtype:
                 raise ValueError(f"token key '{key}' has dtype {self.tokens[key].dtype}, it must be {dtype}")
         for name, values in (("token", self.tokens), ("turn", self.turns), *self.levels.items()):
-            lengths = {key: len(value) for key, value in values.items()}
-            if len(set(lengths.values())) > 1:
+            if len({*map(len, values.values())}) > 1:
+                lengths = {key: len(value) for key, value in values.items()}
                 raise ValueError(f"the {name} keys of a trajectory differ in length: {lengths}")
         if not len(self):
             raise ValueError("a trajectory needs at least one token")
@@ -148,25 +176,31 @@ class Trajectory:
 
 
 class TrajectoryBuilder:
-    """Collects the tokens of a trajectory in order, context and generations in turns; tokens are only appended."""
+    """Collects the tokens of a trajectory in order, context and generations in turns; tokens are only appended.
+
+    Attributes:
+        input_ids: all tokens so far: what the next generation continues.
+    """
 
     def __init__(self) -> None:
-        self._columns: dict[str, torch.Tensor] = {}
-        self._input_ids = array("q")
+        self.input_ids = TokenIds()
+        self._columns: dict[str, Values] = {}
         self._logprobs = array("f")
         self._versions = array("i")
         self._turn_ids = array("i")
         self._turn = -1
         self._finish_reason = FinishReason.ABORT
 
-    @property
-    def input_ids(self) -> list[int]:
-        """All tokens so far: what the next generation continues."""
-        return self._input_ids.tolist()
+    def __len__(self) -> int:
+        return len(self.input_ids)
 
     def add_context(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the policy did not write: the prompt, a tool's answer, the user's next turn."""
-        self._append(token_ids, array("f", [0.0]) * len(token_ids), array("i", [-1]) * len(token_ids), -1)
+        self.input_ids.extend(token_ids)
+        count = len(token_ids)
+        self._logprobs.frombytes(bytes(4 * count))
+        self._versions.extend(_NEVER * count)
+        self._turn_ids.extend(_NEVER * count)
 
     def add_generation(self, generation: Generation) -> None:
         """Append what the policy wrote, as the next turn; its columns tell of what none before them has told.
@@ -175,40 +209,42 @@ class TrajectoryBuilder:
             ValueError: its columns are of more tokens than there are.
         """
         self._turn += 1
-        self._append(generation.output_ids, generation.logprobs, generation.versions, self._turn)
+        sampled = generation.sampled
+        self.input_ids.extend(sampled.ids)
+        self._logprobs.extend(sampled.logprobs)
+        self._versions.extend(sampled.versions)
+        self._turn_ids.extend(array("i", [self._turn]) * len(sampled))
         self._finish_reason = generation.finish_reason
         for name, column in generation.columns.items():
-            if len(column) > len(self._input_ids):
-                raise ValueError(f"'{name}' of a generation is of {len(column)} tokens, not {len(self._input_ids)}")
-        self._columns = joined_columns(self._columns, generation.columns, len(self._input_ids))
-
-    def _append(self, token_ids: Sequence[int], logprobs: Iterable[float], versions: Iterable[int], turn: int) -> None:
-        self._input_ids.extend(token_ids)
-        self._logprobs.extend(logprobs)
-        self._versions.extend(versions)
-        self._turn_ids.extend(array("i", [turn]) * len(token_ids))
+            if len(column) > len(self):
+                raise ValueError(f"'{name}' of a generation is of {len(column)} tokens, not {len(self)}")
+        if generation.columns:
+            self._columns = joined_columns(self._columns, generation.columns, len(self))
 
     def build(
         self,
-        sequence: Mapping[str, torch.Tensor] | None = None,
-        turns: Mapping[str, torch.Tensor] | None = None,
+        sequence: Mapping[str, Values] | None = None,
+        turns: Mapping[str, Values] | None = None,
         *,
         player: str = "",
         earned: float = 0.0,
-        levels: Mapping[str, dict[str, torch.Tensor]] | None = None,
+        levels: Mapping[str, dict[str, Values]] | None = None,
     ) -> Trajectory:
         """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
-        count, turn_ids = len(self._input_ids), _tensor(self._turn_ids, torch.int32)
+        count, turn_ids = len(self), np.array(self._turn_ids)
         return Trajectory(
             tokens={
-                "input_ids": _tensor(self._input_ids, torch.int64),
+                "input_ids": self.input_ids.numpy(),
                 "loss_mask": turn_ids >= 0,
-                "logprobs": _tensor(self._logprobs, torch.float32),
-                "versions": _tensor(self._versions, torch.int32),
+                "logprobs": np.array(self._logprobs),
+                "versions": np.array(self._versions),
                 "turn_ids": turn_ids,
-                **{key: torch.cat([c, c.new_zeros(count - len(c), *c.shape[1:])]) for key, c in self._columns.items()},
+                **{
+                    key: np.concatenate([c, np.zeros((count - len(c), *c.shape[1:]), c.dtype)])
+                    for key, c in self._columns.items()
+                },
             },
-            sequence={"finish_reason": torch.tensor(int(self._finish_reason), dtype=torch.int8), **(sequence or {})},
+            sequence={"finish_reason": np.array(int(self._finish_reason), np.int8), **(sequence or {})},
             turns=dict(turns or {}),
             player=player,
             earned=earned,
@@ -216,9 +252,12 @@ class TrajectoryBuilder:
         )
 
 
-def _tensor(numbers: array[Any], dtype: torch.dtype) -> torch.Tensor:
-    # Of a copy: an array that lends its memory cannot grow. No tensor is made of an empty one.
-    return torch.frombuffer(numbers[:], dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
+_NEVER = array("i", [-1])
+"""Of a token that was not sampled."""
+
+
+def _arrays(values: Mapping[str, Any]) -> dict[str, Values]:
+    return {key: value if type(value) is np.ndarray else np.asarray(value) for key, value in values.items()}
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from areal_core.data.tokens import TokenIds
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
@@ -72,7 +74,7 @@ class GenerationRequest:
 
     Attributes:
         request_id: unique in the run.
-        input_ids: prompt and everything after it so far.
+        input_ids: prompt and everything after it so far; a sequence of integers.
         sampling: shared by many requests.
         seed: of this sample's random numbers; where the engine is seeded, the same seed, weights and prompt give the
             same tokens.
@@ -90,7 +92,7 @@ class GenerationRequest:
     """
 
     request_id: str
-    input_ids: list[int]
+    input_ids: Sequence[int]
     sampling: SamplingParameters
     seed: int
     affinity: str = ""
@@ -109,11 +111,12 @@ class GenerationRequest:
         Raises:
             ValueError: it has no tokens, one that there is not, or asks for too many.
         """
-        prompt, new = self.input_ids, self.sampling.max_new_tokens
+        prompt, new = TokenIds.of(self.input_ids), self.sampling.max_new_tokens
         if not prompt:
             raise ValueError(f"request {self.request_id} has no input tokens")
-        if min(prompt) < 0 or max(prompt) >= vocabulary:
-            wrong = max(prompt, key=abs)
+        low, high = prompt.bounds()
+        if low < 0 or high >= vocabulary:
+            wrong = low if low < 0 else high
             raise ValueError(
                 f"request {self.request_id} has token {wrong}, the model's vocabulary has {vocabulary} tokens"
             )

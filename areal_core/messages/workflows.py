@@ -96,7 +96,7 @@ class GroupEnded(Message):
     Attributes:
         facts: about them.
         record: where their trajectories lie; None where there are none, and in evaluations.
-        packed: in evaluations, the trajectories as `PackedBatch.to_bytes` writes them; empty where there are none.
+        packed: in evaluations, the trajectories as a record has them; empty where there are none.
     """
 
     facts: GroupFacts

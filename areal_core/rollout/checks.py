@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from areal_core.config.sections import OWN_REWARDS
 from areal_core.data.trajectory import Episode, FinishReason, Trajectory
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from areal_core.messages.workflows import GroupFacts
 
 REASONS = {int(reason) for reason in FinishReason}
-Layout = dict[tuple[str, str], tuple[torch.dtype, torch.Size]]
+Layout = dict[tuple[str, str], tuple[np.dtype[Any], tuple[int, ...]]]
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class EpisodeChecks:
@@ -62,8 +63,9 @@ class EpisodeChecks:
         return episode
 
     def _check(self, trajectory: Trajectory, where: str) -> None:
+        trajectory.check()  # its maker may have put something into it since
         tokens = trajectory.tokens
-        low, high = (int(bound) for bound in tokens["input_ids"].aminmax())
+        low, high = int(tokens["input_ids"].min()), int(tokens["input_ids"].max())
         if low < 0 or (self.vocabulary is not None and high >= self.vocabulary):
             raise ValueError(
                 f"{where}: input_ids hold the token {low if low < 0 else high}, which is none of the vocabulary's "
@@ -76,7 +78,7 @@ class EpisodeChecks:
         levels = {"tokens": tokens, "sequence": trajectory.sequence, "turns": trajectory.turns, **trajectory.levels}
         for level, columns in levels.items():
             for name, values in columns.items():
-                if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                if values.dtype.kind == "f" and not np.isfinite(values).all():
                     raise ValueError(f"{where}: {level}['{name}'] holds NaN or infinity")
                 layout[level, name] = values.dtype, values.shape if level == "sequence" else values.shape[1:]
         self._layout = self._layout or layout
@@ -110,6 +112,6 @@ class GroupChecks:
 
 def _reward(name: str, value: object) -> float:
     number = finite_number(value)
-    if number is None or abs(number) > torch.finfo(torch.float32).max:
+    if number is None or abs(number) > LARGEST:
         raise ValueError(f"Episode.{name} is {value!r:.60}; it must be a finite float32 number")
     return number

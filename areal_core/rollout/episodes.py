@@ -12,7 +12,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.sampler import sample_seed
-from areal_core.data.trajectory import sampling_fault
+from areal_core.data.tokens import TokenIds
 from areal_core.errors import RunError, traceback_of, writable
 from areal_core.interfaces.inference import GenerationRequest
 from areal_core.interfaces.workflow import RowError, WorkflowContext
@@ -152,16 +152,17 @@ class EpisodeRunner:
         is_evaluation: bool,
         clock: EpisodeClock,
     ) -> WorkflowContext:
-        turns, conversation = itertools.count(), str(next(self._conversations))
+        turns, own = itertools.count(), str(next(self._conversations))
 
         async def generate(
-            input_ids: list[int],
+            input_ids: Sequence[int],
             *,
             max_new_tokens: int | None = None,
             stop: Sequence[str] = (),
             images: Sequence[bytes] = (),
         ) -> Generation:
-            settings, input_ids = sampling, list(map(index, input_ids))
+            settings = sampling
+            prompt = TokenIds.of(input_ids).followed_by(())  # the request's own, for a conversation grows
             if max_new_tokens is not None and index(max_new_tokens) < 1:
                 raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:
@@ -174,17 +175,17 @@ class EpisodeRunner:
                 generation = await self._engine.generate(
                     GenerationRequest(
                         request_id=str(next(self._requests)),
-                        input_ids=input_ids,
+                        input_ids=prompt,
                         sampling=settings,
                         seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
                         affinity=str(group),
-                        conversation=conversation,
+                        conversation=own,
                         images=tuple(b64encode(image).decode() for image in images),
                         on_place=on_place,
                     )
                 )
-            if fault := sampling_fault(generation.output_ids, generation.logprobs, settings.max_new_tokens):
-                raise ValueError(f"the inference engine answered with {fault}")
+            if (count := len(generation)) > (most := settings.max_new_tokens):
+                raise ValueError(f"the inference engine answered with {count} tokens where {most} were asked for")
             return generation
 
         async def score(

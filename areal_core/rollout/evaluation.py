@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from areal_core.data.batch import PackedBatch
+from areal_core.data import packing
 from areal_core.data.trajectory import Episode
 from areal_core.errors import RunError
 from areal_core.messages.workflows import RunGroup
@@ -115,7 +115,7 @@ class Evaluator:
             return Played(row, sample, None, ended.facts.failure)
         (shown,) = ended.facts.shown
         said = dict(shown.rewards), shown.text, dict(ended.facts.metrics)
-        return Played(row, sample, Episode(PackedBatch.from_bytes(ended.packed).to_trajectories(), shown.reward, *said))
+        return Played(row, sample, Episode(packing.unpack(packing.from_bytes(ended.packed)), shown.reward, *said))
 
     async def run(self, rollout: RolloutSection) -> dict[str, float]:
         """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.

@@ -9,7 +9,7 @@ import asyncio
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from areal_core.data.packing import column_layout, pack_episodes, sampled_versions
+from areal_core.data.packing import column_layout, pack_group, sampled_versions, to_bytes
 from areal_core.interfaces.dataset import name_row
 from areal_core.messages.workflows import EpisodeShown, GroupEnded, GroupFacts
 from areal_core.rollout.episodes import EpisodeError
@@ -116,12 +116,12 @@ class GroupRunner:
         if not kept:
             return GroupEnded(facts)
         shaped = dict(zip(episodes, kept, strict=True))
-        batch = pack_episodes(task.number, (task.row, task.epoch), len(task.samples), shaped)
+        columns = pack_group(task.number, (task.row, task.epoch), len(task.samples), shaped)
         if task.is_evaluation:
-            return GroupEnded(facts, packed=batch.to_bytes())
+            return GroupEnded(facts, packed=to_bytes(columns))
         assert self._segments is not None
-        facts.versions, facts.layout = tuple(sampled_versions(batch)), column_layout(batch)
-        return GroupEnded(facts, await self._segments.write(batch.to_bytes()))
+        facts.versions, facts.layout = tuple(sampled_versions(columns)), column_layout(columns)
+        return GroupEnded(facts, await self._segments.write(to_bytes(columns)))
 
 
 async def _gather(works: Sequence[Coroutine[Any, Any, Episode | None]]) -> list[Episode | None]:

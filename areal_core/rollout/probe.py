@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_core.data.batch import PackedBatch
+from areal_core.data import packing
+from areal_core.data.tokens import TokenIds
 from areal_core.data.trajectory import Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import GenerationRequest, SamplingParameters
@@ -17,8 +18,8 @@ PROBES, PROMPT_TOKENS, TOKENS = 4, 8, 32
 
 async def probe_weights(
     engine: InferenceEngine, sampling: SamplingParameters, version: int, vocabulary: int | None = None
-) -> PackedBatch:
-    """Answers of every copy of the engine's weights to the same few requests.
+) -> bytes:
+    """Answers of every copy of the engine's weights to the same few requests, packed as the record of a group is.
 
     Args:
         engine: that generates.
@@ -37,11 +38,11 @@ async def probe_weights(
     tokens = min(50, (vocabulary or 51) - 1)
     for number in range(PROBES):
         prompt = [1 + (number * 7 + place) % tokens for place in range(PROMPT_TOKENS)]
-        request = GenerationRequest(f"probe-{version}-{number}", prompt, sampling, seed=number)
+        request = GenerationRequest(f"probe-{version}-{number}", TokenIds(prompt), sampling, seed=number)
         for answer in await engine.generate_everywhere(request):
             if set(answer.versions) - {version}:
                 raise RunError(f"a server answers with weights of versions {set(answer.versions)} and not {version}")
             trajectories.append(Trajectory.from_generation(prompt, answer))
     if not trajectories:
         raise RunError("no server answers the requests that verify its weights")
-    return PackedBatch.from_trajectories(trajectories)
+    return packing.to_bytes(packing.pack(trajectories))

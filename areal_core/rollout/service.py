@@ -147,8 +147,8 @@ class RolloutService:
 
     async def _probe(self, _: messages.ProbeWeights) -> messages.Probes:
         controller = self._controller
-        batch = await probe_weights(self._engine, controller.sampling, controller.version, controller.vocabulary)
-        return messages.Probes(batch.to_bytes())
+        settings = controller.sampling, controller.version, controller.vocabulary
+        return messages.Probes(await probe_weights(self._engine, *settings))
 
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:

@@ -7,20 +7,20 @@ the next piece goes on behind the tokens that are kept. Each token keeps the ver
 from __future__ import annotations
 
 import hashlib
+from array import array
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from areal_core.data import Generation
-from areal_core.data.trajectory import FinishReason, joined_columns, sampling_fault
+from areal_core.data import Generation, SampledTokens, TokenIds
+from areal_core.data.trajectory import FinishReason, joined_columns
 from areal_core.interfaces import ServerLostError
 from areal_core.servers.interface import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import torch
-
+    from areal_core.data.trajectory import Values
     from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, UpdateMode
     from areal_core.servers.interface import Chunk
 
@@ -64,7 +64,7 @@ class Answer:
 
     Attributes:
         pieces: how often something was asked for.
-        output_ids, logprobs, versions: of the tokens that are kept, equally long.
+        sampled: the tokens that are kept.
         columns: further ones; see `Generation`.
         finish: why it ended, None while it has not.
     """
@@ -72,11 +72,10 @@ class Answer:
     def __init__(self, request: GenerationRequest, conversations: Conversations, asker: str = "") -> None:
         self.request = request
         self._asker = asker
+        self._prompt = TokenIds.of(request.input_ids)
         self.pieces = 0
-        self.output_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-        self.columns: dict[str, torch.Tensor] = {}
+        self.sampled = SampledTokens()
+        self.columns: dict[str, Values] = {}
         self.finish: FinishReason | None = None
         self._conversations = conversations
         self._conversation = request.conversation or f"request {request.request_id}"
@@ -84,9 +83,9 @@ class Answer:
     def next_piece(self, grant: Grant) -> Piece:
         """What is still missing, as a question of its own to the server of a slot."""
         if not is_resumable(self.request.sampling):
-            self.output_ids, self.logprobs, self.versions, self.columns = [], [], [], {}
+            self.sampled, self.columns = SampledTokens(), {}
         self.pieces += 1
-        done, sampling = len(self.output_ids), self.request.sampling
+        done, sampling = len(self.sampled), self.request.sampling
         if done:
             most, least = sampling.max_new_tokens - done, max(0, sampling.min_new_tokens - done)
             sampling = replace(sampling, max_new_tokens=most, min_new_tokens=least)
@@ -94,32 +93,31 @@ class Answer:
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
         key = self._conversations.key(self._conversation, grant.version)
-        input_ids = self.request.input_ids + self.output_ids
+        input_ids = self._prompt.followed_by(self.sampled.ids) if done else self._prompt
         return Piece(name, input_ids, sampling, seed, key, self.request.images, grant.adapter)
 
     def keep_labelled(self, tokens: PieceTokens) -> None:
         """Take over, of a piece that broke off, the tokens whose version is certain."""
         versions = tokens.labels()
-        if len(versions) < len(tokens.output_ids):
+        if len(versions) < len(tokens.sampled):
             tokens.finish = None  # what ended it may be among the others
         self.keep(tokens, versions)
 
-    def keep(self, tokens: PieceTokens, versions: Sequence[int]) -> None:
+    def keep(self, tokens: PieceTokens, versions: array[int]) -> None:
         """Take over the first tokens of a piece, those that have a version."""
         count = len(versions)
-        self.output_ids += tokens.output_ids[:count]
-        self.logprobs += tokens.logprobs[:count]
-        self.versions += versions
-        self.columns = joined_columns(self.columns, tokens.columns, len(self.request.input_ids) + len(self.output_ids))
+        self.sampled.extend(tokens.sampled.ids[:count], tokens.sampled.logprobs[:count], versions)
+        if tokens.columns:
+            self.columns = joined_columns(self.columns, tokens.columns, len(self._prompt) + len(self.sampled))
         if tokens.finish == "stop":
             self.finish = FinishReason.STOP
-        elif tokens.finish == "length" or len(self.output_ids) >= self.request.sampling.max_new_tokens:
+        elif tokens.finish == "length" or len(self.sampled) >= self.request.sampling.max_new_tokens:
             self.finish = FinishReason.LENGTH
 
     def generation(self) -> Generation:
         """The complete answer."""
         assert self.finish is not None
-        return Generation(self.output_ids, self.logprobs, self.versions, self.finish, self.columns)
+        return Generation.of(self.sampled, self.finish, self.columns)
 
 
 class PieceTokens:
@@ -133,43 +131,50 @@ class PieceTokens:
     def __init__(self, grant: Grant, most: int) -> None:
         self._grant = grant
         self._most = most
-        self.output_ids: list[int] = []
-        self.logprobs: list[float] = []
+        self.sampled = SampledTokens()
         self.finish: str | None = None
-        self.columns: Mapping[str, torch.Tensor] = {}
+        self.columns: Mapping[str, Values] = {}
         self._spans: Sequence[tuple[str, int, int]] = ()
 
     def add(self, chunk: Chunk) -> None:
-        """Tokens have arrived."""
-        if fault := sampling_fault(chunk.output_ids, chunk.logprobs, self._most - len(self.output_ids)):
-            raise ServerLostError(f"sent {fault}")
-        if max(chunk.output_ids, default=0) >= self._grant.vocabulary:
-            raise ServerLostError(f"sent {max(chunk.output_ids)} as a token of {self._grant.vocabulary}")
-        self.output_ids += chunk.output_ids
-        self.logprobs += chunk.logprobs
+        """Tokens have arrived.
+
+        Raises:
+            ServerLostError: they are no tokens.
+        """
+        try:
+            self.sampled.extend(chunk.output_ids, chunk.logprobs)
+        except (TypeError, OverflowError) as error:
+            raise ServerLostError(f"sent tokens that are none: {error}") from None
         self.finish, self.columns = chunk.finish, chunk.columns
         if chunk.spans is not None:
             self._spans = chunk.spans
 
-    def labels(self) -> list[int]:
+    def fault(self) -> str:
+        """What shows that nobody has sampled all that has arrived so; empty where nothing does."""
+        if len(self.sampled) > self._most:
+            return f"{len(self.sampled)} tokens where {self._most} were asked for"
+        return self.sampled.fault(self._grant.vocabulary)
+
+    def labels(self) -> array[int]:
         """The versions of the first tokens, as far as the server's labels are this run's."""
         if not self._grant.labels_tokens:  # its weights do not change while the slot is held
-            return [self._grant.version] * len(self.output_ids)
-        versions: list[int] = []
+            return array("i", [self._grant.version]) * len(self.sampled)
+        versions = array("i")
         for label, start, end in self._spans:
             number = label.removeprefix(self._grant.run_id)
             if f"{self._grant.run_id}{number}" != label or not number.isdecimal() or start != len(versions):
                 break
-            versions += [int(number)] * (end - start)
-        return versions[: len(self.output_ids)]
+            versions += array("i", [int(number)]) * (end - start)
+        return versions[: len(self.sampled)]
 
-    def versions(self) -> list[int]:
-        """[T] the version of each token.
+    def versions(self) -> array[int]:
+        """The version of each token.
 
         Raises:
             ServerLostError: the server's labels do not cover the tokens, or are none of this run's.
         """
-        if len(versions := self.labels()) < (count := len(self.output_ids)):
+        if len(versions := self.labels()) < (count := len(self.sampled)):
             told = f"labels {len(versions)} of {count} tokens with weights of this run: {self._spans!r:.200}"
             raise ServerLostError(f"{told}; somebody else may have changed them")
         return versions

@@ -61,7 +61,7 @@ class ServersClient:
         losses: list[str] = []
         empty = 0
         while answer.finish is None:
-            before, asked = len(answer.output_ids), ""
+            before, asked = len(answer.sampled), ""
             try:
                 is_continued = bool(answer.pieces or avoided)
                 want = Want(prefixes, (*avoided, *losses), is_continued, is_resumable(request.sampling))
@@ -69,12 +69,12 @@ class ServersClient:
                     request.check(grant.vocabulary, grant.context, "the servers take")
                     asked = grant.server
                     await self._work(grant, answer)
-                    empty = empty + 1 if len(answer.output_ids) == before else 0
+                    empty = empty + 1 if len(answer.sampled) == before else 0
                     if empty > MOST_EMPTY_PIECES:
                         raise ServerLostError("ends a request again and again without a token")
                     losses.clear()
             except ServerLostError as error:
-                if len(answer.output_ids) > before:
+                if len(answer.sampled) > before:
                     losses.clear()
                 if asked:
                     losses.append(asked)
@@ -100,9 +100,12 @@ class ServersClient:
                 async with aclosing(chunks):  # type: ignore[type-var]
                     async for chunk in chunks:
                         tokens.add(chunk)
+            if fault := tokens.fault():
+                raise ServerLostError(f"sent {fault}")
             versions = tokens.versions()
         except (ServerLostError, asyncio.CancelledError):
-            answer.keep_labelled(tokens)
+            if not tokens.fault():
+                answer.keep_labelled(tokens)
             raise
         answer.keep(tokens, versions)
 

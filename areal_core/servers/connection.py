@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from areal_core.data import TokenIds
 from areal_core.errors import writable
 from areal_core.interfaces import ServerLostError
 from areal_core.servers.errors import RequestRefusedError
@@ -22,6 +23,10 @@ _SHOWN = 300
 _INPUT = re.compile(r"""['"]input['"]:""")
 """Behind this a server repeats what it was sent."""
 _ANYTHING: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(body, enc_hook=TokenIds.json)
 
 
 class ServerConnection:
@@ -54,7 +59,7 @@ class ServerConnection:
     ) -> Any:
         """The JSON value that answers `body`; None for an empty answer, and for one that is not meant to be JSON."""
         path = f"{path}?{urlencode(query)}" if query else path
-        return await self._call(path, msgspec.json.encode(body or {}), timeout_s, is_json=is_json)
+        return await self._call(path, _encoded(body or {}), timeout_s, is_json=is_json)
 
     async def stream(
         self, path: str, body: Mapping[str, Any], decoder: msgspec.json.Decoder[Any] = _ANYTHING
@@ -64,7 +69,7 @@ class ServerConnection:
         heard: list[bytes] = []
         status, failure = 200, cast("BaseException | None", None)
         try:
-            status = await self._exchanges.ask(path, msgspec.json.encode(body), heard, self._timeout_s)
+            status = await self._exchanges.ask(path, _encoded(body), heard, self._timeout_s)
         except (ServerLostError, asyncio.CancelledError) as error:
             failure = error
         data = b"".join(heard)

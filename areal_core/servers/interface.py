@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    import torch
-
+    from areal_core.data import TokenIds
+    from areal_core.data.trajectory import Values
     from areal_core.interfaces import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.interfaces.model import ModelReference
     from areal_core.servers.connection import ServerConnection
@@ -63,7 +63,7 @@ class Piece:
 
     Attributes:
         name: unique among everything that the fleet ever asked; servers write it into their logs.
-        input_ids: prompt and all tokens so far.
+        input_ids: prompt and all tokens so far; as it is part of a body for `ServerConnection`.
         sampling: with the lengths that are left.
         seed: of this piece.
         cache_key: prefixes may be shared only between pieces of the same key.
@@ -72,7 +72,7 @@ class Piece:
     """
 
     name: str
-    input_ids: list[int]
+    input_ids: TokenIds
     sampling: SamplingParameters
     seed: int
     cache_key: str
@@ -93,18 +93,18 @@ class Chunk:
     """Tokens as they arrive.
 
     Attributes:
-        output_ids, logprobs: of new tokens, equally long.
+        output_ids, logprobs: of new tokens, equally long: lists, or arrays of type q and f.
         finish: why the server will send nothing further; None while it goes on. `abort`: somebody stopped it.
         spans: (label, start, end) over all tokens of the piece so far; None where the server has none. A piece that
             breaks off keeps the tokens of the latest ones.
         columns: on the last chunk, of all tokens of the piece, its input's among them; see `Generation`.
     """
 
-    output_ids: list[int]
-    logprobs: list[float]
+    output_ids: Iterable[int]
+    logprobs: Iterable[float]
     finish: Literal["stop", "length", "abort"] | None = None
     spans: Sequence[tuple[str, int, int]] | None = None
-    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    columns: Mapping[str, Values] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
+from areal_core.data import TokenIds
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, ServerLostError
 from areal_core.messages.hub import Restart
@@ -231,7 +232,7 @@ class Tending:
     async def _ask(self, member: Member, what: str) -> list[Chunk]:
         sampling = SamplingParameters(max_new_tokens=2)
         name, adapter = f"{what}-{member.name}-{time.monotonic_ns()}", member.adapter.name_of(member.connection)
-        piece = Piece(name, [1], sampling, 1, f"first-{member.version}", adapter=adapter)
+        piece = Piece(name, TokenIds([1]), sampling, 1, f"first-{member.version}", adapter=adapter)
         with known_form():
             return [chunk async for chunk in member.adapter.generate(member.connection, piece)]
 

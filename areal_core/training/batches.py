@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.batch import PackedBatch
-from areal_core.data.packing import join_batches
+from areal_core.data.batch import PackedBatch, join_batches
 from areal_core.data.trajectory import FinishReason
 from areal_core.ledger.segments import read_record
 from areal_core.messages import FrameDecoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from areal_core.data.trajectory import Episode, FinishReason, TrajectoryBuilder
 from areal_core.workflows.prompts import apply_template, between_turns, prompt_messages
@@ -42,7 +42,7 @@ class MultiTurn:
             builder.add_context(input_ids)
             rewards: list[float] = []
             for number in range(settings.max_turns):
-                room = settings.max_tokens - len(builder.input_ids)
+                room = settings.max_tokens - len(builder)
                 if room <= 0:  # the opening alone is too long
                     break
                 generation = await context.generate(builder.input_ids, max_new_tokens=room)
@@ -56,10 +56,10 @@ class MultiTurn:
                 turn = {"role": "assistant", "content": completion}
                 following = [{"role": "user", "content": answer}]
                 between, words = between_turns(context.tokenizer, messages, turn, following, generation.output_ids)
-                if len(builder.input_ids) + len(between) >= settings.max_tokens:
+                if len(builder) + len(between) >= settings.max_tokens:
                     break
                 builder.add_context(between)
                 text += words
                 messages += [turn, *following]
-            turns = {"turn_rewards": torch.tensor(rewards, dtype=torch.float32)}
+            turns = {"turn_rewards": np.array(rewards, np.float32)}
             return Episode([builder.build(turns=turns)], sum(rewards), text=text)

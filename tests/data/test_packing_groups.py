@@ -1,7 +1,8 @@
 """Packing a prompt group tells of each trajectory whose it is and which part of its episode."""
 
-from areal_core.data import Episode, FinishReason, Trajectory
-from areal_core.data.packing import join_batches, pack_episodes
+from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory
+from areal_core.data.batch import join_batches
+from areal_core.data.packing import pack_group
 from areal_core.data.trajectory import Generation
 
 
@@ -13,16 +14,16 @@ def episode(lengths):
 def test_a_player_whose_name_no_utf8_can_write_is_one():
     made = {0: episode([1]), 1: episode([1])}
     made[0].trajectories[0].player = "\ud800"
-    player = pack_episodes(4, (0, 0), 2, made)["player"].tolist()
+    player = pack_group(4, (0, 0), 2, made)["sequences.player"].tolist()
     assert player[0] != player[1]
 
 
 def test_parts_are_numbered_in_the_order_of_their_episode():
     batches = [
-        pack_episodes(4, (0, 0), 3, {0: episode([3, 1, 2]), 2: episode([2])}),
-        pack_episodes(7, (1, 0), 1, {0: episode([1, 4])}),
+        pack_group(4, (0, 0), 3, {0: episode([3, 1, 2]), 2: episode([2])}),
+        pack_group(7, (1, 0), 1, {0: episode([1, 4])}),
     ]
-    batch = join_batches(batches)
+    batch = join_batches([PackedBatch.from_columns(columns) for columns in batches])
     assert batch["part_index"].tolist() == [0, 1, 2, 0, 0, 1]
     assert batch["sample_index"].tolist() == [0, 0, 0, 2, 0, 0]
     assert batch["episode_id"].tolist() == [12, 12, 12, 14, 7, 7]

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 
 from areal_core.data import FinishReason, Generation, Trajectory, TrajectoryBuilder
 
 
-def generation(ids: list[int], column: torch.Tensor | None) -> Generation:
+def generation(ids: list[int], column: np.ndarray | None) -> Generation:
     """What was generated, with a column where there is one."""
     columns = {} if column is None else {"choices": column}
     return Generation(ids, [-0.5] * len(ids), [3] * len(ids), FinishReason.STOP, columns)
 
 
-def column(count: int, value: int) -> torch.Tensor:
+def column(count: int, value: int) -> np.ndarray:
     """[count, 2, 3], whose first row nothing predicts."""
-    made = torch.full((count, 2, 3), value, dtype=torch.uint8)
+    made = np.full((count, 2, 3), value, np.uint8)
     made[0] = 0
     return made
 
 
 def test_a_column_becomes_a_token_key() -> None:
     found = Trajectory.from_generation([1, 2], generation([3, 4, 5], column(5, 7))).tokens["choices"]
-    assert torch.equal(found, column(5, 7))
+    assert np.array_equal(found, column(5, 7))
 
 
 def test_what_an_earlier_turn_has_told_stays_and_the_rest_is_the_later_one_s() -> None:
@@ -35,7 +35,7 @@ def test_what_an_earlier_turn_has_told_stays_and_the_rest_is_the_later_one_s() -
     builder.add_context([8, 8])
     found = builder.build().tokens["choices"]
     assert found[:, 0, 0].tolist() == [0, 7, 7, 7, 9, 9, 0, 0]
-    assert (found.shape, found.dtype) == ((8, 2, 3), torch.uint8)
+    assert (found.shape, found.dtype) == ((8, 2, 3), np.uint8)
 
 
 def test_a_turn_without_a_column_is_told_by_the_next() -> None:

@@ -120,10 +120,10 @@ def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Wo
     [
         ("episode.reward = float('nan')", "Episode.reward is nan"),
         LONG(
-            "episode.trajectories[0].tokens['logprobs'].fill_(float('inf'))", "tokens['logprobs'] holds NaN or infinity"
+            "episode.trajectories[0].tokens['logprobs'].fill(float('inf'))", "tokens['logprobs'] holds NaN or infinity"
         ),
         LONG("raise SystemExit(0)", "SystemExit: 0"),
-        LONG("episode.trajectories[0].tokens['input_ids'].fill_(10**6)", "input_ids hold the token 1000000"),
+        LONG("episode.trajectories[0].tokens['input_ids'].fill(10**6)", "input_ids hold the token 1000000"),
     ],
 )
 def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(

@@ -6,6 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,7 +83,7 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
                 return value
             case "tokens":
                 name, wrong = value
-                trajectory.tokens[name] = torch.full_like(trajectory.tokens[name], wrong)
+                trajectory.tokens[name] = np.full_like(trajectory.tokens[name], wrong)
             case "column":
                 trajectory.tokens[value] = torch.zeros(len(trajectory))
             case "finish_reason":

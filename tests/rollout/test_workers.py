@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-import torch
 
 from areal_core.background import start_task
 from areal_core.config.sections import RolloutSection
+from areal_core.data import Generation
 from areal_core.errors import RunError
 from areal_core.messages.workflows import RunGroup
 from areal_core.rewards.scoring import RewardSum
@@ -23,7 +23,6 @@ from tests.rollout.worker_parts import HANG_S, Workers, group, read, run, runnin
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from areal_core.data import Generation
     from areal_core.interfaces import GenerationRequest
 
 
@@ -38,8 +37,8 @@ class TellingEngine(FakeEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         made = await super().generate(request)
         count = len(request.input_ids) + len(made.output_ids)
-        choices = torch.arange(count * 6, dtype=torch.int16).view(count, 2, 3) + request.seed % 100
-        return replace(made, columns={"choices": choices})
+        choices = np.arange(count * 6, dtype=np.int16).reshape(count, 2, 3) + request.seed % 100
+        return Generation.of(made.sampled, made.finish_reason, {"choices": choices})
 
 
 @pytest.mark.parametrize("engine", [FakeEngine, TellingEngine])

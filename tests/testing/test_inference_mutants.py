@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
-from areal_core.data import FinishReason
+from areal_core.data import FinishReason, Generation
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.testing.conformance import InferenceEngineSuite
@@ -39,6 +39,18 @@ class TestNaiveEngine(InferenceEngineSuite):
         return NaiveEngine(slots)
 
 
+def changed(output, ids=None, logprobs=None, versions=None):
+    """A generation with something else said of it."""
+    kept = ids or output.output_ids, logprobs or output.logprobs, versions or output.versions
+    return Generation(*kept, output.finish_reason)
+
+
+def cut(output, count):
+    """The first tokens of a generation."""
+    kept = output.output_ids[:count], output.logprobs[:count], output.versions[:count]
+    return Generation(*kept, output.finish_reason)
+
+
 class LogprobsBeforeTemperature(NaiveEngine):
     def _reported(self, logits, logprobs):
         return torch.log_softmax(logits.double(), -1)
@@ -59,8 +71,7 @@ class OffByOneLogprobs(NaiveEngine):
 
     async def _generate(self, request):
         output = await super()._generate(request)
-        output.logprobs = [*output.logprobs[:1], *output.logprobs[:-1]]
-        return output
+        return changed(output, logprobs=[*output.logprobs[:1], *output.logprobs[:-1]])
 
 
 class IgnoredTemperature(NaiveEngine):
@@ -70,23 +81,21 @@ class IgnoredTemperature(NaiveEngine):
         plain = replace(request, sampling=replace(request.sampling, temperature=1.0))
         token, _ = super()._draw(plain, produced, generator)
         with torch.no_grad():
-            logits = self._model(input_ids=torch.tensor([request.input_ids + produced])).logits[0, -1]
+            logits = self._model(input_ids=torch.tensor([[*request.input_ids, *produced]])).logits[0, -1]
         return token, float(torch.log_softmax(logits.double() / request.sampling.temperature, -1)[token])
 
 
 class VersionReadAtTheEnd(NaiveEngine):
     async def _generate(self, request):
         output = await super()._generate(request)
-        output.versions = [self.version] * len(output.output_ids)
-        return output
+        return changed(output, versions=[self.version] * len(output))
 
 
 class VersionReadAtTheStart(NaiveEngine):
     async def _generate(self, request):
         version = self.version
         output = await super()._generate(request)
-        output.versions = [version] * len(output.output_ids)
-        return output
+        return changed(output, versions=[version] * len(output))
 
 
 class LostCancel(NaiveEngine):
@@ -97,10 +106,7 @@ class LostCancel(NaiveEngine):
 class StopTokenLeftOut(NaiveEngine):
     async def _generate(self, request):
         output = await super()._generate(request)
-        if output.finish_reason is FinishReason.STOP:
-            for values in (output.output_ids, output.logprobs, output.versions):
-                values.pop()
-        return output
+        return cut(output, len(output) - (output.finish_reason is FinishReason.STOP))
 
 
 class StopTokenOverrun(NaiveEngine):
@@ -194,9 +200,7 @@ class RequestsCutAtAnUpdate(NaiveEngine):
         version = self.version
         output = await super()._generate(request)
         whole = sum(found == version for found in output.versions)
-        output.output_ids, output.logprobs = output.output_ids[:whole], output.logprobs[:whole]
-        output.versions = output.versions[:whole]
-        return output
+        return cut(output, whole)
 
 
 class UpdateThatReturnsTooEarly(NaiveEngine):

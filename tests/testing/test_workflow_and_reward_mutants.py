@@ -8,8 +8,8 @@ import random
 import time
 from typing import ClassVar
 
+import numpy as np
 import pytest
-import torch
 
 from areal_core.data import Episode, FinishReason, Generation, Trajectory, TrajectoryBuilder
 from areal_core.rewards.scoring import RewardError
@@ -115,7 +115,7 @@ class PromptLearntFrom(Plain):
 class LogprobsLost(Plain):
     def trajectory(self, ids, generation):
         made = super().trajectory(ids, generation)
-        made.tokens["logprobs"] = torch.zeros_like(made.tokens["logprobs"])
+        made.tokens["logprobs"] = np.zeros_like(made.tokens["logprobs"])
         return made
 
 

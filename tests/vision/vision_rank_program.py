@@ -54,10 +54,19 @@ def parts_of(batch):
     """What transformers is asked of each sequence: its image tokens without a picture are padding."""
     found = []
     for each in batch.to_trajectories():
-        ids, grid = each.tokens["input_ids"].clone(), each.levels["images"]["grid"]
+        ids = torch.tensor(each.tokens["input_ids"])
+        grid, pixels, targets, weights = map(
+            torch.from_numpy,
+            (
+                each.levels["images"]["grid"],
+                each.levels["patches"]["pixels"],
+                each.tokens["targets"],
+                each.tokens["weights"],
+            ),
+        )
         needed = int((grid.prod(-1) // 4).sum())
         ids[(ids == IMAGE) & ((ids == IMAGE).cumsum(0) > needed)] = 0
-        found.append((ids, grid, each.levels["patches"]["pixels"], each.tokens["targets"], each.tokens["weights"]))
+        found.append((ids, grid, pixels, targets, weights))
     return found
 
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from areal_core.data import Episode, FinishReason, Trajectory
@@ -183,7 +184,7 @@ class GroupStageSuite(ComponentSuite):
             assert len(found) == len(episodes), f"{len(found)} episodes for {len(episodes)}"
             for before, after in zip(episodes, found, strict=True):
                 assert math.isfinite(after.reward), f"a reward of {after.reward}"
-                same = torch.equal(
+                same = np.array_equal(
                     before.trajectories[0].tokens["input_ids"], after.trajectories[0].tokens["input_ids"]
                 )
                 assert same, "the order of the episodes, or their tokens, changed"

@@ -106,7 +106,7 @@ def check_form(generation: Generation) -> None:
 
 def check_logprobs(asked: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float) -> None:
     """Every token's log-probability equals the reference under the weights of the version that it is labelled with."""
-    whole = asked.input_ids + generation.output_ids
+    whole = [*asked.input_ids, *generation.output_ids]
     tables = {
         version: next_token_logprobs(models[version], whole, asked.sampling.temperature)
         for version in set(generation.versions)

@@ -82,7 +82,7 @@ class InferenceEngineSuite(WeightUpdates):
                     temperature = 1.0
                 asked = [request(prompt, temperature=temperature, greedy=True) for prompt in PROMPTS]
                 for one, found in zip(asked, await self.answers(engine, asked), strict=True):
-                    whole = one.input_ids + found.output_ids
+                    whole = [*one.input_ids, *found.output_ids]
                     table = next_token_logprobs(model, whole, temperature)[len(one.input_ids) - 1 :]
                     best = table[:-1].max(-1).values
                     chosen = table[:-1].gather(1, torch.tensor(found.output_ids)[:, None])[:, 0]
@@ -143,7 +143,9 @@ class InferenceEngineSuite(WeightUpdates):
                     early = [place for place, token in enumerate(found.output_ids) if token in stops and place < 9]
                     assert early == [], f"stop tokens at {early} of an output with min_new_tokens 9"
                     assert len(found.output_ids) > 9
-                    table = next_token_logprobs(model, one.input_ids + found.output_ids, 1.0)[len(one.input_ids) - 1 :]
+                    table = next_token_logprobs(model, [*one.input_ids, *found.output_ids], 1.0)[
+                        len(one.input_ids) - 1 :
+                    ]
                     without = table[:9].index_fill(1, torch.tensor(stops), -math.inf).log_softmax(-1)
                     drawn = torch.tensor(found.output_ids[:9])[:, None]
                     told = torch.tensor(found.logprobs[:9], dtype=torch.float64)

@@ -75,20 +75,23 @@ class NaiveEngine(Served):
                 raise ValueError(f"this engine does not serve {setting.name}")
 
     async def _generate(self, request: GenerationRequest) -> Generation:
-        output = Generation([], [], [], FinishReason.LENGTH)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        finish_reason = FinishReason.LENGTH
         request.on_place(False)
         async with self._slots:
             request.on_place(True)
             generator = self._generator(request)
-            while len(output.output_ids) < request.sampling.max_new_tokens:
+            while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
                 await asyncio.sleep(0)
-                token, logprob = self._draw(request, output.output_ids, generator)
+                token, logprob = self._draw(request, ids, generator)
                 if self._ends(request, token):
-                    output.finish_reason = FinishReason.STOP
-                self._append(output, token, logprob)
-                if output.finish_reason is FinishReason.STOP:
-                    break
-        return output
+                    finish_reason = FinishReason.STOP
+                ids.append(token)
+                logprobs.append(logprob)
+                versions.append(self.version)
+        return Generation(ids, logprobs, versions, finish_reason)
 
     def _generator(self, request: GenerationRequest) -> torch.Generator:
         return torch.Generator().manual_seed(request.seed)
@@ -96,15 +99,10 @@ class NaiveEngine(Served):
     def _ends(self, request: GenerationRequest, token: int) -> bool:
         return token in request.sampling.stop_token_ids
 
-    def _append(self, output: Generation, token: int, logprob: float) -> None:
-        output.output_ids.append(token)
-        output.logprobs.append(logprob)
-        output.versions.append(self.version)
-
     @torch.no_grad()
     def _draw(self, request: GenerationRequest, produced: list[int], generator: torch.Generator) -> tuple[int, float]:
         sampling = request.sampling
-        logits = self._model(input_ids=torch.tensor([request.input_ids + produced]), logits_to_keep=1).logits[0, -1]
+        logits = self._model(input_ids=torch.tensor([[*request.input_ids, *produced]]), logits_to_keep=1).logits[0, -1]
         logprobs = torch.log_softmax(logits.double() / sampling.temperature, -1)
         drawable = logprobs.clone()
         if len(produced) < sampling.min_new_tokens and sampling.stop_token_ids:

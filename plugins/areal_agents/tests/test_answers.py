@@ -96,7 +96,10 @@ def test_a_tokenizers_own_response_template_is_used():
         answer = AnswerReader(tokenizer).read(generation, "", [TOOL])
         wrong = ("{", "5", "{}", "[" * 2000, NESTED)
         broken = [tokenizer.encode(f"So <<{call}>>", add_special_tokens=False) for call in wrong]
-        told = [AnswerReader(tokenizer).read(Generation(b, [], [], FinishReason.STOP), "", [TOOL]) for b in broken]
+        told = [
+            AnswerReader(tokenizer).read(Generation(b, [0.0] * len(b), [0] * len(b), FinishReason.STOP), "", [TOOL])
+            for b in broken
+        ]
     finally:
         del tokenizer.response_template
     assert json.dumps(answer.calls[0]["function"]) == '{"name": "add", "arguments": {"a": 2}}'

@@ -6,7 +6,8 @@ import openai
 import pytest
 from policies import Policy
 
-from areal_core.data.packing import pack_episodes
+from areal_core.data import PackedBatch
+from areal_core.data.packing import pack_group
 
 
 def policy(template: str = "chat") -> Policy:
@@ -34,7 +35,7 @@ def test_each_player_has_its_own_reward(play):
     episode = play(policy(), plan_and_solve({"player_rewards": {"planner": 0.25, "solver": 1}}))
     assert episode.reward == 0.625
     assert [t.player for t in episode.trajectories] == ["planner", "solver"]
-    batch = pack_episodes(0, (0, 0), 1, {0: episode})
+    batch = PackedBatch.from_columns(pack_group(0, (0, 0), 1, {0: episode}))
     assert batch["reward"].tolist() == [0.25, 1.0]
     assert episode.rewards == {"planner": 0.25, "solver": 1.0}, "for the metrics"
 
@@ -42,7 +43,7 @@ def test_each_player_has_its_own_reward(play):
 def test_a_player_without_one_has_the_episodes(play):
     episode = play(policy(), plan_and_solve({"reward": 3, "player_rewards": {"planner": 1}}))
     assert episode.reward == 3.0
-    assert pack_episodes(0, (0, 0), 1, {0: episode})["reward"].tolist() == [1.0, 3.0]
+    assert pack_group(0, (0, 0), 1, {0: episode})["sequences.reward"].tolist() == [1.0, 3.0]
 
 
 def test_a_player_nobody_asked_for_is_refused(play):
@@ -69,6 +70,7 @@ def test_what_came_before_is_worth_less_if_asked(play):
                 ask(client, "policy", f"Step {number}.")
         return 2.0
 
-    found = [pack_episodes(0, (0, 0), 1, {0: play(policy(), agent, turn_discount=d)}) for d in (1.0, 0.5)]
+    played = [play(policy(), agent, turn_discount=discount) for discount in (1.0, 0.5)]
+    found = [PackedBatch.from_columns(pack_group(0, (0, 0), 1, {0: episode})) for episode in played]
     assert found[0]["reward"].tolist() == [2.0, 2.0, 2.0]
     assert found[1]["reward"].tolist() == [0.5, 1.0, 2.0]

@@ -94,7 +94,7 @@ def test_which_tokens_are_learnt(row, text, learnt, conversations, tokenizer, wr
     (found,) = conversations(row, tokenizer)
     assert written(found) == (text, learnt)
     assert int(found.sequence["finish_reason"]) == FinishReason.STOP
-    assert found.tokens["versions"].eq(-1).all()
+    assert (found.tokens["versions"] == -1).all()
 
 
 def test_a_conversation_has_the_tokens_of_the_template(conversations, tokenizer):

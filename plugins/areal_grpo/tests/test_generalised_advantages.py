@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory, shift_to_predictions
-from areal_core.data.packing import pack_episodes
+from areal_core.data.packing import pack_group
 from areal_grpo.generalised_advantages import gae, reinforce_pp
 
 GOLDEN = {"rtol": 0, "atol": 1e-10}
@@ -46,7 +46,7 @@ def pack(groups, keys=("token_rewards", "turn_rewards"), shuffle=0):
             index: Episode([_trajectory(part, keys) for part in episode["parts"]], episode["reward"])
             for index, episode in enumerate(episodes)
         }
-        made.append(pack_episodes(5 + 2 * number, (number, 0), 3, written))
+        made.append(PackedBatch.from_columns(pack_group(5 + 2 * number, (number, 0), 3, written)))
     batch = PackedBatch.concatenate(made)
     # The reward goes through float32 there; the loops shall have the same.
     batch = shift_to_predictions(batch).with_sequences(reward=batch["reward"].double())

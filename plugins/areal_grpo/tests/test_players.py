@@ -2,8 +2,8 @@
 
 import pytest
 
-from areal_core.data import Episode, FinishReason, TrajectoryBuilder, group_mean
-from areal_core.data.packing import pack_episodes
+from areal_core.data import Episode, FinishReason, PackedBatch, TrajectoryBuilder, group_mean
+from areal_core.data.packing import pack_group
 from areal_core.data.trajectory import Generation
 from areal_grpo.advantages import group_normalised
 from areal_grpo.generalised_advantages import reinforce_pp
@@ -24,7 +24,7 @@ EPISODES = {0: episode(0, 10), 1: episode(1, 10), 2: episode(0, 10)}
 
 
 def test_players_are_compared_with_their_like():
-    batch = pack_episodes(0, (0, 0), 3, EPISODES)
+    batch = PackedBatch.from_columns(pack_group(0, (0, 0), 3, EPISODES))
     assert batch["reward"].tolist() == [0, 10, 1, 10, 0, 10]
     assert group_mean(batch, batch["reward"].double()).tolist() == pytest.approx([1 / 3, 10] * 3)
     advantages = group_normalised(batch, epsilon=1e-6)
@@ -33,7 +33,7 @@ def test_players_are_compared_with_their_like():
 
 
 def test_a_reward_goes_to_the_player_that_earned_it():
-    batch = pack_episodes(0, (0, 0), 3, EPISODES)
+    batch = PackedBatch.from_columns(pack_group(0, (0, 0), 3, EPISODES))
     advantages = reinforce_pp(batch, gamma=1.0).view(6, 3)[:, 1:]
     assert (advantages[1::2] > advantages[::2].max()).all(), "solvers earned more than planners, token for token"
     assert advantages[2].min() > advantages[0].max()
@@ -44,4 +44,4 @@ def test_group_stages_see_what_players_earned():
     assert zero_variance([*EPISODES.values()]) is not None, "the planners differ"
     assert zero_variance(same) is None
     penalised = overlong_penalty(same, max_length=4, buffer=4, factor=0.5)
-    assert pack_episodes(0, (0, 0), 2, dict(enumerate(penalised)))["reward"].tolist() == [-0.5, 9.5, -0.5, 9.5]
+    assert pack_group(0, (0, 0), 2, dict(enumerate(penalised)))["sequences.reward"].tolist() == [-0.5, 9.5, -0.5, 9.5]

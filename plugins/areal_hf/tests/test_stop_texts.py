@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-import torch
 
 from areal_core.data import Generation
 from areal_core.data.trajectory import FinishReason
@@ -34,14 +34,14 @@ class Letters:
 )
 def test_the_token_that_completes_the_text_is_the_last(stop: tuple[str, ...], kept: int) -> None:
     ids = [0, 1, 3, 9, 4, 3]  # ab bc de jk ef de
-    column = torch.arange(8)  # of two tokens of the prompt as well
+    column = np.arange(8)  # of two tokens of the prompt as well
     logprobs, versions = [-float(place) for place in range(6)], [7, 7, 7, 8, 8, 8]
     whole = Generation(ids, logprobs, versions, FinishReason.LENGTH, {"choices": column})
     cut = cut_at_stop(whole, stop, Letters())
     assert cut.output_ids == ids[:kept]
     assert cut.logprobs == whole.logprobs[:kept]
     assert cut.versions == whole.versions[:kept]
-    assert torch.equal(cut.columns["choices"], column[: 2 + kept])
+    assert np.array_equal(cut.columns["choices"], column[: 2 + kept])
     assert cut.finish_reason is (FinishReason.LENGTH if kept == 6 else FinishReason.STOP)
 
 

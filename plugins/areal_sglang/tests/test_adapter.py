@@ -243,7 +243,7 @@ def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
         assert column.shape == (10, len(layers), 2)
         assert not column[0].any(), "nothing predicts the first"
         of_two = torch.tensor([[[0, 2], [0, 2]], [[3, 0], [2, 0]]])
-        assert torch.equal(column[1:3].long(), of_two[:, layers] + 1)
+        assert torch.equal(torch.tensor(column[1:3]).long(), of_two[:, layers] + 1)
     chunks, (body,) = generated(replay, {"events": recorded["of a mixture"]})
     assert not chunks[-1].columns
     assert "return_routed_experts" not in body

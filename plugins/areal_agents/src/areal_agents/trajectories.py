@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal
 
-import torch
+import numpy as np
 
 from areal_core.data import TrajectoryBuilder
 
@@ -83,6 +83,6 @@ def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Seq
             seen.add(id(turn))
             builder.add_generation(turn.generation)
             own.append(rewards.get(id(turn), 0.0))
-        turn_rewards = {"turn_rewards": torch.tensor(own, dtype=torch.float32)}
+        turn_rewards = {"turn_rewards": np.array(own, np.float32)}
         found.append(builder.build(turns=turn_rewards, player=end.player, earned=extra_reward))
     return found

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from areal_core.data import FinishReason, Trajectory
 from areal_core.workflows.prompts import encode, guard, render
@@ -62,7 +62,7 @@ def preferences(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | Non
             side = trajectory(pieces, max_tokens, overlong)
         except ValueError as error:
             raise ValueError(f"'{name}': {error}") from error
-        side.sequence |= {"is_chosen": torch.tensor(name == "chosen"), "margin": torch.tensor(margin)}
+        side.sequence |= {"is_chosen": np.array(name == "chosen"), "margin": np.array(margin, np.float32)}
         found.append(side)
     return found
 
@@ -121,8 +121,8 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
     Raises:
         ValueError: it is too long, or nothing in it is learnt.
     """
-    ids = torch.tensor([token for tokens, _ in pieces for token in tokens])
-    mask = torch.tensor([is_learnt for tokens, is_learnt in pieces for _ in tokens], dtype=torch.bool)
+    ids = np.array([token for tokens, _ in pieces for token in tokens], np.int64)
+    mask = np.array([is_learnt for tokens, is_learnt in pieces for _ in tokens], np.bool_)
     is_cut = max_tokens is not None and len(ids) > max_tokens
     if is_cut and overlong == "refuse":
         raise ValueError(
@@ -137,11 +137,11 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
         {
             "input_ids": ids,
             "loss_mask": mask,
-            "logprobs": torch.zeros(len(ids)),
-            "versions": torch.full((len(ids),), -1, dtype=torch.int32),
-            "turn_ids": torch.full((len(ids),), -1, dtype=torch.int32),
+            "logprobs": np.zeros(len(ids), np.float32),
+            "versions": np.full(len(ids), -1, np.int32),
+            "turn_ids": np.full(len(ids), -1, np.int32),
         },
-        {"finish_reason": torch.tensor(int(FinishReason.LENGTH if is_cut else FinishReason.STOP), dtype=torch.int8)},
+        {"finish_reason": np.array(int(FinishReason.LENGTH if is_cut else FinishReason.STOP), np.int8)},
     )
 
 

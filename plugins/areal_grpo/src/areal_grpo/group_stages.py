@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from areal_core.data import FinishReason
 
@@ -102,5 +102,5 @@ def _is_cut(trajectory: Trajectory) -> bool:
 
 
 def _masked(trajectory: Trajectory) -> Trajectory:
-    nothing = torch.zeros_like(trajectory.tokens["loss_mask"])
+    nothing = np.zeros_like(trajectory.tokens["loss_mask"])
     return replace(trajectory, tokens={**trajectory.tokens, "loss_mask": nothing})

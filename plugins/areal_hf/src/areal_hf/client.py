@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from areal_core.background import start_task
-from areal_core.data import Generation
+from areal_core.data import Generation, SampledTokens
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want
@@ -20,6 +21,7 @@ from areal_hf.stop_texts import cut_at_stop
 from areal_planning.mixture import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
+    from areal_core.data.trajectory import Values
     from areal_core.interfaces import (
         GenerationRequest,
         InferenceCapabilities,
@@ -140,7 +142,7 @@ class _Connection:
         if self.is_over:
             raise ServerLostError("the embedded engine has died")
         try:
-            self.peer.notify(Generate(number, request.input_ids, sampling, request.seed, request.images))
+            self.peer.notify(Generate(number, list(request.input_ids), sampling, request.seed, request.images))
             return await result
         except PeerClosed:
             raise ServerLostError("the embedded engine has died") from None
@@ -173,9 +175,8 @@ class _Connection:
         counts = message.counts
         size = 4 * sum(counts)
         view = memoryview(message.columns)
-        tokens = view[:size].cast("i").tolist()
-        versions = view[size : 2 * size].cast("i").tolist()
-        logprobs = cast("list[float]", view[2 * size : 3 * size].cast("f").tolist())
+        tokens = array("q", view[:size].cast("i"))
+        versions, logprobs = array("i", bytes(view[size : 2 * size])), array("f", bytes(view[2 * size : 3 * size]))
         columns = (
             self._columns(message.computed, view[3 * size :]) if self._limits.experts_shape else [{}] * len(counts)
         )
@@ -185,13 +186,13 @@ class _Connection:
             end = start + count
             if future is not None and not future.done():
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-                lists = tokens[start:end], logprobs[start:end], versions[start:end]
-                future.set_result(Generation(*lists, reason, told))
+                sampled = SampledTokens(tokens[start:end], logprobs[start:end], versions[start:end])
+                future.set_result(Generation.of(sampled, reason, told))
             start = end
 
-    def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, torch.Tensor]]:
+    def _columns(self, computed: list[int], data: memoryview) -> list[dict[str, Values]]:
         """Of each generation, the experts by which its tokens were predicted; nothing predicts the first."""
-        shape, dtype = self._limits.experts_shape, getattr(torch, self._limits.experts_dtype)
-        told = torch.frombuffer(bytearray(data), dtype=dtype).view(-1, *shape)
-        first = torch.zeros(1, *shape, dtype=dtype)
-        return [{ROUTED_EXPERTS: torch.cat([first, each])} for each in torch.split(told, computed)]
+        shape, dtype = self._limits.experts_shape, self._limits.experts_dtype
+        told = np.frombuffer(data, dtype).reshape(-1, *shape)
+        first = np.zeros((1, *shape), dtype)
+        return [{ROUTED_EXPERTS: np.concatenate([first, each])} for each in np.split(told, np.cumsum(computed)[:-1])]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from areal_planning.mixture import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from areal_core.data.trajectory import Values
     from areal_planning.mixture import Mixture
 
 
-def column_of(told: np.ndarray, mixture: Mixture, tokens: int) -> dict[str, torch.Tensor]:
+def column_of(told: np.ndarray, mixture: Mixture, tokens: int) -> dict[str, Values]:
     """The column of a generation.
 
     Args:
@@ -32,9 +31,9 @@ def column_of(told: np.ndarray, mixture: Mixture, tokens: int) -> dict[str, torc
     if told.size != (tokens - 1) * mixture.depth * mixture.choices:
         form = f"{tokens - 1} tokens, {mixture.depth} layers and {mixture.choices} choices"
         raise ValueError(f"{told.size} experts, which are not those of {form}")
-    every = torch.from_numpy(told.astype("int64")).reshape(-1, mixture.depth, mixture.choices)
+    every = told.astype(np.int64).reshape(-1, mixture.depth, mixture.choices)
     choices = every[:, list(mixture.layers)]
     if len(choices) and not 0 <= int(choices.min()) <= int(choices.max()) < mixture.experts:
         raise ValueError(f"experts {int(choices.min())} to {int(choices.max())} of {mixture.experts}")
-    counted = torch.cat([choices.new_full((1, *mixture.shape), -1), choices]) + 1
-    return {ROUTED_EXPERTS: counted.to(getattr(torch, mixture.dtype))}
+    nothing = np.full((1, *mixture.shape), -1)
+    return {ROUTED_EXPERTS: (np.concatenate([nothing, choices]) + 1).astype(mixture.dtype)}

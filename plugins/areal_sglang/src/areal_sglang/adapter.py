@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    import torch
-
+    from areal_core.data.trajectory import Values
     from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.servers.connection import ServerConnection
     from areal_core.servers.interface import Piece, WeightGroup
@@ -229,7 +228,7 @@ class SGLangAdapter:
                 self._columns(told.routed_experts, len(piece.input_ids) + total),
             )
 
-    def _columns(self, told: str | None, tokens: int) -> Mapping[str, torch.Tensor]:
+    def _columns(self, told: str | None, tokens: int) -> Mapping[str, Values]:
         """From base64 of int32; an answer that was aborted has none."""
         if self.mixture is None or told is None:
             return {}

@@ -24,10 +24,10 @@ class Prompt(NamedTuple):
         places: of each picture, where its image tokens begin and how many they are.
     """
 
-    input_ids: list[int]
+    input_ids: Sequence[int]
     places: list[tuple[int, int]]
 
-    def collapsed(self) -> list[int]:
+    def collapsed(self) -> Sequence[int]:
         """The ids with one image token for each picture, as servers take them that repeat it themselves."""
         if not self.places:
             return self.input_ids
@@ -73,7 +73,7 @@ class ImagePrompts:
                     f"a request has pictures, and '{self._model}' sees none: its model type is '{self._type}', and "
                     f"pictures are shown to {', '.join(FAMILIES)}"
                 )
-            return Prompt(list(input_ids), [])
+            return Prompt(input_ids, [])
         runs = _runs(input_ids, self._reserved[0])
         if len(runs) < pictures or any(end == len(input_ids) for _, end in runs[:pictures]):
             raise ValueError(

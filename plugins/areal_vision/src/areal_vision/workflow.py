@@ -58,7 +58,7 @@ class VisionTurn:
         builder = TrajectoryBuilder()
         builder.add_context(input_ids)
         builder.add_generation(generation)
-        levels = {"patches": {"pixels": pictures.pixels}, "images": {"grid": pictures.grid}}
+        levels = {"patches": {"pixels": pictures.pixels.numpy()}, "images": {"grid": pictures.grid.numpy()}}
         trajectory = builder.build(levels=levels)
         shown = "".join(f"[{file.name}]\n" for file in files)
         wanted = f"\n[wanted: {row['answer']}]" if "answer" in row else ""

@@ -33,8 +33,7 @@ from areal_vllm import lora, pictures
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    import torch
-
+    from areal_core.data.trajectory import Values
     from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
     from areal_core.servers.connection import ServerConnection
     from areal_core.servers.interface import Piece, WeightGroup
@@ -241,7 +240,7 @@ class VLLMAdapter:
                     self._columns(choice.routed_experts, len(piece.input_ids) + seen),
                 )
 
-    def _columns(self, told: str | None, tokens: int) -> Mapping[str, torch.Tensor]:
+    def _columns(self, told: str | None, tokens: int) -> Mapping[str, Values]:
         """From base64 of a numpy file; an answer that was aborted has none."""
         if self.mixture is None or told is None:
             return {}
