@@ -66,6 +66,7 @@ class Member:
         group: the broadcast group that it is in.
         has_read: the version whose weights it has read by itself, every tensor of them.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
+        being_synced: held while it is given weights and tried out, or gives its memory away.
         has_memory: False after it gave its GPU's memory away, until the next update.
         asked_at: when its program last asked that it be used; None where it did not join.
         doubted: set when something happened that whoever watches it should look at; until then it is given no requests.
@@ -87,6 +88,7 @@ class Member:
     group: WeightGroup | None = None
     has_read: int = -1
     has_served: bool = False
+    being_synced: asyncio.Lock = field(default_factory=asyncio.Lock)
     has_memory: bool = True
     asked_at: float | None = None
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -143,9 +145,10 @@ class Member:
 
     async def release_memory(self) -> None:
         """End its requests, which keep their tokens, and let it give its memory away until the next update."""
-        await self._end_requests()
-        await self.adapter.release_memory(self.connection)
-        self.has_memory = False
+        if self.has_memory:
+            await self._end_requests()
+            await self.adapter.release_memory(self.connection)
+            self.has_memory = False
 
     async def _end_requests(self) -> None:
         """End what runs there, that of workers that are gone included, until no slot of it is out.

@@ -11,6 +11,7 @@ from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
 from areal_core.messages.hub import Restart
 from areal_core.servers.fleet import ServerFleet
 from areal_core.servers.settings import FleetSettings
+from tests.fleet.conftest import TENSORS
 
 pytestmark = pytest.mark.slow
 
@@ -151,12 +152,75 @@ def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, 
             await fleet.release_memory()
             assert restarts(driver) == [Restart("server-0", "did not give its memory away")]
             assert not former.is_healthy
-            await running.until(lambda: running.states(fleet)["server-0"] == "catching up", "the next one is there")
-            await asyncio.sleep(0.1)
-            assert not fleet.roster.ready, "in the trainer's turn nothing is asked of it"
+            assert driver.waiting == ["server-0"], "in the trainer's turn nothing is started"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             await running.until(lambda: fleet.roster.ready, "the next one serves")
             assert set((await fleet.generate(running.request())).versions) == {1}
+
+    asyncio.run(check())
+
+
+def test_one_that_dies_in_the_trainers_turn_is_started_when_that_ends(running, own):
+    """Its GPU is the trainer's until then. The others take the update at once."""
+
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await fleet.release_memory()
+            driver.end("server-1")
+            await asyncio.sleep(0.1)
+            assert [*driver.servers] == ["server-0"], "it is started into memory that the trainer has"
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert [member.name for member in fleet.roster.ready] == ["server-0"]
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert {server.version for server in driver.servers.values()} == {"1"}
+
+    asyncio.run(check())
+
+
+def test_one_that_is_synced_when_the_trainers_turn_begins_is_waited_for(running, own):
+    """And then gives its memory away like the others, whether or not it was given requests before."""
+
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            late = driver.fates[0]
+            late.update_may_go_on.clear()
+            driver.end("server-1")
+            await running.until(lambda: not late.is_open.is_set(), "it is being given the weights")
+            releasing = asyncio.create_task(fleet.release_memory())
+            await asyncio.sleep(0.1)
+            assert not releasing.done(), "the trainer goes on while a server loads on its GPU"
+            late.update_may_go_on.set()
+            await releasing
+            assert not late.has_memory
+            await asyncio.sleep(0.1)
+            assert late.version == "1"
+            await fleet.update_weights(WeightUpdate(2, fleet.first_weights))
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert late.version == "2"
+
+    asyncio.run(check())
+
+
+def test_one_that_waits_for_a_folder_gives_its_memory_away(running, own):
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            late = driver.fates[0]
+            driver.end("server-1")
+            await running.until(fleet.needs_folder, "it waits for a folder")
+            await fleet.release_memory()
+            assert not late.has_memory
+            await fleet.update_weights(WeightUpdate(2, fleet.first_weights))
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert late.version == "2"
 
     asyncio.run(check())
 
