@@ -101,7 +101,7 @@ class Member:
     @property
     def is_forsaken(self) -> bool:
         """Whether the program that brought it into the run is not heard any more."""
-        return self.asked_at is not None and time.monotonic() - self.asked_at > JOIN_LEASE_S
+        return self.asked_at is not None and asyncio.get_running_loop().time() - self.asked_at > JOIN_LEASE_S
 
     def label(self, version: int) -> str:
         """How the server names weights of a version."""
@@ -116,19 +116,20 @@ class Member:
         Raises:
             ServerLostError, UpdateRefusedError: it does not hold the new weights for sure.
         """
-        began = time.monotonic()
+        now = asyncio.get_running_loop().time
+        began = now()
         if self.reports_spans:
             await self.adapter.stop(self.connection, self.mode)
         else:  # no piece may be under way when weights change, for its tokens could not be told apart
             await self._end_requests()
-        stopped = time.monotonic()
+        stopped = now()
         await self.restore_memory()
         await self._take_over(update)
-        transferred = time.monotonic()
+        transferred = now()
         if self.reports_spans:
             await self.adapter.resume(self.connection)
         self.version = update.version
-        ended = time.monotonic()
+        ended = now()
         return {"stop_s": stopped - began, "transfer_s": transferred - stopped, "resume_s": ended - transferred}
 
     async def catch_up(self, update: WeightUpdate) -> None:
@@ -182,8 +183,8 @@ class Member:
 
     @staticmethod
     async def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while not condition() and time.monotonic() < deadline:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not condition() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(IDLE_POLL_S)
         return condition()
 
