@@ -16,7 +16,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from areal_core.background import on_failure, watch_event_loop
+from areal_core.background import on_failure, start_task, watch_event_loop
 from areal_core.driver.cause import find_cause
 from areal_core.driver.hub import Hub, Process
 from areal_core.driver.liveness import Liveness
@@ -38,6 +38,7 @@ from areal_core.messages.hub import (
     Signaled,
     Stop,
     StopRun,
+    TrainersTurn,
     WhoDrives,
 )
 from areal_core.messages.hub import Process as ProcessNote
@@ -289,10 +290,21 @@ class Driver:
                 named = next((p for p in self._hub.processes.values() if p.name == name), None)
                 if named is not None:
                     self._hub.hang_up(named, f"is ended, for it {why}")
+            case TrainersTurn(True):
+                self._members.may_share.clear()
+                start_task(self._wait_for_loading(process, number), "servers that load")
+            case TrainersTurn():
+                self._members.may_share.set()
             case Notice(text):
                 self._say(f"{process.name}: {text}")
             case _:
                 self._hear(process, message)
+
+    async def _wait_for_loading(self, process: Process, number: int) -> None:
+        """Servers that load their model are waited for: else one that takes long would never come to serve."""
+        while any(one.group.shares_gpus and not one.is_ready for one in self._hub.processes.values()):
+            await asyncio.sleep(POLL_S)
+        process.notify(Done(), -number)
 
     def _see_signal(self, number: int) -> None:
         """The first asks for a checkpoint. Only a second Ctrl-C ends the run at once: notices and signals of schedulers

@@ -39,12 +39,15 @@ class Members:
     Attributes:
         environment: what every member is told: where the hub is, and what to show there.
         essential: the members of this attempt whose end is its end.
+        may_share: set where members of groups that share their GPUs may be started now.
     """
 
     def __init__(self, launcher: Launcher, hub: Hub, log: Callable[[str], Path], say: Callable[[str], None]) -> None:
         self._launcher, self._hub, self._log, self._say = launcher, hub, log, say
         self.environment: dict[str, str] = {}
         self.essential: list[Process] = []
+        self.may_share = asyncio.Event()
+        self.may_share.set()
         self._groups: dict[str, ProcessGroup] = {}
         self._running: dict[RunningGroup, set[Process]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,14 +110,17 @@ class Members:
         for process in leaving:
             self._hub.remove(process, ProcessEnd(process.code))
         self.essential = []
+        self.may_share.set()
         self._groups = {process.group.name: process.group for process in kept}
 
     async def _start(self, group: ProcessGroup, places: Mapping[int, Place]) -> None:
-        """Start members of a group where they were placed.
+        """Start members of a group where they were placed, once nobody else computes there.
 
         Raises:
             RunError: the launcher cannot.
         """
+        if group.shares_gpus:
+            await self.may_share.wait()
         several = len({p.place.node for p in self._hub.processes.values()} | {p.node for p in places.values()}) > 1
         attempt = self._hub.credentials.attempt
         members = {

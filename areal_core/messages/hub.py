@@ -134,6 +134,15 @@ class Restart(Message):
     why: str
 
 
+class TrainersTurn(Message):
+    """The trainer's turn on GPUs that it shares with servers has begun, or has ended: in it none is started on them.
+
+    Its begin is answered with `Done`, as soon as none of them is on its way.
+    """
+
+    has_begun: bool
+
+
 # From the hub to a process.
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import time
 from typing import TYPE_CHECKING, TypeVar
 
 from areal_core.disk import PATIENCE_S, RETRY_INTERVAL_S, DiskError
@@ -81,12 +80,12 @@ class GroupBuffer:
         Raises:
             DiskError: it still does.
         """
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
                 result = write()
             except DiskError as error:
-                if time.monotonic() > deadline:
+                if asyncio.get_running_loop().time() > deadline:
                     raise
                 self.refused = error.message
                 await asyncio.sleep(RETRY_INTERVAL_S)

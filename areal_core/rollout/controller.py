@@ -10,7 +10,6 @@ to be written, everything waits, for a bounded time.
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -80,14 +79,15 @@ class RolloutController:
         self._published = {0: 0}
         self.version = 0
         self._tally = Tally()
-        self._idle_s, self._seen_at = 0.0, time.monotonic()
+        self._now = asyncio.get_running_loop().time
+        self._idle_s, self._seen_at = 0.0, self._now()
         self._next_number = 0
         self._positions = {0: 0}  # by batches trained, the first group under the weights that they made
         self._reissue: list[int] = []
         self._open: set[int] = set()  # issued, and its fate not known yet
         self._buffer = GroupBuffer(ledger)
         self._running: set[asyncio.Task[None]] = set()
-        self._progressed = time.monotonic()  # when a group was finished last
+        self._progressed = self._now()  # when a group was finished last
         self._changed = asyncio.Event()
         self._fatal: RunError | None = None
         self._consecutive_failures = 0
@@ -164,7 +164,7 @@ class RolloutController:
         Raises:
             RunError: the engine died, workflows keep failing, or nothing was finished for `stall_timeout_s`.
         """
-        began, size = time.monotonic(), self.section.batch_size
+        began, size = self._now(), self.section.batch_size
         self._awaited = step
         while True:
             await self._buffer.durably(self._buffer.flush)
@@ -176,7 +176,7 @@ class RolloutController:
         self.counts.ready -= size
         self.counts.consumed = (step + 1) * size
         self._admit()
-        metrics = {"time/wait_for_rollouts_s": time.monotonic() - began, **self._tally.take()}
+        metrics = {"time/wait_for_rollouts_s": self._now() - began, **self._tally.take()}
         self._see_idle()
         metrics |= {"time/generation_idle_s": self._idle_s, **self._engine.take_metrics()}
         self._idle_s = 0.0
@@ -235,7 +235,7 @@ class RolloutController:
 
     def _see_idle(self) -> None:
         """Add up the time in which nothing is under way; called before that may change, and before it is told."""
-        now = time.monotonic()
+        now = self._now()
         self._idle_s += 0.0 if self.counts.running else now - self._seen_at
         self._seen_at = now
 
@@ -282,7 +282,7 @@ class RolloutController:
         else:
             self.counts.ready += 1
             self._buffer.add(group)
-            self._progressed = time.monotonic()
+            self._progressed = self._now()
         if self.counts.ready >= self.section.batch_size or self._fatal:
             self._changed.set()
         self._admit()
@@ -323,7 +323,7 @@ class RolloutController:
     async def _wait_for_change(self, began: float) -> None:
         if self._fatal is not None:
             raise self._fatal
-        remaining = max(began, self._progressed) + self.section.stall_timeout_s - time.monotonic()
+        remaining = max(began, self._progressed) + self.section.stall_timeout_s - self._now()
         if remaining <= 0:
             episodes = len(self._running) * self.section.group_size
             raise RunError(

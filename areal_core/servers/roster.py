@@ -66,6 +66,7 @@ class Member:
         group: the broadcast group that it is in.
         has_read: the version whose weights it has read by itself, every tensor of them.
         has_served: whether it, or a process before it, was ready ever: what fails then is no fault of the config.
+        being_synced: held while it is given weights and tried out, or gives its memory away.
         has_memory: False after it gave its GPU's memory away, until the next update.
         asked_at: when its program last asked that it be used; None where it did not join.
         doubted: set when something happened that whoever watches it should look at; until then it is given no requests.
@@ -87,6 +88,7 @@ class Member:
     group: WeightGroup | None = None
     has_read: int = -1
     has_served: bool = False
+    being_synced: asyncio.Lock = field(default_factory=asyncio.Lock)
     has_memory: bool = True
     asked_at: float | None = None
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,7 +101,7 @@ class Member:
     @property
     def is_forsaken(self) -> bool:
         """Whether the program that brought it into the run is not heard any more."""
-        return self.asked_at is not None and time.monotonic() - self.asked_at > JOIN_LEASE_S
+        return self.asked_at is not None and asyncio.get_running_loop().time() - self.asked_at > JOIN_LEASE_S
 
     def label(self, version: int) -> str:
         """How the server names weights of a version."""
@@ -114,19 +116,20 @@ class Member:
         Raises:
             ServerLostError, UpdateRefusedError: it does not hold the new weights for sure.
         """
-        began = time.monotonic()
+        now = asyncio.get_running_loop().time
+        began = now()
         if self.reports_spans:
             await self.adapter.stop(self.connection, self.mode)
         else:  # no piece may be under way when weights change, for its tokens could not be told apart
             await self._end_requests()
-        stopped = time.monotonic()
+        stopped = now()
         await self.restore_memory()
         await self._take_over(update)
-        transferred = time.monotonic()
+        transferred = now()
         if self.reports_spans:
             await self.adapter.resume(self.connection)
         self.version = update.version
-        ended = time.monotonic()
+        ended = now()
         return {"stop_s": stopped - began, "transfer_s": transferred - stopped, "resume_s": ended - transferred}
 
     async def catch_up(self, update: WeightUpdate) -> None:
@@ -143,9 +146,10 @@ class Member:
 
     async def release_memory(self) -> None:
         """End its requests, which keep their tokens, and let it give its memory away until the next update."""
-        await self._end_requests()
-        await self.adapter.release_memory(self.connection)
-        self.has_memory = False
+        if self.has_memory:
+            await self._end_requests()
+            await self.adapter.release_memory(self.connection)
+            self.has_memory = False
 
     async def _end_requests(self) -> None:
         """End what runs there, that of workers that are gone included, until no slot of it is out.
@@ -179,8 +183,8 @@ class Member:
 
     @staticmethod
     async def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while not condition() and time.monotonic() < deadline:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not condition() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(IDLE_POLL_S)
         return condition()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -108,7 +108,7 @@ class Tending:
                 )
         if name not in [member.name for member in known]:
             self._tend(self._add(name, address))
-        self.roster.members[name].asked_at = time.monotonic()
+        self.roster.members[name].asked_at = asyncio.get_running_loop().time()
 
     def leave(self, name: str, address: str) -> None:
         """A server is to be taken out: nothing further is asked of it. Nothing happens where it is not known."""
@@ -210,7 +210,7 @@ class Tending:
 
     async def _wait_until_healthy(self, member: Member) -> None:
         patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
-        deadline = time.monotonic() + patience
+        deadline = asyncio.get_running_loop().time() + patience
         while True:
             try:
                 await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
@@ -218,7 +218,7 @@ class Tending:
             except (ServerLostError, RequestRefusedError) as error:
                 if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
                     self.roster.note(member, str(error))
-                if time.monotonic() > deadline or member.is_forsaken:
+                if asyncio.get_running_loop().time() > deadline or member.is_forsaken:
                     raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(POLL_S)
 
@@ -231,7 +231,7 @@ class Tending:
 
     async def _ask(self, member: Member, what: str) -> list[Chunk]:
         sampling = SamplingParameters(max_new_tokens=2)
-        name, adapter = f"{what}-{member.name}-{time.monotonic_ns()}", member.adapter.name_of(member.connection)
+        name, adapter = f"{what}-{member.name}-{secrets.token_hex(4)}", member.adapter.name_of(member.connection)
         piece = Piece(name, TokenIds([1]), sampling, 1, f"first-{member.version}", adapter=adapter)
         with known_form():
             return [chunk async for chunk in member.adapter.generate(member.connection, piece)]
@@ -296,13 +296,14 @@ class Tending:
 
     async def _watch_over_all(self) -> None:
         """The fleet has failed where too few servers have been ready for too long, or will be."""
-        enough_at, is_told = time.monotonic(), False
+        now = asyncio.get_running_loop().time
+        enough_at, is_told = now(), False
         while self.roster.failure is None:
             await asyncio.sleep(POLL_S)
             wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
             if len(self.roster.ready) >= wanted or self.updater.is_changing:  # which the trainer's turn is, too
-                enough_at, is_told = time.monotonic(), False
-            lacking_s, ready = time.monotonic() - enough_at, len(self.roster.ready)
+                enough_at, is_told = now(), False
+            lacking_s, ready = now() - enough_at, len(self.roster.ready)
             if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
                 told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
                 self.roster.fail(RunError(told, hints=[LACK]))

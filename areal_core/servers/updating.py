@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from areal_core.background import start_task
 from areal_core.errors import RunError
 from areal_core.interfaces import BroadcastGroup, ServerLostError, WeightUpdate
-from areal_core.messages.hub import Restart
+from areal_core.messages.hub import Restart, TrainersTurn
 from areal_core.servers.checks import check_fit, describe_folder
 from areal_core.servers.errors import FAULTS, RequestRefusedError, UpdateRefusedError, in_time, known_form
 from areal_core.servers.interface import WeightGroup
@@ -128,6 +128,8 @@ class Updater:
         self._timeout_s = timeout_s
         self._changing = asyncio.Lock()
         self._is_agreed = self._is_tied = False
+        self._may_sync = asyncio.Event()  # clear in the trainer's turn, where it shares GPUs with the servers
+        self._may_sync.set()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._current = WeightUpdate(0, None)
         self._has_folder = asyncio.Event()
@@ -186,6 +188,9 @@ class Updater:
             await self._change(update)
         finally:
             self._changing.release()
+            if self._run is not None and not self._may_sync.is_set():
+                self._run.notify(TrainersTurn(False))
+            self._may_sync.set()
 
     async def _change(self, update: WeightUpdate) -> None:
         # Those without memory have been waiting for this since they gave it away.
@@ -230,8 +235,9 @@ class Updater:
             if self._current.path is None:
                 self._missed = True
                 await self._has_folder.wait()
-            async with self._changing if is_late else nullcontext():
-                if (current := self._current).path is None:
+            await self._may_sync.wait()
+            async with self._changing if is_late else nullcontext(), member.being_synced:
+                if (current := self._current).path is None or not self._may_sync.is_set():
                     continue
                 try:
                     if member.version != current.version:
@@ -255,22 +261,26 @@ class Updater:
             self._set_current(update)
 
     async def release_memory(self) -> None:
-        """See `MemorySharer.release_memory`. An update ends the trainer's turn; until then no server is admitted."""
+        """See `MemorySharer.release_memory`. An update ends the trainer's turn: until then no server is admitted, and
+        none of the run's own is started, synced or asked. Those that are being started or synced are waited for."""
         await self.agree()
-        await asyncio.gather(*(self._release(member) for member in self._roster.ready))
+        self._may_sync.clear()
+        if self._run is not None:
+            await asyncio.wrap_future(self._run.request(TrainersTurn(True), None, "servers that are being started"))
+        own = (member for member in self._roster.members.values() if member.is_own and member.connection.address)
+        await asyncio.gather(*map(self._release, {*self._roster.ready, *own}))
 
     async def _release(self, member: Member) -> None:
-        self._roster.hold(member)
-        try:
-            await in_time(member.release_memory(), self._timeout_s, "update_timeout_s")
-        except (ServerLostError, RequestRefusedError) as error:
-            self._roster.lose(member, f"did not give its memory away: {error}")
-            await self._end_process(member, "did not give its memory away")
-
-    async def _end_process(self, member: Member, why: str) -> None:
         """Return when the memory of one of the run's own servers, on which the trainer counts, is free."""
         connection = member.connection
-        if self._run is not None and member.is_own:
-            self._run.notify(Restart(member.name, why))
-            while member.connection is connection:
-                await asyncio.sleep(POLL_S)
+        if member.state is State.READY:
+            self._roster.hold(member)
+        try:
+            async with member.being_synced:
+                await in_time(member.release_memory(), self._timeout_s, "update_timeout_s")
+        except (ServerLostError, RequestRefusedError) as error:
+            self._roster.lose(member, f"did not give its memory away: {error}")
+            if self._run is not None and member.is_own:
+                self._run.notify(Restart(member.name, "did not give its memory away"))
+                while member.connection is connection:
+                    await asyncio.sleep(POLL_S)

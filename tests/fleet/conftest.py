@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,7 +18,7 @@ from areal_core.interfaces import (
     ServerLostError,
     TensorDescription,
 )
-from areal_core.messages.hub import Restart, Server, Servers
+from areal_core.messages.hub import Restart, Server, Servers, TrainersTurn
 from areal_core.servers import tending
 from areal_core.servers.errors import UpdateRefusedError
 from areal_core.servers.fleet import ServerFleet
@@ -229,7 +230,7 @@ def running(tmp_path, monkeypatch):
 class FakeDriver:
     """The driver's part for servers: what starts at once, and again after an end, takes the next fate.
 
-    A fate is a server, or the reason why none will come.
+    A fate is a server, or the reason why none will come. In the trainer's turn nothing is started.
     """
 
     def __init__(self, *fates, starts=1, host="127.0.0.1"):
@@ -241,6 +242,8 @@ class FakeDriver:
         self.serving = {}
         self.failed = {}
         self.told = []
+        self.waiting = []
+        self.is_trainers_turn = False
 
     def watch(self, role, changed):
         assert role == "server"
@@ -252,6 +255,9 @@ class FakeDriver:
         self.changed(Servers(tuple(self.serving.values()), dict(self.failed)))
 
     def start(self, name, is_fresh=True):
+        if self.is_trainers_turn:
+            self.waiting.append(name)
+            return
         fate = self.fates.pop(0)
         if isinstance(fate, str):
             self.failed[name] = fate
@@ -272,6 +278,16 @@ class FakeDriver:
         self.told.append(message)
         if isinstance(message, Restart):
             self.end(message.name)
+        elif isinstance(message, TrainersTurn):
+            self.is_trainers_turn = message.has_begun
+            while self.waiting and not self.is_trainers_turn:
+                self.start(self.waiting.pop(0))
+
+    def request(self, message, timeout_s, waiting_for):
+        self.notify(message)
+        done = Future()
+        done.set_result(None)
+        return done
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from areal_core.interfaces import GenerationRequest, SamplingParameters, WeightUpdate
+from tests.virtual_time import run_virtually
 
 
 def turn(name, conversation, most=4):
@@ -32,4 +31,4 @@ def test_turns_before_and_after_an_update(running, mode, wanted):
             await fleet.generate(turn("6", ""))
             assert server.cache_keys == wanted
 
-    asyncio.run(check())
+    run_virtually(check())

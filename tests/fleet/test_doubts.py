@@ -8,6 +8,7 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want
+from tests.virtual_time import run_virtually
 
 
 def test_a_label_of_another_run_is_not_believed(running):
@@ -22,7 +23,7 @@ def test_a_label_of_another_run_is_not_believed(running):
                 assert set(found.versions) == {0}
             await running.until(lambda: "somebody else may have changed them" in running.log(), "it was taken out")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_under_way_ends_with_the_fleet(running):
@@ -38,7 +39,7 @@ def test_a_request_under_way_ends_with_the_fleet(running):
             with pytest.raises(RunError, match="the servers were closed"):
                 await asyncio.wait_for(waiting, 60)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_worker_that_fails_takes_no_server_out(running):
@@ -53,7 +54,7 @@ def test_a_worker_that_fails_takes_no_server_out(running):
             await running.until(lambda: not any(m.doubted.is_set() for m in fleet.roster.members.values()), "a look")
             assert running.states(fleet) == {"a": "ready", "b": "ready"}
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_tokens_that_the_model_has_not_are_a_fault_of_the_server(running):
@@ -68,7 +69,7 @@ def test_tokens_that_the_model_has_not_are_a_fault_of_the_server(running):
             await running.until(lambda: running.states(fleet)["a"] == "refused", "it is taken out")
             assert "gives tokens that the model has not" in running.log()
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_does_not_come_back_to_a_server_that_nobody_has_looked_at(running):
@@ -83,4 +84,4 @@ def test_a_request_does_not_come_back_to_a_server_that_nobody_has_looked_at(runn
             server.fault, server.is_healthy = None, True
             assert len((await asyncio.wait_for(asked, 60)).output_ids) == 16
 
-    asyncio.run(check())
+    run_virtually(check())

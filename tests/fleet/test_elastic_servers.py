@@ -8,6 +8,7 @@ import pytest
 
 from areal_core.errors import RunError
 from areal_core.servers import tending
+from tests.virtual_time import run_virtually
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def test_the_run_begins_with_the_minimum_and_more_servers_join_when_there_is_roo
             driver.start("server-2")
             await running.until(lambda: len(names(fleet, "ready")) == 4, "all serve")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_where_its_node_goes_a_server_is_gone_and_its_requests_end_elsewhere_with_their_tokens(running, own):
@@ -51,7 +52,7 @@ def test_where_its_node_goes_a_server_is_gone_and_its_requests_end_elsewhere_wit
             driver.start("server-0")
             await running.until(lambda: len(names(fleet, "ready")) == 2, "it is back on another node")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_below_the_minimum_it_is_said_and_after_a_while_the_run_ends_with_what_to_do(running, own, monkeypatch, capsys):
@@ -70,7 +71,7 @@ def test_below_the_minimum_it_is_said_and_after_a_while_the_run_ends_with_what_t
             assert "give the run more nodes, lower servers.minimum" in caught.value.hints[0]
         assert "1 of 2 servers are ready; the run goes on so for 2 s" in capsys.readouterr().err
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_too_little_room_at_the_start_ends_it_in_words(running, own):
@@ -80,7 +81,7 @@ def test_too_little_room_at_the_start_ends_it_in_words(running, own):
             async with starting:
                 pass
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_config_that_no_server_can_be_started_with_ends_the_start_at_once(own):
@@ -92,4 +93,4 @@ def test_a_config_that_no_server_can_be_started_with_ends_the_start_at_once(own)
             async with asyncio.timeout(60), starting:
                 pass
 
-    asyncio.run(check())
+    run_virtually(check())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from areal_core.servers.interface import Chunk
+from tests.virtual_time import run_virtually
 
 
 def test_a_server_that_ends_requests_without_a_token_is_left_for_another(running):
@@ -26,4 +25,4 @@ def test_a_server_that_ends_requests_without_a_token_is_left_for_another(running
                 assert len(found.output_ids) == 16
             assert fleet.take_metrics()["servers/failed"] >= 1
 
-    asyncio.run(check())
+    run_virtually(check())

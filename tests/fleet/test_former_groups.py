@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
+
+from tests.virtual_time import run_virtually
 
 pytestmark = pytest.mark.slow
 
@@ -25,4 +25,4 @@ def test_a_server_leaves_the_group_of_a_former_trainer_before_it_joins_the_next(
             await fleet._updater._groups.joined()
             assert set(fleet.adapter.left) == {group.name}, "each follows the last one"
 
-    asyncio.run(check())
+    run_virtually(check())

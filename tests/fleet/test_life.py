@@ -15,6 +15,7 @@ from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.servers import roster
 from areal_core.servers.errors import RequestRefusedError
 from areal_core.servers.interface import ServerIdentity
+from tests.virtual_time import run_virtually
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
@@ -32,7 +33,7 @@ def test_a_faulty_server_does_not_fail_requests(running):
             )
             assert [len(one.output_ids) for one in found] == [TOKENS] * 30
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_two_faulty_servers_do_not_fail_requests(running):
@@ -45,7 +46,7 @@ def test_two_faulty_servers_do_not_fail_requests(running):
             found = await asyncio.gather(*(fleet.generate(running.request(f"r{n}")) for n in range(20)))
             assert [len(one.output_ids) for one in found] == [TOKENS] * 20
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_with_faults_now_and_then_does_not_fail_a_request(running):
@@ -79,7 +80,7 @@ def test_a_server_with_faults_now_and_then_does_not_fail_a_request(running):
             is_over = True
             await asyncio.gather(*workers)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_that_every_server_fails_under_ends_with_the_reason(running):
@@ -91,7 +92,7 @@ def test_a_request_that_every_server_fails_under_ends_with_the_reason(running):
             with pytest.raises(ValueError, match=r"servers failed under this request; the last one: it burns"):
                 await fleet.generate(running.request())
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_tells_when_it_has_a_place_on_a_server_and_not_before(running):
@@ -111,7 +112,7 @@ def test_a_request_tells_when_it_has_a_place_on_a_server_and_not_before(running)
             await asyncio.gather(*asked)
             assert first == behind == [False, True]
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_under_which_a_server_is_lost_waits_again_and_says_so(running):
@@ -129,7 +130,7 @@ def test_a_request_under_which_a_server_is_lost_waits_again_and_says_so(running)
             await asked
             assert places == [False, True] * (len(places) // 2)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_refusal_is_an_error_at_once(running):
@@ -143,7 +144,7 @@ def test_a_refusal_is_an_error_at_once(running):
                 await fleet.generate(running.request())
             assert sum(len(server.pieces) for server in servers.values()) == 1
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_an_answer_of_a_form_that_is_not_known_counts_as_a_fault_of_the_server(running):
@@ -164,7 +165,7 @@ def test_an_answer_of_a_form_that_is_not_known_counts_as_a_fault_of_the_server(r
                 lambda: running.states(fleet) == {"a": "ready", "b": "ready"}, "both ready after the update"
             )
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_refused_server_does_not_limit_requests(running):
@@ -177,7 +178,7 @@ def test_a_refused_server_does_not_limit_requests(running):
             await running.until(lambda: running.states(fleet)["b"] == "refused", "b is refused")
             assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_joins_and_leaves(running):
@@ -201,7 +202,7 @@ def test_a_server_joins_and_leaves(running):
             await fleet.answer(joins)
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it came back under its name")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
@@ -218,7 +219,7 @@ def test_a_server_that_leaves_while_it_starts_is_gone(running, tmp_path):
             told = [entry["state"] for entry in seen if entry["server"] == "late"]
             assert told == ["gone"]
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_name_or_an_address_that_is_taken_is_refused_in_words(running):
@@ -234,7 +235,7 @@ def test_a_name_or_an_address_that_is_taken_is_refused_in_words(running):
             with pytest.raises(RunError, match="cannot answer a str"):
                 await fleet.answer("what?")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_the_run_says_why_it_does_not_use_a_server(running):
@@ -248,7 +249,7 @@ def test_the_run_says_why_it_does_not_use_a_server(running):
             assert standing.state == "refused"
             assert "no kernel image" in standing.reason
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(running):
@@ -279,7 +280,7 @@ def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(runni
             shot.first_fault, shot.is_healthy = None, True
             await running.until(lambda: running.states(fleet)["b"] == "ready", "it is used again")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
@@ -291,7 +292,7 @@ def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
             assert "is healthy but cannot serve this model: no kernel image" in fleet.roster.explain()
             assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_404_while_it_loads_refuses_no_server(running):
@@ -309,7 +310,7 @@ def test_a_404_while_it_loads_refuses_no_server(running):
             loading.health_fault = None
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it is used")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_was_refused_is_looked_at_again_and_catches_up(running):
@@ -325,7 +326,7 @@ def test_a_server_that_was_refused_is_looked_at_again_and_catches_up(running):
             await running.until(lambda: running.states(fleet)["other"] == "ready", "it is used")
             assert other.version == "1"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_joined_server_whose_program_is_gone_leaves_the_roster(running, monkeypatch):
@@ -346,7 +347,7 @@ def test_a_joined_server_whose_program_is_gone_leaves_the_roster(running, monkey
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it may come back under its name")
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeypatch):
@@ -364,4 +365,4 @@ def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeyp
             await running.until(lambda: failed, "it is told")
             assert failed[0] == ("tending b", 'ZeroDivisionError("an adapter\'s own")')
 
-    asyncio.run(check())
+    run_virtually(check())

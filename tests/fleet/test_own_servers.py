@@ -11,6 +11,8 @@ from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
 from areal_core.messages.hub import Restart
 from areal_core.servers.fleet import ServerFleet
 from areal_core.servers.settings import FleetSettings
+from tests.fleet.conftest import TENSORS
+from tests.virtual_time import run_virtually
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +35,7 @@ def test_a_server_that_dies_is_synced_when_it_comes_again_and_used(running, own)
             assert driver.servers["server-0"].version == "1"
             assert restarts(driver) == []
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_that_is_under_way_when_its_server_dies_goes_on_elsewhere(running, own):
@@ -47,7 +49,7 @@ def test_a_request_that_is_under_way_when_its_server_dies_goes_on_elsewhere(runn
             driver.end("server-1")
             assert [len(found.output_ids) for found in await asyncio.gather(*going)] == [60] * 6
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_of_an_attempt_before_is_given_the_weights_whatever_it_holds(running, own):
@@ -66,7 +68,7 @@ def test_a_server_of_an_attempt_before_is_given_the_weights_whatever_it_holds(ru
         assert set((await fleet.generate(running.request())).versions) == {0}
         await starting.__aexit__(None, None, None)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_is_silent_for_too_long_is_ended_and_started_again(running, own):
@@ -81,7 +83,7 @@ def test_a_server_that_is_silent_for_too_long_is_ended_and_started_again(running
             assert set((await fleet.generate(running.request())).versions) == {0}
             assert driver.servers["server-0"] is not former
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_fails_its_first_request_after_it_came_again_is_started_once_more(running, own):
@@ -95,7 +97,7 @@ def test_a_server_that_fails_its_first_request_after_it_came_again_is_started_on
             (asked,) = restarts(driver)
             assert asked.why == "failed its first request: CUDA out of memory"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_the_driver_gives_up_ends_the_start_in_its_words(own):
@@ -105,7 +107,7 @@ def test_a_server_that_the_driver_gives_up_ends_the_start_in_its_words(own):
             async with asyncio.timeout(60), starting:
                 pass
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
@@ -119,7 +121,7 @@ def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
             assert len((await fleet.generate(running.request())).output_ids) == 16
             assert fleet.roster.failure is None
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_of_an_attempt_before_that_answers_nothing_is_ended_and_started_again(running, own):
@@ -139,7 +141,7 @@ def test_a_server_of_an_attempt_before_that_answers_nothing_is_ended_and_started
         assert set((await fleet.generate(running.request())).versions) == {0}
         await starting.__aexit__(None, None, None)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, own):
@@ -151,14 +153,77 @@ def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, 
             await fleet.release_memory()
             assert restarts(driver) == [Restart("server-0", "did not give its memory away")]
             assert not former.is_healthy
-            await running.until(lambda: running.states(fleet)["server-0"] == "catching up", "the next one is there")
-            await asyncio.sleep(0.1)
-            assert not fleet.roster.ready, "in the trainer's turn nothing is asked of it"
+            assert driver.waiting == ["server-0"], "in the trainer's turn nothing is started"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             await running.until(lambda: fleet.roster.ready, "the next one serves")
             assert set((await fleet.generate(running.request())).versions) == {1}
 
-    asyncio.run(check())
+    run_virtually(check())
+
+
+def test_one_that_dies_in_the_trainers_turn_is_started_when_that_ends(running, own):
+    """Its GPU is the trainer's until then. The others take the update at once."""
+
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await fleet.release_memory()
+            driver.end("server-1")
+            await asyncio.sleep(0.1)
+            assert [*driver.servers] == ["server-0"], "it is started into memory that the trainer has"
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            assert [member.name for member in fleet.roster.ready] == ["server-0"]
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert {server.version for server in driver.servers.values()} == {"1"}
+
+    run_virtually(check())
+
+
+def test_one_that_is_synced_when_the_trainers_turn_begins_is_waited_for(running, own):
+    """And then gives its memory away like the others, whether or not it was given requests before."""
+
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            late = driver.fates[0]
+            late.update_may_go_on.clear()
+            driver.end("server-1")
+            await running.until(lambda: not late.is_open.is_set(), "it is being given the weights")
+            releasing = asyncio.create_task(fleet.release_memory())
+            await asyncio.sleep(0.1)
+            assert not releasing.done(), "the trainer goes on while a server loads on its GPU"
+            late.update_may_go_on.set()
+            await releasing
+            assert not late.has_memory
+            await asyncio.sleep(0.1)
+            assert late.version == "1"
+            await fleet.update_weights(WeightUpdate(2, fleet.first_weights))
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert late.version == "2"
+
+    run_virtually(check())
+
+
+def test_one_that_waits_for_a_folder_gives_its_memory_away(running, own):
+    async def check():
+        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+        async with starting as fleet:
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await fleet.form_group("127.0.0.1", 1, "gloo", "")
+            await fleet.update_weights(WeightUpdate(1, None, TENSORS))
+            late = driver.fates[0]
+            driver.end("server-1")
+            await running.until(fleet.needs_folder, "it waits for a folder")
+            await fleet.release_memory()
+            assert not late.has_memory
+            await fleet.update_weights(WeightUpdate(2, fleet.first_weights))
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert late.version == "2"
+
+    run_virtually(check())
 
 
 def test_without_a_run_there_is_nobody_to_start_servers(running, tmp_path):
@@ -168,4 +233,4 @@ def test_without_a_run_there_is_nobody_to_start_servers(running, tmp_path):
             await fleet.start(ModelReference(str(tmp_path)))
         assert "areal serve" in caught.value.hints[0]
 
-    asyncio.run(check())
+    run_virtually(check())

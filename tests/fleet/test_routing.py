@@ -12,6 +12,7 @@ from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.servers.interface import ServerIdentity
 from areal_core.servers.roster import Member, Roster, State
 from areal_core.servers.routing import Router
+from tests.virtual_time import run_virtually
 
 
 class Adapter:
@@ -79,7 +80,7 @@ def test_a_request_goes_where_least_is_to_do():
         assert found.count("large") == 8
         assert found[:3].count("large") >= 1
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_requests_of_one_prefix_stay_together_until_that_is_a_queue():
@@ -100,7 +101,7 @@ def test_requests_of_one_prefix_stay_together_until_that_is_a_queue():
         last = of.router._places["prefix"]
         assert await of.take(["prefix"]) is last, "it is remembered where the prefix lies now"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_conversation_goes_where_it_was_although_its_siblings_went_elsewhere():
@@ -115,7 +116,7 @@ def test_a_conversation_goes_where_it_was_although_its_siblings_went_elsewhere()
         assert await of.take(["conversation 1", "affinity g"]) is first
         assert await of.take(["conversation 3", "affinity g"]) is first, "a new one follows the last of its siblings"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_prefix_whose_server_is_gone_moves_and_stays_where_it_moved():
@@ -131,7 +132,7 @@ def test_a_prefix_whose_server_is_gone_moves_and_stays_where_it_moved():
         first.state = State.READY
         assert await of.take(["prefix"]) is second
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.READY])
@@ -146,7 +147,7 @@ def test_only_ready_servers_are_given_requests(state):
         of.wake()
         assert await waiting is a
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_is_given_no_more_than_its_slots_and_the_limit():
@@ -161,7 +162,7 @@ def test_a_server_is_given_no_more_than_its_slots_and_the_limit():
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_places_are_given_in_the_order_of_arrival():
@@ -186,7 +187,7 @@ def test_places_are_given_in_the_order_of_arrival():
         await asyncio.gather(*tasks, late)
         assert order == list(range(9))
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_what_is_continued_came_before_all_who_wait():
@@ -204,7 +205,7 @@ def test_what_is_continued_came_before_all_who_wait():
         of.release(a)
         assert await waiting is a
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_cancelled_request_hands_its_place_on():
@@ -225,7 +226,7 @@ def test_a_cancelled_request_hands_its_place_on():
         of.release(a)
         assert a.requests == 0
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
@@ -244,7 +245,7 @@ def test_a_request_avoids_servers_that_failed_under_it_while_there_are_others():
         of.release(a)
         assert await of.take(avoided=[a]) is a, "with nobody else left"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_what_was_asked_of_a_lost_server_is_broken_off_and_asked_of_another():
@@ -268,7 +269,7 @@ def test_what_was_asked_of_a_lost_server_is_broken_off_and_asked_of_another():
         b.state = State.READY
         assert await ask(("a",)) == "b"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_failure_is_a_hint_to_look_at_the_server_and_counted():
@@ -288,7 +289,7 @@ def test_a_failure_is_a_hint_to_look_at_the_server_and_counted():
         of.router.wake()
         await waiting
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_is_lost_twice_is_lost_once_for_whoever_holds_its_slot():
@@ -302,7 +303,7 @@ def test_a_server_that_is_lost_twice_is_lost_once_for_whoever_holds_its_slot():
                 await asyncio.Event().wait()
         assert not task.cancelling()
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_failure_ends_every_wait():
@@ -318,4 +319,4 @@ def test_a_failure_ends_every_wait():
         with pytest.raises(RunError, match="no server is left"):
             await of.take()
 
-    asyncio.run(check())
+    run_virtually(check())

@@ -12,6 +12,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, ServerLostError, Slot, TensorDescription, Want, WeightUpdate
 from areal_core.rollout.probe import probe_weights
 from areal_core.servers.errors import UpdateRefusedError
+from tests.virtual_time import run_virtually
 
 TOKENS = 16
 TENSORS = (TensorDescription("weight", "float32", (2, 2)),)
@@ -42,7 +43,7 @@ def test_who_missed_a_broadcast_catches_up_from_a_folder_behind_the_next_one(run
             assert servers["b"].version == str(version)
             assert not fleet.needs_folder()
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
@@ -61,7 +62,7 @@ def test_a_broadcast_that_fails_everywhere_leaves_no_server_behind(running):
                 found = await fleet.generate(running.request())
             assert set(found.versions) == {0}
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_join_that_hangs_ends_and_says_whose_it_was(running, tmp_path):
@@ -77,7 +78,7 @@ def test_a_join_that_hangs_ends_and_says_whose_it_was(running, tmp_path):
                 "did not join the group of the broadcast: gave no answer within group_timeout_s = 0.3" in running.log()
             )
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_broadcast_to_nobody_is_a_failure(running):
@@ -93,7 +94,7 @@ def test_a_broadcast_to_nobody_is_a_failure(running):
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             assert server.version == "1"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_loss_during_an_update_leaves_the_others_with_the_new_version(running):
@@ -112,7 +113,7 @@ def test_a_loss_during_an_update_leaves_the_others_with_the_new_version(running)
             await running.until(lambda: running.states(fleet)["b"] == "ready", "it caught up")
             assert servers["b"].version == "1"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_with_no_server_left_requests_end_with_the_reasons(running):
@@ -128,7 +129,7 @@ def test_with_no_server_left_requests_end_with_the_reasons(running):
             assert "a lost" in str(caught.value)
             assert "b lost" in str(caught.value)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_the_only_server_is_lost_during_an_update(running):
@@ -147,7 +148,7 @@ def test_the_only_server_is_lost_during_an_update(running):
             assert found.versions[-1] == 1
             assert len(found.versions) == 50
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_closing_ends_although_something_happened_just_before(running):
@@ -159,7 +160,7 @@ def test_closing_ends_although_something_happened_just_before(running):
             async with asyncio.timeout(60):
                 await fleet.close()
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_path):
@@ -181,7 +182,7 @@ def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_
                 assert set((await waiting).versions) == {version}
             assert '"lost"' not in (tmp_path / "logs" / "servers.jsonl").read_text()
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running, tmp_path):
@@ -197,7 +198,7 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
             )
             assert [server.version for server in servers.values()] == ["1", "1"]
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_all_servers_are_lost_when_weights_are_verified(running):
@@ -218,7 +219,7 @@ def test_all_servers_are_lost_when_weights_are_verified(running):
             async with asyncio.timeout(60):
                 assert len(unpack(from_bytes(await asked))) >= 4
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_path):
@@ -238,7 +239,7 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_p
             assert running.states(fleet)["late"] == "ready", f"it did not join in {version} publications"
             assert slow.version == servers["a"].version == str(version)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(running, tmp_path):
@@ -262,7 +263,7 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(run
             assert running.states(fleet) == {"a": "ready", "late": "ready"}
             assert servers["late"].version == servers["a"].version == str(version)
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(running):
@@ -284,7 +285,7 @@ def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(run
             await running.until(lambda: len(fleet.roster.ready) == 2, "it is ready")
             assert servers["a"].version == "1"
 
-    asyncio.run(check())
+    run_virtually(check())
 
 
 @pytest.mark.parametrize("patience_s", [60.0, 0.1])
@@ -308,4 +309,4 @@ def test_what_cannot_go_on_elsewhere_is_waited_for_before_an_update(running, pat
             await asyncio.wait_for(update, 60)
             assert server.version == "1"
 
-    asyncio.run(check())
+    run_virtually(check())

@@ -12,6 +12,7 @@ from areal_core.interfaces import WeightUpdate
 from areal_core.rollout import clocks
 from areal_core.rollout.clocks import EpisodeClock
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
+from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,7 @@ def test_waiting_for_lost_servers_is_not_the_episodes_time(tmp_path: Path, build
         asyncio.get_running_loop().call_later(1.0, engine.are_back.set)
         await play_a_batch(controller, ledger)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
 
 
 def test_the_time_in_which_an_engine_has_given_its_memory_away_is_not_the_episodes(
@@ -85,7 +86,7 @@ def test_the_time_in_which_an_engine_has_given_its_memory_away_is_not_the_episod
         await controller.publish(WeightUpdate(1, tmp_path), 0)
         await play_a_batch(controller, ledger)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
 
 
 def test_waiting_behind_others_is_not_the_episodes_time(tmp_path: Path, build: Build) -> None:
@@ -97,7 +98,7 @@ def test_waiting_behind_others_is_not_the_episodes_time(tmp_path: Path, build: B
         controller.start()
         await play_a_batch(controller, ledger)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
 
 
 def test_what_waits_for_a_place_for_ever_ends_the_run(tmp_path: Path, build: Build) -> None:
@@ -108,7 +109,7 @@ def test_what_waits_for_a_place_for_ever_ends_the_run(tmp_path: Path, build: Bui
             await controller.next_batch(0)
         await controller.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
 
 
 def test_an_episode_that_hangs_with_a_place_or_without_a_request_is_overdue(tmp_path: Path, build: Build) -> None:
@@ -128,8 +129,8 @@ def test_an_episode_that_hangs_with_a_place_or_without_a_request_is_overdue(tmp_
         assert failures(controller, ledger)
         await controller.close()
 
-    asyncio.run(asyncio.wait_for(run(FakeEngine(delay_s=0.4, places=1), Hangs()), 60))
-    asyncio.run(asyncio.wait_for(run(FakeEngine(delay_s=60), FakeWorkflow()), 60))
+    run_virtually(asyncio.wait_for(run(FakeEngine(delay_s=0.4, places=1), Hangs()), 60))
+    run_virtually(asyncio.wait_for(run(FakeEngine(delay_s=60), FakeWorkflow()), 60))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_one_request_that_waits_is_enough_for_the_clock_to_stand_still(places: l
             await clock.run(episode())
         assert not clock.waits
 
-    asyncio.run(run())
+    run_virtually(run())
 
 
 def test_time_before_and_behind_a_wait_adds_up() -> None:
@@ -175,7 +176,7 @@ def test_time_before_and_behind_a_wait_adds_up() -> None:
             await clock.run(episode())
         assert waited.is_set()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    run_virtually(asyncio.wait_for(run(), 20))
 
 
 def test_a_cancellation_that_was_swallowed_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +194,7 @@ def test_a_cancellation_that_was_swallowed_comes_again(monkeypatch: pytest.Monke
         with pytest.raises(TimeoutError):
             await EpisodeClock(0.05).run(stubborn())
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    run_virtually(asyncio.wait_for(run(), 20))
 
 
 @pytest.mark.parametrize("is_overdue", [False, True])
@@ -219,7 +220,7 @@ def test_who_ends_the_caller_ends_the_episode(is_overdue: bool) -> None:
             await running
         assert has_ended.is_set()
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    run_virtually(asyncio.wait_for(run(), 20))
 
 
 @pytest.mark.parametrize("how", ["its task", "what it waits for"])
@@ -242,7 +243,7 @@ def test_a_workflow_that_cancels_itself_fails_its_group(tmp_path: Path, build: B
         assert set(failures(controller, ledger)) == {"the workflow has cancelled itself"}
         await controller.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
 
 
 def test_a_batch_says_how_long_nothing_was_under_way(tmp_path: Path, build: Build) -> None:
@@ -253,4 +254,4 @@ def test_a_batch_says_how_long_nothing_was_under_way(tmp_path: Path, build: Buil
         assert "time/generation_idle_s" in metrics
         await controller.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))

@@ -17,6 +17,7 @@ from areal_core.interfaces import WeightUpdate
 from areal_core.ledger.audit import audit
 from areal_core.testing.fakes import FakeEngine, FakeWorkflow
 from areal_core.training.batches import token_staleness
+from tests.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,7 +106,7 @@ def test_any_interleaving_progresses_within_the_bound(
         await controller.close()
         ledger.close()
 
-    asyncio.run(run())
+    run_virtually(run())
     assert audited(folder) == []
 
 
@@ -125,7 +126,7 @@ def test_staleness_zero_is_synchronous(tmp_path: Path, build: Build) -> None:
         await controller.close()
         ledger.close()
 
-    asyncio.run(run())
+    run_virtually(run())
 
 
 @pytest.mark.parametrize(("stale", "dropped"), [("drop", True), ("mask", False), ("keep", False)])
@@ -154,7 +155,7 @@ def test_data_over_the_bound(tmp_path: Path, stale: str, dropped: bool, build: B
         await controller.close()
         ledger.close()
 
-    asyncio.run(run())
+    run_virtually(run())
 
 
 def test_failures_are_retried_then_loud(tmp_path: Path, build: Build) -> None:
@@ -174,7 +175,7 @@ def test_failures_are_retried_then_loud(tmp_path: Path, build: Build) -> None:
         assert Broken.attempts >= 3 * 2 * 3
         ledger.close()
 
-    asyncio.run(run())
+    run_virtually(run())
 
 
 def test_a_stall_is_an_error_with_the_counts(tmp_path: Path, build: Build) -> None:
@@ -188,7 +189,7 @@ def test_a_stall_is_an_error_with_the_counts(tmp_path: Path, build: Build) -> No
         await controller.close()
         ledger.close()
 
-    asyncio.run(run())
+    run_virtually(run())
 
 
 def test_an_episode_over_its_deadline_is_cancelled_and_replaced(tmp_path: Path, build: Build) -> None:
@@ -214,7 +215,7 @@ def test_an_episode_over_its_deadline_is_cancelled_and_replaced(tmp_path: Path, 
         await controller.close()
         ledger.close()
 
-    asyncio.run(run())
+    run_virtually(run())
 
 
 def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
@@ -253,7 +254,7 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
         ledger.close()
         return batches
 
-    before, after = asyncio.run(first()), asyncio.run(second())
+    before, after = run_virtually(first()), asyncio.run(second())
     for one, other in zip(before[1:], after[:2], strict=True):
         assert torch.equal(one["group_id"], other["group_id"])
         assert torch.equal(one["input_ids"], other["input_ids"])
@@ -274,7 +275,7 @@ def test_a_filter_that_raises_ends_the_run_with_its_cause(tmp_path: Path, build:
             await controller.next_batch(0)
         await controller.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
     assert audited(tmp_path) == [], "what was interrupted is known to be"
 
 
@@ -294,7 +295,7 @@ def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Bu
         assert str(lost) in problem
         await controller.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_virtually(asyncio.wait_for(run(), 60))
     (problem,) = audited(tmp_path)
     assert "nobody knows what became of them" in problem
 
@@ -320,4 +321,4 @@ def test_a_late_commit_says_where_its_own_step_stood(tmp_path: Path, build: Buil
         ledger.close()
         return again._next_number
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == 4
+    assert run_virtually(asyncio.wait_for(run(), 60)) == 4

@@ -8,10 +8,11 @@ import subprocess
 import threading
 import time
 import urllib.request
+from concurrent.futures import Future
 from contextlib import suppress
 
 from areal_core.launchers.machine import free_port
-from areal_core.messages.hub import Restart, Server, Servers
+from areal_core.messages.hub import Restart, Server, Servers, TrainersTurn
 
 
 class Starter:
@@ -28,6 +29,8 @@ class Starter:
         self.settings, self.logs, self.model = settings, logs, model
         self.pids = {}
         self._serving, self._failed = {}, {}
+        self._may_start = threading.Event()
+        self._may_start.set()
         self._lock, self._is_over, self._threads = threading.Lock(), False, []
 
     def watch(self, role, changed):
@@ -40,6 +43,14 @@ class Starter:
     def notify(self, message):
         if isinstance(message, Restart):
             self.signal(message.name, signal.SIGKILL)
+        elif isinstance(message, TrainersTurn):
+            (self._may_start.clear if message.has_begun else self._may_start.set)()
+
+    def request(self, message, timeout_s, waiting_for):
+        self.notify(message)
+        done = Future()
+        done.set_result(None)
+        return done
 
     def signal(self, name, kind):
         """To a server and everything that it started."""
@@ -49,6 +60,7 @@ class Starter:
     def close(self):
         with self._lock:
             self._is_over = True
+        self._may_start.set()
         for name in list(self.pids):
             self.signal(name, signal.SIGKILL)
         for thread in self._threads:
@@ -56,6 +68,7 @@ class Starter:
 
     def _keep(self, name):
         while not self._is_over:
+            self._may_start.wait()
             process, address, health = self._start(name)
             while process.poll() is None:
                 if name not in self._serving and _answers(address + health):
