@@ -32,12 +32,12 @@ from areal_core.interfaces import (
     SamplingParameters,
     Work,
 )
+from areal_core.servers.experts import ROUTED_EXPERTS
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_grpo.demonstration.additions import problems
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
-from areal_planning.mixture import ROUTED_EXPERTS
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 

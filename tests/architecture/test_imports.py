@@ -14,7 +14,18 @@ from areal_core.plugins import catalog
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "areal_core"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("areal_*") if path.is_dir())
-TORCH_FREE = ("plugins", "config", "cli")
+TORCH_FREE = (
+    "plugins",
+    "config",
+    "cli",
+    "rollout",
+    "servers",
+    "rewards",
+    "workflows",
+    "messages",
+    "driver",
+    "launchers",
+)
 FIRST_PARTY = {path.name.removeprefix("areal_") for path in PLUGINS} | {"deepspeed", "ray", "slurm"}
 LIBRARIES = {
     "areal_attention",

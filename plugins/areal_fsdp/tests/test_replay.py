@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 from areal_core.data import PackedBatch, Ragged, shift_to_predictions
 from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, ModelReference
+from areal_core.servers.experts import MODEL_TYPES, Mixture
 from areal_models import compiling
-from areal_planning.mixture import MODEL_TYPES, Mixture
 
 KINDS = ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe"]
 

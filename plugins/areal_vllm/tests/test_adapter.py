@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.servers.experts import Mixture
 from areal_core.servers.interface import Piece
-from areal_planning.mixture import Mixture
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 

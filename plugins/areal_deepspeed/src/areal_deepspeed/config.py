@@ -108,7 +108,7 @@ class DeepSpeedConfig(Settings):
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """A model that sees pictures is trained by another engine, and routers must be able to choose."""
         del config
-        from areal_planning.mixture import choice_problems
+        from areal_core.servers.experts import choice_problems
 
         yield from choice_problems(model)
         if model.description.get("vision_config") is not None:

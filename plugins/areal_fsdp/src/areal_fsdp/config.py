@@ -170,7 +170,7 @@ class FSDPConfig(Settings):
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """A mixture whose routers cannot choose, and an adapter that is in the model already."""
-        from areal_planning.mixture import choice_problems
+        from areal_core.servers.experts import choice_problems
 
         yield from choice_problems(model)
         if self.adapter is not None:

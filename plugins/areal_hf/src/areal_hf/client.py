@@ -16,9 +16,9 @@ from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.messages import Peer, PeerClosed, connect
+from areal_core.servers.experts import ROUTED_EXPERTS
 from areal_hf.messages import Cancel, Finished, Generate, Loaded, Refused
 from areal_hf.stop_texts import cut_at_stop
-from areal_planning.mixture import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from areal_core.data.trajectory import Values

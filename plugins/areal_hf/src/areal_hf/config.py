@@ -68,7 +68,7 @@ class HFConfig(Settings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What this engine tells, and the training engine does not hear."""
         if self.routed_experts:
-            from areal_planning.mixture import replay_problems
+            from areal_core.servers.experts import replay_problems
 
             yield from replay_problems(config)
 
@@ -76,6 +76,6 @@ class HFConfig(Settings):
         """Of a model without experts, or whose choices are not known, nothing can be told."""
         del config
         if self.routed_experts:
-            from areal_planning.mixture import model_problems
+            from areal_core.servers.experts import model_problems
 
             yield from model_problems(model)

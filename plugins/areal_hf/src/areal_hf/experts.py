@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.errors import RunError
-from areal_planning.mixture import Mixture
+from areal_core.servers.experts import Mixture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

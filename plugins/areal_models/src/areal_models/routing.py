@@ -24,9 +24,9 @@ import torch.nn.functional as F
 
 from areal_core.data import Metric
 from areal_core.errors import RunError
+from areal_core.servers.experts import ROUTED_EXPERTS
 from areal_models.compiling import mark_dynamic
 from areal_parallel.ranks import rank_and_ranks
-from areal_planning.mixture import ROUTED_EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

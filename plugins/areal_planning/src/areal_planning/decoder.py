@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from areal_core.servers.experts import EXPERTS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _LAYER = re.compile(r".*?\.(\d+)\.")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of a config.json, of which a mixture has one."""
 _DENSE_LAYERS = ("mlp_only_layers", "first_k_dense_replace")
 
 

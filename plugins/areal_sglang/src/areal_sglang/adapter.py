@@ -21,13 +21,12 @@ from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
 from areal_core.servers.connection import raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
+from areal_core.servers.experts import Mixture, column_of
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
+from areal_core.servers.pictures import ImagePrompts
 from areal_core.servers.settings import OptionValue, option_arguments
-from areal_planning.choices import column_of
-from areal_planning.mixture import Mixture
 from areal_sglang import lora, pictures
 from areal_sglang.events import EVENTS
-from areal_vision.prompts import ImagePrompts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -38,7 +38,7 @@ class SGLangConfig(FleetSettings):
         """What SGLang cannot do beside the rest of the config."""
         yield from super().check(config)
         if self.routed_experts:
-            from areal_planning.mixture import replay_problems
+            from areal_core.servers.experts import replay_problems
 
             yield from replay_problems(config)
         if self.adapter_rank is not None:
@@ -63,7 +63,7 @@ class SGLangConfig(FleetSettings):
         """Of a model without experts, or whose choices are not known, nothing can be told."""
         del config
         if self.routed_experts:
-            from areal_planning.mixture import model_problems
+            from areal_core.servers.experts import model_problems
 
             yield from model_problems(model)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from areal_core.servers.adapters import describe_adapter
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_lora.published import describe_adapter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ class VLLMConfig(FleetSettings):
         """What vLLM cannot do beside the rest of the config."""
         yield from super().check(config)
         if self.routed_experts:
-            from areal_planning.mixture import replay_problems
+            from areal_core.servers.experts import replay_problems
 
             yield from replay_problems(config)
         if config.placement.in_turns and not self.sleep_mode:
@@ -46,7 +46,7 @@ class VLLMConfig(FleetSettings):
         """Of a model without experts, or whose choices are not known, nothing can be told."""
         del config
         if self.routed_experts:
-            from areal_planning.mixture import model_problems
+            from areal_core.servers.experts import model_problems
 
             yield from model_problems(model)
 

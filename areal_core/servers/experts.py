@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from areal_core.errors import RunError
-from areal_planning.decoder import EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
+    from areal_core.data.trajectory import Values
     from areal_core.interfaces import StoredModel
 
 ROUTED_EXPERTS = "routed_experts"
 """Key of tokens in a batch: [T, layers, choices], the layers those that have experts."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""How a config.json names their number."""
 
 MODEL_TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 """Whose routers choose by a softmax of logits alone, so that the chosen experts' weights follow from the choice."""
@@ -83,6 +88,32 @@ class Mixture:
     def shape(self) -> tuple[int, int]:
         """Of what is known of one token."""
         return len(self.layers), self.choices
+
+
+def column_of(told: np.ndarray, mixture: Mixture, tokens: int) -> dict[str, Values]:
+    """The column of a generation.
+
+    Args:
+        told: integers, counted from 0, of all tokens but the newest, all layers of the model and all choices, in this
+            order; what stands for layers without experts is not looked at.
+        mixture: of the model.
+        tokens: how many there are, prompt and answer.
+
+    Returns:
+        [T, layers, choices]: nothing predicts the first token.
+
+    Raises:
+        ValueError: these are no choices of this model.
+    """
+    if told.size != (tokens - 1) * mixture.depth * mixture.choices:
+        form = f"{tokens - 1} tokens, {mixture.depth} layers and {mixture.choices} choices"
+        raise ValueError(f"{told.size} experts, which are not those of {form}")
+    every = told.astype(np.int64).reshape(-1, mixture.depth, mixture.choices)
+    choices = every[:, list(mixture.layers)]
+    if len(choices) and not 0 <= int(choices.min()) <= int(choices.max()) < mixture.experts:
+        raise ValueError(f"experts {int(choices.min())} to {int(choices.max())} of {mixture.experts}")
+    nothing = np.full((1, *mixture.shape), -1)
+    return {ROUTED_EXPERTS: (np.concatenate([nothing, choices]) + 1).astype(mixture.dtype)}
 
 
 def replay_problems(config: RunConfig) -> Iterable[str]:

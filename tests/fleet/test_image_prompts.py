@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from areal_vision.prompts import ImagePrompts
+from areal_core.servers.pictures import ImagePrompts
 
 IMAGE, VIDEO, PAD = 2, 5, 7
 SEEING = {
