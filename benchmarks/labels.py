@@ -159,7 +159,7 @@ def served(arguments: argparse.Namespace, model: Path, folder: Path) -> Iterator
         yield settings
         return
     os.environ["AREAL_SCRATCH"] = str(folder)
-    port, reference = free_port(), ModelReference(str(model), "float32")
+    port, reference = free_port(), ModelReference(str(model), arguments.dtype)
     command = settings.server_command(reference, "127.0.0.1", port, folder)
     address, log = f"http://127.0.0.1:{port}", folder / "server.log"
     with log.open("wb") as output:
@@ -197,7 +197,7 @@ def work(arguments: argparse.Namespace, settings: Any, address: str, folder: Pat
         await peer.receive()
         slots = RemoteSlots(peer)
         engine = make_engine(arguments, settings, folder)
-        client = engine.client(slots, ModelReference(str(folder / "model0"), "float32"))
+        client = engine.client(slots, ModelReference(str(folder / "model0"), arguments.dtype))
         runner = EpisodeRunner(TwoTurns(arguments.tokens), client, RewardSum([]), FakeTokenizer())
         writer = SegmentWriter(folder / "segments", folder, f"worker-{number}", print)
         groups = GroupRunner(runner, CountingDataset(1 << 20), None, [], RolloutSection(), writer)
@@ -322,7 +322,7 @@ async def control(arguments: argparse.Namespace, settings: Any, folder: Path) ->
     for process in processes:
         process.start()
     try:
-        await asyncio.gather(workers.start(), engine.start(ModelReference(str(folder / "model0"), "float32")))
+        await asyncio.gather(workers.start(), engine.start(ModelReference(str(folder / "model0"), arguments.dtype)))
         audited, began = Audited(arguments, engine, slots, workers, folder), time.monotonic()
         playing = [audited.play() for _ in range(arguments.live // GROUP)]
         async with asyncio.timeout(arguments.limit):
@@ -354,6 +354,7 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help="of the server, as JSON")
     parser.add_argument("--pieces", action="store_true", help="treat any SGLang as one that does not label tokens")
     parser.add_argument("--device", default="cpu", help="of the forward passes and of hf")
+    parser.add_argument("--dtype", default="float32", help="of the servers; others only in keep_cache")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="of log-probabilities")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until what is under way counts as hanging")
     arguments = parser.parse_args()

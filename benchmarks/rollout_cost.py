@@ -36,6 +36,7 @@ from areal_core.rollout.groups import GroupRunner
 from areal_core.rollout.remote import RemoteSlots, WorkerService
 from areal_core.rollout.workers import RolloutWorkers
 from areal_core.runs.event_loops import run_event_loop
+from areal_core.runs.rollout_worker import COLLECTED_EVERY
 from areal_core.testing.conformance.models import make_model
 from areal_core.testing.fakes import CountingDataset, FakeTokenizer
 from areal_sglang.config import SGLangConfig
@@ -133,6 +134,7 @@ def work(address: str, server: str, folder: str, model: str, turns: int, times: 
         peer.notify(WorkflowsReady(1 << 20, 0))
         gc.collect()
         gc.freeze()  # as a worker does
+        gc.set_threshold(COLLECTED_EVERY)
         serving = asyncio.ensure_future(WorkerService(peer, groups, slots).serve())
         while not serving.done():
             times[number] = time.process_time()

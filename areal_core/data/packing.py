@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load
@@ -111,7 +112,12 @@ def column_layout(columns: Mapping[str, Values]) -> dict[str, str]:
     """The dtype and shape of every column but lengths and the named rewards, which may be missing:
     `{"tokens.input_ids": "int64[]"}`."""
     named = {k: v for k, v in columns.items() if "/" not in k and not k.startswith("sequences.reward.")}
-    return {key: f"{value.dtype}{[*value.shape[1:]]}" for key, value in named.items()}
+    return {key: _form(value.dtype, value.shape[1:]) for key, value in named.items()}
+
+
+@cache
+def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return f"{dtype}{[*shape]}"
 
 
 def to_bytes(columns: Mapping[str, Values]) -> bytes:

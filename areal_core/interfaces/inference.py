@@ -50,8 +50,7 @@ class SamplingParameters:
 
     def unsupported(self, honoured: Collection[str] = ()) -> list[str]:
         """Names of the settings that are switched on and that not every engine honours, nor one that honours these."""
-        known = {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy", *honoured}
-        return [s.name for s in fields(self) if s.name not in known and getattr(self, s.name) != s.default]
+        return [name for name, default in _NOT_EVERYWHERE if getattr(self, name) != default and name not in honoured]
 
     def check(self) -> None:
         """Refuse settings that mean nothing.
@@ -66,6 +65,13 @@ class SamplingParameters:
                 f"max_new_tokens is {self.max_new_tokens} and min_new_tokens {self.min_new_tokens}; "
                 "at least one token is generated, and at most max_new_tokens"
             )
+
+
+_NOT_EVERYWHERE = [
+    (setting.name, setting.default)
+    for setting in fields(SamplingParameters)
+    if setting.name not in {"temperature", "max_new_tokens", "min_new_tokens", "stop_token_ids", "greedy"}
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import RunFolder
 
 CONNECT_TIMEOUT_S = 60.0
+COLLECTED_EVERY = 10_000
+"""Objects, of which episodes make many that are in no circle: to look for circles at every 700 takes a tenth of a
+worker's time."""
 ROLLOUTS = "rollouts"
 """What the controller announces its address for workers as."""
 
@@ -70,6 +73,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     peer.notify(WorkflowsReady(*rows))
     gc.collect()
     gc.freeze()  # see the controller
+    gc.set_threshold(COLLECTED_EVERY)
     member.announce("worker", "")
     member.enter("running episodes")
     watch_event_loop(resolved.config.rollout.blocked_timeout_s, member.say)
