@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from areal_core.errors import RunError
     from areal_core.interfaces import UpdateMode, WeightUpdate
-    from areal_core.servers.connection import ServerConnection
-    from areal_core.servers.interface import ServerAdapter, ServerIdentity, WeightGroup
+    from areal_core.servers.interface import Connection, ServerAdapter, ServerIdentity, WeightGroup
 
 ABORT_INTERVAL_S = 0.02
 IDLE_POLL_S = 0.002
@@ -74,7 +73,7 @@ class Member:
 
     name: str
     adapter: ServerAdapter
-    connection: ServerConnection
+    connection: Connection
     mode: UpdateMode
     mark: str = ""
     is_own: bool = False
