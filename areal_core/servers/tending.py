@@ -132,7 +132,9 @@ class Tending:
 
     def _add(self, name: str, address: str, gpus: tuple[int, ...] = ()) -> Member:
         mode, mark = self.settings.update_mode, self.roster.mark
-        member = Member(name, self.adapter, self.adapter.connect(address, self.settings), mode, mark, is_own=not address, gpus=gpus)
+        member = Member(
+            name, self.adapter, self.adapter.connect(address, self.settings), mode, mark, is_own=not address, gpus=gpus
+        )
         member.patience_s = self.settings.drain_timeout_s
         self.roster.members[name] = member
         return member

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from areal_core.data import Generation
-    from areal_core.interfaces import GenerationRequest, RolloutWorkflow
     from areal_core.errors import RunError
+    from areal_core.interfaces import GenerationRequest, RolloutWorkflow
     from areal_core.interfaces.inference import SlotHolder, Slots
     from areal_core.messages import Peer
     from areal_core.messages.workflows import GroupEnded, GroupFacts

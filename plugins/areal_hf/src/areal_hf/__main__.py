@@ -16,7 +16,7 @@ from areal_hf.server import main
 
 def end_with_parent() -> None:
     """Whoever has started this holds the other end of standard input."""
-    sys.stdin.buffer.read()
+    os.read(0, 1)
     os._exit(0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from areal_core.data.trajectory import FinishReason
 from areal_core.errors import RunError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class HFAdapter:
-    """Speaks to servers of this plugin. See `ServerAdapter` for the methods; those for what they cannot do are left out.
+    """Speaks to servers of this plugin. See `ServerAdapter`; methods for what they cannot do are left out.
 
     Args:
         settings: of the plugin.
@@ -71,16 +71,16 @@ class HFAdapter:
         """All at once, when the answer is over."""
         stop = piece.sampling.stop
         sampling = replace(piece.sampling, stop=()) if stop else piece.sampling
-        answer = await connection.generate(piece.input_ids, sampling, piece.seed, piece.images)
+        answer = await connection.generate(piece.input_ids.tolist(), sampling, piece.seed, piece.images)
         if answer is None:
             yield Chunk([], [], "abort")
             return
         generation, labels = answer
         if stop:
             generation = cut_at_stop(generation, stop, self._tokenizer())
-        finish = "stop" if generation.finish_reason is FinishReason.STOP else "length"
-        spans = _spans(generation.versions, labels)
-        yield Chunk(generation.output_ids, generation.logprobs, finish, spans, generation.columns)  # type: ignore[arg-type]
+        finish: Literal["stop", "length"] = "stop" if generation.finish_reason is FinishReason.STOP else "length"
+        sampled = generation.sampled
+        yield Chunk(sampled.ids, sampled.logprobs, finish, _spans(sampled.versions, labels), generation.columns)
 
     async def stop(self, connection: HFConnection, mode: UpdateMode) -> None:
         """Nothing: weights change between two steps."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from areal_core.config import Seconds, ServerBounds
+from areal_core.config import Seconds, ServerBounds  # noqa: TC001 - pydantic reads annotations
 from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import LOADING_SILENCE_S
 from areal_core.servers.settings import ServerSettings
@@ -66,7 +66,7 @@ class HFConfig(ServerSettings):
         asyncio.run(main(settings, model, place, announce))
         return 0
 
-    def made_deterministic(self, is_asked: bool) -> HFConfig:  # noqa: FBT001
+    def made_deterministic(self, is_asked: bool) -> HFConfig:
         """The same, with one request at a time where the config asks for it."""
         return self.model_copy(update={"deterministic": self.deterministic or is_asked})
 

@@ -6,14 +6,13 @@ import asyncio
 import itertools
 from array import array
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from areal_core.background import start_task
 from areal_core.data import Generation, SampledTokens
 from areal_core.data.trajectory import FinishReason
-from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError
 from areal_core.messages import Credentials, Peer, PeerClosed, connect
 from areal_core.servers.errors import RequestRefusedError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from areal_core.data.trajectory import Values
+    from areal_core.errors import RunError
     from areal_core.interfaces import SamplingParameters
     from areal_core.messages import Message
 
@@ -168,9 +168,7 @@ class _Line:
         view = memoryview(message.columns)
         tokens = array("q", view[:size].cast("i"))
         versions, logprobs = array("i", bytes(view[size : 2 * size])), array("f", bytes(view[2 * size : 3 * size]))
-        columns = (
-            self._columns(message.computed, view[3 * size :]) if self.loaded.experts_shape else [{}] * len(counts)
-        )
+        columns = self._columns(message.computed, view[3 * size :]) if self.loaded.experts_shape else [{}] * len(counts)
         self._labels |= {message.oldest + place: label for place, label in enumerate(message.labels)}
         start = 0
         for number, count, stopped, told in zip(message.numbers, counts, message.stopped, columns, strict=True):

@@ -119,7 +119,7 @@ class Scheduler:
             ValueError: the cache has no room for it, its pictures do not fit its tokens, or the model sees none.
         """
         if request.limit > self.cache_tokens:
-            raise ValueError(f"the request wants {request.limit} tokens, but cache_gib has room for {self.cache_tokens}")
+            raise ValueError(f"wants {request.limit} tokens, but cache_gib has room for {self.cache_tokens} tokens")
         if request.pictures is not None:
             if self._vision is None:
                 raise ValueError("the request has pictures, and the model sees none")
