@@ -243,7 +243,7 @@ def test_deterministic_answers_do_not_depend_on_the_load(model_folder, tmp_path)
             mine = [engine.generate(request(i, [5, 9, 7], i, max_new_tokens=20)) for i in range(10)]
             found = await within(asyncio.gather(*others, *mine))
             await engine.close()
-            return found[company:]
+            return [(each.output_ids, each.logprobs, each.versions) for each in found[company:]]
 
         return asyncio.run(work())
 
