@@ -16,8 +16,8 @@ from areal_core.data.trajectory import FinishReason
 from areal_core.interfaces import ServerLostError
 from areal_core.messages import Credentials, Peer, PeerClosed, connect
 from areal_core.servers.errors import RequestRefusedError
-from areal_hf.messages import Aborted, Cancel, Finished, Generate, Loaded, Refused
 from areal_core.servers.experts import ROUTED_EXPERTS
+from areal_hf.messages import Aborted, Cancel, Finished, Generate, Loaded, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
