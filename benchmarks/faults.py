@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 AREAL = [sys.executable, "-m", "areal_core"]
 HANG_S = 900.0
 NOTICED = ("was killed", "was lost", "is silent", "is stopped", "going back", "started again", "begins anew", "hangs")
-VICTIMS = ("driver", "trainer-0", "controller", "worker-0", "hf", "reward", "guard:trainer-0", "guard:controller")
+VICTIMS = ("driver", "trainer-0", "controller", "worker-0", "server-0", "reward", "guard:trainer-0", "guard:controller")
 STOPPED = ("trainer-0", "worker-0", "program:server-0")
 """Victims that the table also sends SIGSTOP."""
 

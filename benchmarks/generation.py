@@ -118,7 +118,7 @@ async def main() -> None:
     rates: dict[str, list[tuple[float, float]]] = {"engine": [], "generate": []}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
-        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=options.concurrent))
+        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=options.concurrent), Path(folder))
         await engine.start(ModelReference(folder))
         try:
             await engine_round(engine, prompts[:32], options.concurrent, options.new_tokens)

@@ -138,7 +138,7 @@ def make_engine(arguments: argparse.Namespace, settings: Any, folder: Path) -> A
     if arguments.engine == "hf":
         from areal_hf.engine import HFEngine
 
-        return HFEngine(settings, folder, log_dir=folder)
+        return HFEngine(settings, folder)
     if arguments.engine == "sglang":
         from areal_sglang import adapter
         from areal_sglang.engine import SGLangEngine

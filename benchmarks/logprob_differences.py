@@ -83,7 +83,7 @@ def make_engine(name: str, mode: str, folder: Path) -> InferenceEngine:
         from areal_hf.config import HFConfig
         from areal_hf.engine import HFEngine
 
-        return HFEngine(HFConfig(**settings, device="cpu"), folder, log_dir=folder)
+        return HFEngine(HFConfig(**settings, device="cpu"), folder)
     words = [sys.executable, str(SERVERS_ON_CPU / "make_environment.py"), name]
     python = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     settings |= {

@@ -58,7 +58,7 @@ OPTIONS = {
 def make_engine(name: str, folder: Path) -> InferenceEngine:
     """A new engine of this name that tells its choices."""
     if name == "hf":
-        return HFEngine(HFConfig(device="cpu", routed_experts=True), log_dir=folder)
+        return HFEngine(HFConfig(device="cpu", routed_experts=True), folder)
     settings = SGLangConfig(
         program=[str(PYTHON), str(SERVER)], options=OPTIONS, environment={"OMP_NUM_THREADS": "1"}, routed_experts=True
     )

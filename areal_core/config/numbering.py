@@ -56,6 +56,8 @@ def _served(engine: Selection | None, layout: Layout) -> Selection | None:
         name = "there is no inference engine" if engine is None else f"'{engine.target}' starts no servers"
         raise LayoutError(f"generate names servers, and {name}", "leave generate out, or choose another engine")
     said = {"servers": layout.servers, "tensor_parallel": layout.tensor_parallel}
+    if "tensor_parallel" not in engine.keywords() and said.pop("tensor_parallel") > 1:
+        raise LayoutError(f"a server of '{engine.target}' has one GPU", f"write generate=tp1x{layout.servers}")
     for name, value in said.items():
         if name in engine.settings.model_fields_set:
             words = f"generate=tp{layout.tensor_parallel}x{layout.servers}"

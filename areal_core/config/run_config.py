@@ -95,8 +95,10 @@ class RunConfig(Section):
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
         if placed.has_servers and "transport" not in placed.publication.model_fields_set:
-            can_read = placed.has_rank_on_every_gpu and getattr(placed.inference_engine, "settings", None)
-            by = "broadcast" if placed.placement.apart else "ipc" if getattr(can_read, "reads_tensors", False) else ""
+            asked = "receives_broadcast" if placed.placement.apart else "reads_tensors"
+            is_apt = placed.placement.apart or placed.has_rank_on_every_gpu
+            can = is_apt and getattr(getattr(placed.inference_engine, "settings", None), asked, False)
+            by = "" if not can else "broadcast" if placed.placement.apart else "ipc"
             if by:
                 changes["publication"] = placed.publication.model_copy(update={"transport": by})
         return placed.model_copy(update=changes) if changes else placed

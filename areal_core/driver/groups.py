@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from areal_core.interfaces.launcher import EndMeans, ProcessGroup
@@ -60,8 +59,7 @@ def rollout_groups(config: RunConfig, run_dir: Path, beside: str) -> list[Proces
         for number in range(config.rollout.workers)
     ]
     made = getattr(config.inference_engine.settings, "process_groups", None)
-    engine = list(made(config, run_dir)) if made is not None else []
-    return [*workers, *(replace(one, beside=beside) if one.role == "engine" else one for one in engine)]
+    return [*workers, *(made(config, run_dir) if made is not None else ())]
 
 
 def split_optional(config: RunConfig, groups: Sequence[ProcessGroup]) -> tuple[list[ProcessGroup], list[ProcessGroup]]:

@@ -59,7 +59,7 @@ from areal_core.interfaces.launcher import (
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
 from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource, StoredModel
 from areal_core.interfaces.sandbox import Sandbox, SandboxResult
-from areal_core.interfaces.slots import Slot, SlotQueue
+from areal_core.interfaces.slots import Slot
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
     ACTOR,
@@ -138,7 +138,6 @@ __all__ = [
     "SharedTensor",
     "Slot",
     "SlotHolder",
-    "SlotQueue",
     "Slots",
     "SnapshotEngine",
     "Stage",

@@ -1,18 +1,17 @@
-"""Slots of servers, each held while one partial generation is under way."""
+"""A slot of a server, held while one partial generation is under way."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 
-from areal_core.interfaces.inference import Grant, ServerLostError
+from areal_core.interfaces.inference import ServerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from areal_core.errors import RunError
-    from areal_core.interfaces.inference import SlotHolder, Slots, Want
+    from areal_core.interfaces.inference import Grant, Slots, Want
 
 
 class Slot:
@@ -71,47 +70,3 @@ class Slot:
             self._slots.release(self)
             raise ServerLostError(f"{self._granted.result().server} was lost") from None
         self._slots.release(self, has_failed=isinstance(ended[1], ServerLostError))
-
-
-class SlotQueue:
-    """The slots of an engine that has one server, given out in order of arrival; a `Slots`."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[SlotHolder] = deque()
-        self._held: set[SlotHolder] = set()
-        self._grant: Grant | None = None
-        self._count = 0
-        self._failure: RunError | None = None
-
-    def open(self, grant: Grant | None, count: int) -> None:
-        """From now on so many slots are given out, each of them this one; None: none for now."""
-        self._grant, self._count = grant, count
-        self._wake()
-
-    def fail(self, error: RunError) -> None:
-        """There will never be a slot again, and those that are held are lost."""
-        self._grant, self._failure = None, error
-        for holder in self._held:
-            holder.lose()
-        self._wake()
-
-    def acquire(self, want: Want, holder: SlotHolder) -> None:
-        """See `Slots.acquire`."""
-        self._waiting.append(holder)
-        self._wake()
-
-    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
-        """See `Slots.release`."""
-        if holder in self._held:
-            self._held.remove(holder)
-            self._wake()
-        elif holder in self._waiting:
-            self._waiting.remove(holder)
-
-    def _wake(self) -> None:
-        while self._waiting and self._failure is not None:
-            self._waiting.popleft().fail(self._failure)
-        while self._waiting and self._grant is not None and len(self._held) < self._count:
-            holder = self._waiting.popleft()
-            self._held.add(holder)
-            holder.give(self._grant)

@@ -127,9 +127,9 @@ class Peer(asyncio.Protocol):
         """The next message and its number, with which `reply` answers it. Raises as `receive`."""
         return self._take(await self._received.get())
 
-    def receive_ready(self) -> list[Any]:
-        """All messages that have arrived, without waiting; empty where none has. Raises as `receive`."""
-        return [self._take(self._received.get_nowait())[0] for _ in range(self._received.qsize())]
+    def receive_ready(self) -> list[tuple[Any, int]]:
+        """All messages that have arrived and their numbers, without waiting. Raises as `receive`."""
+        return [self._take(self._received.get_nowait()) for _ in range(self._received.qsize())]
 
     def reply(self, number: int, message: Message) -> None:
         """Answer a request; a requester that is gone is no error."""

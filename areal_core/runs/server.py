@@ -1,7 +1,7 @@
-"""The role that keeps an inference server: a program of somebody else's, started as its plugin says.
+"""The role of an inference server: it is one, or keeps a program of somebody else's, started as its plugin says.
 
-It picks a port, starts the program, waits until it is healthy, and announces its address. Whether the server does what
-it should from then on is seen by the rollout controller, which asks it.
+For a program it picks a port, starts it, waits until it is healthy, and announces its address. Whether the server does
+what it should from then on is seen by the rollout controller, which asks it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,13 @@ def play(run: RunFolder, member: Member) -> int:
     resolved = load_run(run.path)
     chosen = resolved.config.inference_engine
     assert chosen is not None
-    port, limit = free_port(), chosen.keywords().get("start_timeout_s", 900.0)
     settings: Any = chosen.settings
-    command = settings.server_command(model_reference(resolved, run), member.host, port, run.path)
+    model = model_reference(resolved, run)
+    if hasattr(settings, "serve"):
+        code: int = settings.serve(resolved.config, model, member, run.path)
+        return code
+    port, limit = free_port(), settings.start_timeout_s
+    command = settings.server_command(model, member.host, port, run.path)
     stopping = threading.Event()
     member.on_stop = stopping.set
     secret = {HUB_VARIABLE, *Credentials().as_environment()}  # a server is told nothing of the run

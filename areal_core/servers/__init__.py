@@ -1,1 +1,1 @@
-"""Generation on HTTP servers: a fleet of them as one inference engine. Adapters for kinds of servers are plugins."""
+"""Generation on servers: a fleet of them as one inference engine. Adapters for kinds of servers are plugins."""

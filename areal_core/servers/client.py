@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.servers.answer import Answer, Conversations, PieceTokens, is_resumable
-from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, known_form
 
 if TYPE_CHECKING:
     from areal_core.data import Generation
     from areal_core.interfaces import GenerationRequest, Grant, Slots
-    from areal_core.servers.interface import ServerAdapter
-    from areal_core.servers.settings import FleetSettings
+    from areal_core.servers.interface import Connection, ServerAdapter
+    from areal_core.servers.settings import ServerSettings
 
 MOST_LOSSES = 4
 """A request that so many servers in a row were lost under is not given to another one: it may be what kills them."""
@@ -24,7 +23,7 @@ MOST_EMPTY_PIECES = 20
 
 
 class ServersClient:
-    """An `InferenceClient` for HTTP servers.
+    """An `InferenceClient` for servers.
 
     Args:
         settings: of the servers.
@@ -32,13 +31,13 @@ class ServersClient:
         slots: where slots come from.
     """
 
-    def __init__(self, settings: FleetSettings, adapter: ServerAdapter, slots: Slots) -> None:
+    def __init__(self, settings: ServerSettings, adapter: ServerAdapter, slots: Slots) -> None:
         self.capabilities = adapter.capabilities()
         self._settings = settings
         self._adapter = adapter
         self._slots = slots
         self._conversations = Conversations(settings.update_mode)
-        self._connections: dict[str, ServerConnection] = {}
+        self._connections: dict[str, Connection] = {}
         self._own = secrets.token_hex(4)  # requests of several workers, and of those before them, meet in the servers
 
     async def generate(self, request: GenerationRequest, avoided: tuple[str, ...] = ()) -> Generation:
@@ -114,7 +113,7 @@ class ServersClient:
         for connection in self._connections.values():
             connection.close()
 
-    def _connect(self, address: str) -> ServerConnection:
-        settings = self._settings
-        made = self._connections.get(address) or ServerConnection(address, settings.key, settings.silence_timeout_s)
-        return self._connections.setdefault(address, made)
+    def _connect(self, address: str) -> Connection:
+        if address not in self._connections:
+            self._connections[address] = self._adapter.connect(address, self._settings)
+        return self._connections[address]

@@ -19,6 +19,8 @@ from areal_core.servers.exchange import Exchanges
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from areal_core.servers.settings import FleetSettings
+
 _SHOWN = 300
 _INPUT = re.compile(r"""['"]input['"]:""")
 """Behind this a server repeats what it was sent."""
@@ -114,6 +116,24 @@ class ServerConnection:
     def close(self) -> None:
         """Break off everything under way; the next call opens a new connection."""
         self._exchanges.close()
+
+
+class HTTPAdapter:
+    """What adapters of servers that speak HTTP derive from; see `ServerAdapter`.
+
+    Attributes:
+        health_path: answers while the server lives; see `ServerAdapter.check_health`.
+    """
+
+    health_path = "/health"
+
+    def connect(self, address: str, settings: FleetSettings) -> ServerConnection:
+        """With the fleet's key."""
+        return ServerConnection(address, settings.key, settings.silence_timeout_s)
+
+    async def check_health(self, connection: ServerConnection, timeout_s: float) -> None:
+        """By `health_path`."""
+        await connection.get(self.health_path, timeout_s)
 
 
 def raise_told(error: Mapping[str, Any]) -> NoReturn:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from areal_core.interfaces import GenerationRequest, ModelReference, Slots
     from areal_core.launchers.member import Member
     from areal_core.servers.interface import ServerAdapter
-    from areal_core.servers.settings import FleetSettings
+    from areal_core.servers.settings import ServerSettings
 
 
 class ServerFleet:
-    """An `InferenceEngine` whose requests are answered by HTTP servers.
+    """An `InferenceEngine` whose requests are answered by servers.
 
     Also a `BroadcastReceiver`, a `MemorySharer`, and `Questioned`.
 
@@ -47,7 +47,7 @@ class ServerFleet:
 
     def __init__(
         self,
-        settings: FleetSettings,
+        settings: ServerSettings,
         adapter: ServerAdapter,
         log_dir: Path,
         member: Member | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from areal_core.data.trajectory import Values
     from areal_core.interfaces import InferenceCapabilities, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.interfaces.model import ModelReference
-    from areal_core.servers.connection import ServerConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class ServerCommand:
     Attributes:
         arguments: of the operating system, the program first.
         environment: added to the run's own.
-        health_path: answers as soon as the server serves; see `ServerAdapter`.
+        health_path: answers as soon as the server serves; see `HTTPAdapter`.
     """
 
     arguments: Sequence[str]
@@ -125,19 +124,28 @@ class WeightGroup:
     backend: str
 
 
+class Connection(Protocol):
+    """To one server, of the adapter's own class.
+
+    Attributes:
+        address: of the server.
+    """
+
+    address: str
+
+    def close(self) -> None:
+        """Break off everything under way; what is asked next opens it again."""
+
+
 class ServerAdapter(Protocol):
     """Speaks the language of one kind of server. Holds no state of any server; everything goes through a connection.
 
-    Errors are those of `ServerConnection`, which every method may raise: `ServerLostError` and `RequestRefusedError`;
-    see `areal_core.servers.errors`.
+    Every method that asks a server may raise `ServerLostError` and `RequestRefusedError`; see
+    `areal_core.servers.errors`. Adapters for HTTP derive from `areal_core.servers.connection.HTTPAdapter`.
     """
 
     name: str
     """Of the server program, for people."""
-
-    health_path: str
-    """Answers while the server lives. It is asked during updates and while the server's memory is given away, so it
-    must neither generate nor hold an update up."""
 
     group_store_prefixes: Mapping[str, Sequence[str]]
     """By backend: the prefixes of the keys under which this server meets others in a group's store, outermost first;
@@ -153,29 +161,38 @@ class ServerAdapter(Protocol):
     def capabilities(self) -> InferenceCapabilities:
         """What servers of this kind can do."""
 
-    def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
-        """How a server of `model` is started on this machine, listening on `host`."""
+    def connect(self, address: str, settings: Any) -> Connection:
+        """A connection that opens when something is asked, which is when it fails.
 
-    async def identify(self, connection: ServerConnection) -> ServerIdentity:
+        Args:
+            address: of the server.
+            settings: of the fleet.
+        """
+
+    async def check_health(self, connection: Any, timeout_s: float) -> None:
+        """Return while the server lives. It is asked during updates and while the server's memory is given away, so it
+        must neither generate nor hold an update up."""
+
+    async def identify(self, connection: Any) -> ServerIdentity:
         """Who answers.
 
         Raises:
             ServerRefusedError: it is no server of this kind, or of a version that is not known.
         """
 
-    def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
+    def generate(self, connection: Any, piece: Piece) -> AsyncIterator[Chunk]:
         """Ask for a piece and yield what arrives; the last chunk has a `finish`."""
 
-    async def stop(self, connection: ServerConnection, mode: UpdateMode) -> None:
+    async def stop(self, connection: Any, mode: UpdateMode) -> None:
         """Halt generation. On return no token is sampled until `resume`; requests stay in the server."""
 
-    async def resume(self, connection: ServerConnection) -> None:
+    async def resume(self, connection: Any) -> None:
         """Go on after `stop`; requests that came meanwhile are served."""
 
-    async def abort(self, connection: ServerConnection) -> None:
+    async def abort(self, connection: Any) -> None:
         """End all requests now; each is answered with the tokens that it has and `finish` abort."""
 
-    async def load(self, connection: ServerConnection, folder: Path, label: str, mode: UpdateMode) -> None:
+    async def load(self, connection: Any, folder: Path, label: str, mode: UpdateMode) -> None:
         """Take over the weights in `folder` while stopped; further tokens carry `label`.
 
         In `recompute` no key or value of older weights is used afterwards, in `keep_cache` those of live requests are.
@@ -184,18 +201,18 @@ class ServerAdapter(Protocol):
             UpdateRefusedError: the server says that it did not.
         """
 
-    def name_of(self, connection: ServerConnection) -> str:
+    def name_of(self, connection: Any) -> str:
         """The name under which requests ask for the weights of a server; empty for the model's own."""
 
-    async def set_label(self, connection: ServerConnection, label: str) -> None:
+    async def set_label(self, connection: Any, label: str) -> None:
         """Name the weights that the server holds."""
 
-    async def join_group(self, connection: ServerConnection, group: WeightGroup, first_rank: int) -> None:
+    async def join_group(self, connection: Any, group: WeightGroup, first_rank: int) -> None:
         """Become the ranks from `first_rank` on of a group; returns when the group stands."""
 
     async def receive(
         self,
-        connection: ServerConnection,
+        connection: Any,
         group: WeightGroup,
         tensors: Sequence[TensorDescription],
         label: str,
@@ -203,11 +220,11 @@ class ServerAdapter(Protocol):
     ) -> None:
         """Take over tensors that rank 0 broadcasts, one by one in this order, while stopped. As `load` otherwise."""
 
-    async def leave_group(self, connection: ServerConnection, group: WeightGroup) -> None:
+    async def leave_group(self, connection: Any, group: WeightGroup) -> None:
         """Forget a group."""
 
-    async def release_memory(self, connection: ServerConnection) -> None:
+    async def release_memory(self, connection: Any) -> None:
         """Give the GPU's memory back while stopped and without requests: weights and cache."""
 
-    async def restore_memory(self, connection: ServerConnection) -> None:
+    async def restore_memory(self, connection: Any) -> None:
         """Take the memory again; contents are undefined until weights are loaded."""

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_core.servers.errors import UpdateRefusedError, known_form
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from areal_core.errors import RunError
     from areal_core.interfaces import UpdateMode, WeightUpdate
-    from areal_core.servers.connection import ServerConnection
     from areal_core.servers.interface import ServerAdapter, ServerIdentity, WeightGroup
 
 ABORT_INTERVAL_S = 0.02
@@ -51,7 +50,7 @@ class Member:
     Attributes:
         name: in logs and the live view.
         adapter: speaks its language.
-        connection: to it.
+        connection: to it, of the adapter's own class (`Connection`).
         mode: what becomes of live requests' keys and values at an update.
         mark: of the run, in front of each version in the server's labels, so that no other run's are believed.
         is_own: whether the run starts it itself. Its address is empty while no process of it serves.
@@ -74,7 +73,7 @@ class Member:
 
     name: str
     adapter: ServerAdapter
-    connection: ServerConnection
+    connection: Any
     mode: UpdateMode
     mark: str = ""
     is_own: bool = False

@@ -27,44 +27,28 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OptionValue = bool | int | float | str | list[int | str]
 
 
-class FleetSettings(Settings):
-    """Settings of a fleet of inference servers."""
+class ServerSettings(Settings):
+    """Settings of servers of any kind, those of a protocol of their own included.
+
+    Where `serve(config, model, member, run_dir)` is defined beside them, the processes that the run starts are servers
+    themselves; see `areal_core.runs.server`.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     servers: Annotated[int, Field(ge=0)] | ServerBounds = 1
     """servers that the run starts, of which one must be ready before it begins; or bounds, between which they come and
     go with their nodes"""
-    addresses: list[str] = Field(default_factory=list)
-    """servers that run already, each `http://host:port`; all hold the same model"""
-    tensor_parallel: int = Field(1, ge=1)
-    """GPUs that share the weights of one server"""
-    data_parallel: int = Field(1, ge=1)
-    """copies of the weights within one server"""
-    program: list[str] = Field(default_factory=list)
-    """words that start the server, where it is not installed beside areal; options are appended"""
-    options: dict[str, OptionValue] = Field(default_factory=dict)
-    """further options of the server by name, such as `mem_fraction_static: 0.8`"""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """environment variables of the servers"""
     api_key: Secret | None = None
     """key that the servers ask for, as env:NAME"""
-    allow_unknown_version: bool = False
-    """use servers of a version that this plugin was not tested with"""
     update_mode: Literal["keep_cache", "recompute"] = "recompute"
     """on new weights the keys and values of live requests are kept, or rebuilt under them"""
     routed_experts: bool = False
     """of a mixture, servers tell which experts each token went through, and it is trained through the same ones"""
-    detokenize: bool = False
-    """servers follow the text beside the tokens: needed for sampling.stop"""
     max_concurrent_requests: int | None = Field(None, ge=1)
     """requests that one server is given at once; by default as many as it works on"""
-    stream_interval: int = Field(32, ge=1)
-    """tokens that a server sends at a time: so many are lost at most when it dies"""
     start_timeout_s: Seconds = Field(900.0, gt=0)
     """seconds until a server must be healthy"""
-    silence_timeout_s: Seconds = Field(300.0, gt=0)
-    """seconds without a token that end a request to a server"""
     update_timeout_s: Seconds = Field(300.0, gt=0)
     """seconds that taking over new weights may take"""
     group_timeout_s: Seconds = Field(120.0, gt=0)
@@ -90,26 +74,20 @@ class FleetSettings(Settings):
             return servers
         raise ValueError("must be a number from 0, or bounds: {minimum: 2, maximum: 16}")
 
-    @field_validator("addresses")
-    @classmethod
-    def _plain(cls, addresses: list[str]) -> list[str]:
-        for address in addresses:
-            if not address.startswith(("http://", "https://")) or address.count("/") > 2:
-                raise ValueError(f"'{address}' is no server's address; write it as http://host:port")
-        if len(set(addresses)) < len(addresses):
-            raise ValueError("the same address stands there twice")
-        return addresses
+    @property
+    def elsewhere(self) -> Sequence[str]:
+        """Addresses of servers that run already."""
+        return ()
 
-    @field_validator("program")
-    @classmethod
-    def _at_home(cls, program: list[str]) -> list[str]:
-        return [os.path.expanduser(word) for word in program]  # noqa: PTH111 - most words are no paths
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one server."""
+        return 1
 
-    @model_validator(mode="after")
-    def _enough(self) -> FleetSettings:
-        if not self.servers and not self.addresses:
-            raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
-        return self
+    @property
+    def receives_broadcast(self) -> bool:
+        """Whether weights may reach servers by broadcast."""
+        return False
 
     @property
     def is_elastic(self) -> bool:
@@ -123,15 +101,11 @@ class FleetSettings(Settings):
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What servers cannot do beside the rest of the config."""
-        if self.bounds.minimum > self.bounds.maximum + len(self.addresses):
-            named = f"servers.maximum is {self.bounds.maximum}, with {len(self.addresses)} in addresses"
+        if self.bounds.minimum > self.bounds.maximum + len(self.elsewhere):
+            named = f"servers.maximum is {self.bounds.maximum}, with {len(self.elsewhere)} in addresses"
             yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
-        if config.sampling.stop and not self.detokenize:
-            yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
         if config.placement.in_turns and self.is_elastic:
             yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
-        if config.deterministic:
-            yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
 
     @property
     def key(self) -> str:
@@ -159,7 +133,7 @@ class FleetSettings(Settings):
 
     def gpus_of_servers(self, generation: Sequence[int] | None) -> list[tuple[int, ...]]:
         """For each server that the run starts, its share of the GPUs that generate; empty where none are named."""
-        most, each = self.bounds.maximum, self.tensor_parallel * self.data_parallel
+        most, each = self.bounds.maximum, self.gpus_each
         if generation is None:
             return [()] * most
         return [tuple(generation[each * n : each * (n + 1)]) for n in range(min(most, len(generation) // each))]
@@ -176,7 +150,7 @@ class FleetSettings(Settings):
                 f"server-{number}",
                 "server",
                 run_dir,
-                gpus_each=self.tensor_parallel * self.data_parallel if has_gpus else 0,
+                gpus_each=self.gpus_each if has_gpus else 0,
                 gpus=None if placement.is_counted else gpus or None,
                 cores_each=0,
                 end=EndMeans.REPLACED,
@@ -185,6 +159,75 @@ class FleetSettings(Settings):
             )
             for number, gpus in enumerate(self.gpus_of_servers(placement.generation))
         ]
+
+
+class FleetSettings(ServerSettings):
+    """Settings of a fleet of inference servers that are programs of their own and speak HTTP."""
+
+    addresses: list[str] = Field(default_factory=list)
+    """servers that run already, each `http://host:port`; all hold the same model"""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs that share the weights of one server"""
+    data_parallel: int = Field(1, ge=1)
+    """copies of the weights within one server"""
+    program: list[str] = Field(default_factory=list)
+    """words that start the server, where it is not installed beside areal; options are appended"""
+    options: dict[str, OptionValue] = Field(default_factory=dict)
+    """further options of the server by name, such as `mem_fraction_static: 0.8`"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """environment variables of the servers"""
+    allow_unknown_version: bool = False
+    """use servers of a version that this plugin was not tested with"""
+    detokenize: bool = False
+    """servers follow the text beside the tokens: needed for sampling.stop"""
+    stream_interval: int = Field(32, ge=1)
+    """tokens that a server sends at a time: so many are lost at most when it dies"""
+    silence_timeout_s: Seconds = Field(300.0, gt=0)
+    """seconds without a token that end a request to a server"""
+
+    @field_validator("addresses")
+    @classmethod
+    def _plain(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            if not address.startswith(("http://", "https://")) or address.count("/") > 2:
+                raise ValueError(f"'{address}' is no server's address; write it as http://host:port")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("the same address stands there twice")
+        return addresses
+
+    @field_validator("program")
+    @classmethod
+    def _at_home(cls, program: list[str]) -> list[str]:
+        return [os.path.expanduser(word) for word in program]  # noqa: PTH111 - most words are no paths
+
+    @model_validator(mode="after")
+    def _enough(self) -> FleetSettings:
+        if not self.servers and not self.addresses:
+            raise ValueError("there is no server: set servers to 1 or more, or give addresses of running ones")
+        return self
+
+    @property
+    def elsewhere(self) -> Sequence[str]:
+        """See `ServerSettings.elsewhere`."""
+        return self.addresses
+
+    @property
+    def gpus_each(self) -> int:
+        """See `ServerSettings.gpus_each`."""
+        return self.tensor_parallel * self.data_parallel
+
+    @property
+    def receives_broadcast(self) -> bool:
+        """See `ServerSettings.receives_broadcast`."""
+        return True
+
+    def check(self, config: RunConfig) -> Iterable[str]:
+        """What programs of servers cannot do beside the rest of the config."""
+        yield from super().check(config)
+        if config.sampling.stop and not self.detokenize:
+            yield "sampling.stop is a text, and the servers see only tokens: set detokenize to true"
+        if config.deterministic:
+            yield "servers do not repeat the same bits; use the embedded engine (hf) with deterministic=true"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """How a server of `model` is started on this machine, listening on `host`; with the run's key, if it has one.

@@ -16,7 +16,6 @@ from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, ServerLostError
 from areal_core.messages.hub import Restart
 from areal_core.servers.checks import check_identity
-from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import FAULTS, RequestRefusedError, ServerRefusedError, in_time, known_form
 from areal_core.servers.interface import Piece
 from areal_core.servers.roster import Member, State
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from areal_core.messages.hub import Server, Servers
     from areal_core.servers.interface import Chunk, ServerAdapter
     from areal_core.servers.roster import Roster
-    from areal_core.servers.settings import FleetSettings
+    from areal_core.servers.settings import ServerSettings
     from areal_core.servers.updating import Updater
 
 LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s: so long too few servers may be ready"
-POLL_S = 0.25
+POLL_S, START_POLL_S = 0.25, 0.05
 TOLD_S = 5.0
 """With fewer servers than the minimum, which is told then."""
 PAUSES_S = {State.LOST: (1.0, 10.0), State.REFUSED: (30.0, 300.0)}
@@ -58,7 +57,7 @@ class Tending:
         run: this process in the run that starts servers; None where all servers are somebody else's.
     """
 
-    settings: FleetSettings
+    settings: ServerSettings
     roster: Roster
     updater: Updater
     model: ModelReference
@@ -76,12 +75,12 @@ class Tending:
         Raises:
             RunError: too few became ready; says why.
         """
-        least = self.settings.bounds.minimum - len(self.settings.addresses)
+        least = self.settings.bounds.minimum - len(self.settings.elsewhere)
         for number, own in enumerate(self.settings.gpus_of_servers(gpus)):
             member = self._add(f"server-{number}", "", own)
             if self.settings.is_elastic and number >= least:
                 self.roster.move(member, State.WAITING)
-        for address in self.settings.addresses:
+        for address in self.settings.elsewhere:
             self._tend(self._add(address.split("//")[1], address))
         if self.run is not None and self.settings.servers:
             loop = asyncio.get_running_loop()
@@ -90,7 +89,7 @@ class Tending:
         while len(self.roster.ready) < self.settings.bounds.minimum:
             if self.roster.failure is not None:
                 raise self.roster.failure
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(START_POLL_S)
         self._has_begun = True
 
     def join(self, name: str, address: str) -> None:
@@ -133,13 +132,12 @@ class Tending:
 
     def _add(self, name: str, address: str, gpus: tuple[int, ...] = ()) -> Member:
         mode, mark = self.settings.update_mode, self.roster.mark
-        member = Member(name, self.adapter, self._connect(address), mode, mark, is_own=not address, gpus=gpus)
+        member = Member(
+            name, self.adapter, self.adapter.connect(address, self.settings), mode, mark, is_own=not address, gpus=gpus
+        )
         member.patience_s = self.settings.drain_timeout_s
         self.roster.members[name] = member
         return member
-
-    def _connect(self, address: str) -> ServerConnection:
-        return ServerConnection(address, self.settings.key, self.settings.silence_timeout_s)
 
     def _tend(self, member: Member) -> None:
         self._tasks[member.name] = start_task(self._keep(member), f"tending {member.name}")
@@ -162,7 +160,7 @@ class Tending:
             task.cancel()
         if member.connection.address:
             self.roster.lose(member, "its process has ended", State.WAITING if self.settings.is_elastic else State.LOST)
-        member.connection = self._connect(server.address if server else "")
+        member.connection = self.adapter.connect(server.address if server else "", self.settings)
         if server is not None:  # one that was adopted holds what the attempt before gave it
             member.version, member.has_memory = 0 if server.is_fresh else -1, True
             self._tend(member)
@@ -213,7 +211,7 @@ class Tending:
         deadline = asyncio.get_running_loop().time() + patience
         while True:
             try:
-                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
+                await member.adapter.check_health(member.connection, self.settings.health_timeout_s)
                 return
             except (ServerLostError, RequestRefusedError) as error:
                 if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
@@ -271,7 +269,7 @@ class Tending:
             if member.state in (State.LOST, State.GONE):
                 return
             try:
-                await member.connection.get(member.adapter.health_path, self.settings.health_timeout_s)
+                await member.adapter.check_health(member.connection, self.settings.health_timeout_s)
                 misses = 0
             except (ServerLostError, RequestRefusedError) as error:
                 misses += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from areal_core.interfaces import InferenceCapabilities
+from areal_core.servers.connection import HTTPAdapter
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.fleet import ServerFleet
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
@@ -27,11 +28,10 @@ class ToyConfig(FleetSettings):
         return ToyAdapter().command(model, host, port)
 
 
-class ToyAdapter:
+class ToyAdapter(HTTPAdapter):
     """Speaks to these servers. See `ServerAdapter` for the methods; those for what they cannot do are left out."""
 
     name = "toy"
-    health_path = "/health"
     group_store_prefixes = MappingProxyType({})  # it receives no broadcast: weights come in folders
 
     def serve(self, model):

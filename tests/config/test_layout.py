@@ -132,7 +132,7 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
         (["inference_engine.servers=3"], "means inference_engine.servers=2, and inference_engine.servers=3 is written"),
         (["inference_engine.tensor_parallel=1"], "means inference_engine.tensor_parallel=2, and .*=1 is written"),
         (["launcher.trainer_processes=4"], "means launcher.trainer_processes=16, and .*=4 is written"),
-        (["inference_engine=hf/hf"], "'hf/hf' starts no servers"),
+        (["inference_engine=hf/hf"], "a server of 'hf/hf' has one GPU"),
     ],
 )
 def test_what_contradicts_the_words_is_refused_with_both(config, words, message):

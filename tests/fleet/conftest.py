@@ -56,16 +56,8 @@ class FakeServer:
 class FakeConnection:
     """What the fleet needs of a connection."""
 
-    def __init__(self, address, servers):
+    def __init__(self, address):
         self.address = address
-        self.servers = servers
-
-    async def get(self, path, timeout_s=None):
-        server = self.servers.get(self.address)
-        if server is None or not server.is_healthy:
-            raise ServerLostError("/health: ClientConnectorError")
-        if server.health_fault is not None:
-            raise server.health_fault
 
     def close(self):
         pass
@@ -75,12 +67,21 @@ class FakeAdapter:
     """Speaks to fake servers."""
 
     name = "Fake"
-    health_path = "/health"
     group_store_prefixes = {"gloo": ("{group}",)}  # noqa: RUF012
 
     def __init__(self, servers):
         self.servers = servers
         self.left = []
+
+    def connect(self, address, settings):
+        return FakeConnection(address)
+
+    async def check_health(self, connection, timeout_s):
+        server = self.servers.get(connection.address)
+        if server is None or not server.is_healthy:
+            raise ServerLostError("/health: ClientConnectorError")
+        if server.health_fault is not None:
+            raise server.health_fault
 
     def capabilities(self):
         return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), broadcast=True)
@@ -209,7 +210,6 @@ def running(tmp_path, monkeypatch):
         by_address = {f"http://{name}": server for name, server in servers.items()}
         if driver is not None:
             driver.by_address = by_address
-        monkeypatch.setattr(tending, "ServerConnection", lambda address, *_: FakeConnection(address, by_address))
         defaults = {"servers": {"minimum": len(servers), "maximum": 0}, "addresses": list(by_address)}
         defaults |= {"health_interval_s": 0.02, "start_timeout_s": 120.0, "drain_timeout_s": 1.0}
         adapter = FakeAdapter(by_address)

@@ -141,7 +141,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert "data row" in stopped.err
 
 
-@pytest.mark.parametrize("words", [LONG("controller"), LONG("trainer-0"), LONG("worker-0"), "hf"])
+@pytest.mark.parametrize("words", [LONG("controller"), LONG("trainer-0"), LONG("worker-0"), "server-0"])
 def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workplace, words: str) -> None:
     """SIGSTOP and SIGCONT: said within seconds; the run goes on to its end as if nothing had been."""
     log = workplace.folder / "out"

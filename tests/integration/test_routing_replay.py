@@ -50,7 +50,7 @@ def generated(folder: Path, logs: Path) -> PackedBatch:
     """What the embedded engine writes to a few prompts, as training reads it."""
 
     async def work() -> list[Trajectory]:
-        engine = HFEngine(HFConfig(device="cpu", routed_experts=True), log_dir=logs)
+        engine = HFEngine(HFConfig(device="cpu", routed_experts=True), logs)
         await engine.start(ModelReference(str(folder)))
         sampling = SamplingParameters(max_new_tokens=40)
         asked = [GenerationRequest(str(i), [1 + i, 5, 7 + i], sampling, i) for i in range(12)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from areal_core.config.sections import RolloutSection
 from areal_core.data import PackedBatch
 from areal_core.interfaces import SamplingParameters
 from areal_core.interfaces.inference import Grant, ServerLostError, Want
-from areal_core.interfaces.slots import Slot, SlotQueue
+from areal_core.interfaces.slots import Slot
 from areal_core.ledger.segments import SegmentWriter, read_record
 from areal_core.messages import connect, private_folder
 from areal_core.messages.workflows import RunGroup, Welcome, WorkflowsReady
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from areal_core.data import Generation
+    from areal_core.errors import RunError
     from areal_core.interfaces import GenerationRequest, RolloutWorkflow
-    from areal_core.interfaces.inference import Slots
+    from areal_core.interfaces.inference import SlotHolder, Slots
     from areal_core.messages import Peer
     from areal_core.messages.workflows import GroupEnded, GroupFacts
 
@@ -47,6 +49,50 @@ def read(ended: GroupEnded) -> tuple[PackedBatch | None, GroupFacts]:
     """The trajectories of a group that has ended, and the facts about it."""
     data = None if ended.record is None else read_record(Path.cwd(), ended.record)
     return None if data is None else PackedBatch.from_bytes(data), ended.facts
+
+
+class SlotQueue:
+    """The slots of one server, given out in order of arrival; a `Slots`."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[SlotHolder] = deque()
+        self._held: set[SlotHolder] = set()
+        self._grant: Grant | None = None
+        self._count = 0
+        self._failure: RunError | None = None
+
+    def open(self, grant: Grant | None, count: int) -> None:
+        """From now on so many slots are given out, each of them this one; None: none for now."""
+        self._grant, self._count = grant, count
+        self._wake()
+
+    def fail(self, error: RunError) -> None:
+        """There will never be a slot again, and those that are held are lost."""
+        self._grant, self._failure = None, error
+        for holder in self._held:
+            holder.lose()
+        self._wake()
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """See `Slots.acquire`."""
+        self._waiting.append(holder)
+        self._wake()
+
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+        """See `Slots.release`."""
+        if holder in self._held:
+            self._held.remove(holder)
+            self._wake()
+        elif holder in self._waiting:
+            self._waiting.remove(holder)
+
+    def _wake(self) -> None:
+        while self._waiting and self._failure is not None:
+            self._waiting.popleft().fail(self._failure)
+        while self._waiting and self._grant is not None and len(self._held) < self._count:
+            holder = self._waiting.popleft()
+            self._held.add(holder)
+            holder.give(self._grant)
 
 
 class Client:

@@ -41,7 +41,7 @@ def test_log_probabilities_are_those_of_the_trainer(folder, asked, mode, tmp_pat
     trainer = make_engine(folder)
 
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=5, update_mode=mode), log_dir=tmp_path)
+        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=5, update_mode=mode), tmp_path)
         try:
             await engine.start(ModelReference(str(folder)))
             asking = [
@@ -79,7 +79,7 @@ def test_pictures_that_do_not_fit_cost_their_request_and_nothing_else(folder, as
     ids, files, _ = asked[0]
 
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=4), log_dir=tmp_path)
+        engine = HFEngine(HFConfig(device="cpu", max_concurrent_requests=4), tmp_path)
         told = []
         try:
             await engine.start(ModelReference(str(folder)))
@@ -108,7 +108,7 @@ def test_a_model_of_text_takes_no_pictures(asked, tmp_path):
     ids, files, _ = asked[0]
 
     async def work():
-        engine = HFEngine(HFConfig(device="cpu"), log_dir=tmp_path)
+        engine = HFEngine(HFConfig(device="cpu"), tmp_path)
         try:
             await engine.start(ModelReference(str(make_model(tmp_path / "text"))))
             await engine.generate(request("seen", ids, files))

@@ -19,7 +19,6 @@ from areal_core.interfaces import (
     SamplingParameters,
     ServerLostError,
     Slot,
-    SlotQueue,
     Want,
 )
 from areal_core.messages import Failed, Message, Peer, PeerClosed, connect, private_folder, serve
@@ -27,7 +26,7 @@ from areal_core.messages import Failed, Message, Peer, PeerClosed, connect, priv
 if TYPE_CHECKING:
     from areal_core.interfaces import ModelReference, SlotHolder, Slots
 
-SLOTS, CONNECT_S = 1 << 20, 60.0
+CONNECT_S = 60.0
 
 
 class Ask(Message):
@@ -51,7 +50,8 @@ class Served:
     """What an engine of this process derives from, beside its own `generate`, to be asked by rollout workers."""
 
     capabilities: InferenceCapabilities
-    _queue: SlotQueue | None = None
+    _grant: Grant | None = None
+    _waiting: list[SlotHolder] | None = None
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceEngine.generate`."""
@@ -59,24 +59,27 @@ class Served:
 
     def acquire(self, want: Want, holder: SlotHolder) -> None:
         """See `Slots.acquire`; the first one begins to listen."""
-        if self._queue is None:
-            self._queue = SlotQueue()
-            start_task(self._listen(self._queue), "listening for rollout workers")
-        self._queue.acquire(want, holder)
+        if self._waiting is None:
+            self._waiting = []
+            start_task(self._listen(), "listening for rollout workers")
+        if self._grant is None:
+            self._waiting.append(holder)
+        else:
+            holder.give(self._grant)
 
     def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
-        """See `Slots.release`."""
-        assert self._queue is not None
-        self._queue.release(holder, has_failed=has_failed)
+        """See `Slots.release`: there is one for everybody."""
 
     def client(self, slots: Slots, model: ModelReference) -> ServedClient:
         """See `InferenceEngine.client`."""
         return ServedClient(self.capabilities, slots)
 
-    async def _listen(self, queue: SlotQueue) -> None:
+    async def _listen(self) -> None:
         with private_folder() as folder:
             server = await serve(f"unix:{folder / 'socket'}", self._hear)
-            queue.open(Grant("served", server.address, 0, "", labels_tokens=True, context=0, vocabulary=0), SLOTS)
+            self._grant = Grant("served", server.address, 0, "", labels_tokens=True, context=0, vocabulary=0)
+            for holder in self._waiting or ():
+                holder.give(self._grant)
             await asyncio.Event().wait()
 
     async def _hear(self, peer: Peer) -> None:

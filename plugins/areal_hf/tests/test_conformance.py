@@ -12,14 +12,14 @@ pytestmark = pytest.mark.slow  # every test starts a process that imports transf
 class TestHFEngine(InferenceEngineSuite):
     def make_engine(self, folder, *, update_mode, slots):
         settings = HFConfig(update_mode=update_mode, max_concurrent_requests=slots, device="cpu")
-        return HFEngine(settings, folder, log_dir=folder)
+        return HFEngine(settings, folder)
 
 
 class DeterministicEngine(InferenceEngineSuite):
     """Not collected: most of the suite would only repeat what the engine above has shown."""
 
     def make_engine(self, folder, *, update_mode, slots):
-        return HFEngine(HFConfig(update_mode=update_mode, device="cpu"), folder, log_dir=folder, deterministic=True)
+        return HFEngine(HFConfig(update_mode=update_mode, device="cpu"), folder, deterministic=True)
 
 
 @pytest.mark.parametrize(

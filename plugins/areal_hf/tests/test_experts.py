@@ -84,7 +84,7 @@ def test_an_update_leaves_what_was_chosen_before_it(bench, saved, tmp_path):
 def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
     async def work():
         settings = HFConfig(device="cpu", routed_experts=True)
-        engine = HFEngine(settings, log_dir=tmp_path)
+        engine = HFEngine(settings, tmp_path)
         await engine.start(ModelReference(str(saved(MIXTURE))))
         try:
             sampling = SamplingParameters(max_new_tokens=7)
@@ -99,13 +99,16 @@ def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
         column = generation.columns["routed_experts"]
         assert column.shape == (len(tokens), 2, 2)
         assert not column[0].any(), "nothing predicts the first"
-        assert torch.equal(column[1:].long(), choices(model, tokens)[:-1])
+        assert torch.equal(torch.from_numpy(column[1:]).long(), choices(model, tokens)[:-1])
 
 
 def test_a_model_without_experts_is_refused_before_the_first_prompt(model_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", routed_experts=True), log_dir=tmp_path)
-        await engine.start(ModelReference(str(model_folder)))
+        engine = HFEngine(HFConfig(device="cpu", routed_experts=True), tmp_path)
+        try:
+            await engine.start(ModelReference(str(model_folder)))
+        finally:
+            await engine.close()
 
     with pytest.raises(RunError, match="model type qwen3 has no routers whose choices are known"):
         asyncio.run(work())

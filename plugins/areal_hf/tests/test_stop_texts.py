@@ -61,7 +61,7 @@ def test_an_engine_ends_an_answer_there_and_samples_what_it_would_have(tmp_path:
     make_tokenizer(folder, 256)
 
     async def generate() -> list[Any]:
-        engine = HFEngine(HFConfig(deterministic=True))
+        engine = HFEngine(HFConfig(deterministic=True), tmp_path)
         await engine.start(ModelReference(str(folder)))
         try:
             free = await engine.generate(GenerationRequest("a", [5, 17], SamplingParameters(max_new_tokens=12), 3))

@@ -1,39 +1,27 @@
-"""The process that generates: `python -m areal_hf [ADDRESS]`.
-
-Without an address it is a process of a run, and asks the run's driver for that of the engine.
-"""
+"""A server that belongs to no run: `python -m areal_hf SETTINGS MODEL ADDRESS`, the first two in JSON; see `alone`."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
-from areal_core.runs import Member, run_role
+import msgspec
 
-START_S = 3600.0
-
-
-def play(member: Member) -> int:
-    """Serve the engine of the run until it is gone."""
-    member.on_stop = lambda: None  # it ends with the controller
-    from areal_hf.engine import ENGINE
-    from areal_hf.server import main
-
-    address = member.ask(ENGINE, START_S)
-    member.enter("generating")
-    asyncio.run(main(address))
-    return 0
+from areal_core.background import start_thread
+from areal_core.interfaces import ModelReference
+from areal_hf.config import HFConfig
+from areal_hf.server import main
 
 
-def alone(address: str) -> None:
-    """Serve an engine that belongs to no run."""
-    from areal_hf.server import main
-
-    asyncio.run(main(address))
+def end_with_parent() -> None:
+    """Whoever has started this holds the other end of standard input."""
+    os.read(0, 1)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        alone(sys.argv[1])
-    else:
-        sys.exit(run_role(play))
+    start_thread(end_with_parent, "end with the parent")
+    model = msgspec.json.decode(sys.argv[2], type=ModelReference)
+    settings = HFConfig.model_validate_json(sys.argv[1])
+    asyncio.run(main(settings, model, sys.argv[3], lambda address: print(address, flush=True)))  # noqa: T201

@@ -1,38 +1,34 @@
-"""Between the process that generates, the engine in the rollout controller, and the clients in rollout workers."""
+"""Between a server and those who ask it: the rollout controller and the rollout workers."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from areal_core.interfaces import ModelReference, SamplingParameters
+from areal_core.interfaces import SamplingParameters
 from areal_core.messages.frames import Message
 
 
-class Load(Message):
-    """Load the model; `settings` is the plugin's section as JSON. Answered with `Loaded`."""
-
-    settings: str
-    model: ModelReference
-
-
 class Loaded(Message):
-    """The model is ready, and what it can take, in tokens; told to the engine, and to each client when it comes.
+    """What a server is and can take, in tokens; told to everybody who comes.
 
     Attributes:
-        address: where clients ask.
+        program: whose version it is, and the version.
+        model: its folder.
+        dtype: of its parameters, as PyTorch names it.
+        sequence_length: the longest sequence, prompt and output.
         experts_shape, experts_dtype: of what is told of each token's experts, layers and choices; nothing where empty.
     """
 
-    address: str
+    program: str
+    model: str
+    dtype: str
     sequence_length: int
-    cache_tokens: int
-    vocabulary: int
     experts_shape: tuple[int, ...] = ()
     experts_dtype: str = ""
 
 
 class Generate(Message):
-    """One sequence to continue. Answered within `Finished`, or with `Refused`.
+    """One sequence to continue. Answered within `Finished` or `Aborted`, or with `Refused`.
 
     Attributes:
         number: of the request.
@@ -62,18 +58,21 @@ class Cancel(Message):
     number: int
 
 
+class Abort(Message):
+    """End all requests, whoever asked. Answered with `Done`, and whoever asked is told by `Aborted`."""
+
+
+class Aborted(Message):
+    """Requests that were ended without an answer."""
+
+    numbers: list[int]
+
+
 class Update(Message):
-    """Take over the weights in a folder. Answered with `Updated`."""
+    """Take over the weights in a folder, or the label alone where it is None. Answered with `Done`, or `Failed`."""
 
-    version: int
-    folder: Path
-
-
-class Updated(Message):
-    """Whether the weights were taken over, and why not."""
-
-    version: int
-    error: str | None
+    label: str
+    folder: Path | None
 
 
 class Finished(Message):
@@ -83,9 +82,11 @@ class Finished(Message):
         numbers: of the requests.
         counts: tokens of each.
         stopped: whether each ended with a stop token.
-        columns: tokens, versions (int32) and log-probabilities (float32) of all of them, column by column; then the
-            experts of all tokens that were computed.
+        columns: tokens, numbers of weights (int32) and log-probabilities (float32) of all of them, column by column;
+            then the experts of all tokens that were computed.
         computed: of each; see `Outputs`.
+        oldest: the lowest of the numbers of weights.
+        labels: of the weights, from this number on.
     """
 
     numbers: list[int]
@@ -93,3 +94,5 @@ class Finished(Message):
     stopped: list[bool]
     columns: bytes
     computed: list[int]
+    oldest: int
+    labels: list[str]

@@ -113,11 +113,13 @@ class Scheduler:
         return not self._waiting and not len(self._rows)
 
     def add(self, request: LiveRequest) -> None:
-        """Take a request. Its tokens and `limit` must be within the vocabulary, the context and the cache.
+        """Take a request. Its tokens and `limit` must be within the vocabulary and the context.
 
         Raises:
-            ValueError: its pictures do not fit its tokens, or the model sees none.
+            ValueError: the cache has no room for it, its pictures do not fit its tokens, or the model sees none.
         """
+        if request.limit > self.cache_tokens:
+            raise ValueError(f"wants {request.limit} tokens, but cache_gib has room for {self.cache_tokens} tokens")
         if request.pictures is not None:
             if self._vision is None:
                 raise ValueError("the request has pictures, and the model sees none")

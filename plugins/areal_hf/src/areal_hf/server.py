@@ -1,8 +1,7 @@
-"""The process that generates: one thread, one event loop, a step of all live requests in each of its turns.
+"""A server: one thread, one event loop, a step of all live requests in each of its turns.
 
-Requests come over connections to rollout workers. Between two steps the loop reads what has arrived and writes what has
-ended;
-generating in a second thread would halve the throughput of small models, whose cost is Python.
+Between two steps the loop reads what has arrived and writes what has ended; generating in a second thread would halve
+the throughput of small models, whose cost is Python.
 """
 
 from __future__ import annotations
@@ -16,36 +15,28 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
-from areal_core.background import start_task
 from areal_core.errors import RunError
-from areal_core.messages import Peer, PeerClosed, PeerCorrupt, connect, private_folder, serve
+from areal_core.messages import Credentials, Done, Failed, Peer, PeerClosed, serve
 from areal_hf.attention import attention_for
-from areal_hf.config import HFConfig
-from areal_hf.messages import (
-    Cancel,
-    Finished,
-    Generate,
-    Load,
-    Loaded,
-    Refused,
-    Update,
-    Updated,
-)
+from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Refused, Update
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
 from areal_vision.pictures import Pictures, reader_of
 from areal_vision.places import is_vision_config, set_attention
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from transformers import PreTrainedModel
 
+    from areal_core.interfaces import ModelReference
+    from areal_hf.config import HFConfig
 
-_CONNECT_TIMEOUT_S = 60.0
+
 _PICTURES_KEPT = 64
 """Of requests of late, as patches."""
 
@@ -89,35 +80,35 @@ class Server:
     """Connects peers to the scheduler.
 
     Args:
-        load: the engine's first message: settings and model.
+        settings: of the plugin.
+        model: that is served.
     """
 
-    def __init__(self, load: Load) -> None:
-        settings = HFConfig.model_validate_json(load.settings)
+    def __init__(self, settings: HFConfig, reference: ModelReference) -> None:
         torch.set_num_threads(settings.threads)
-        reference = load.model
         model = load_model(
             reference.path, reference.dtype, settings.device, trust_remote_code=reference.trust_remote_code
         )
         limits = limits_for(settings, model)
         ways = {"recompute": settings.update_mode == "recompute", "routed_experts": settings.routed_experts}
         self._scheduler = Scheduler(model, limits, **ways)
+        self._labels = [""]
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
         self._peers: set[Peer] = set()
         self._arrived = asyncio.Event()
         self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        program = f"transformers {transformers.__version__}"
         told = () if (experts := self._scheduler.experts) is None else (experts.mixture.shape, experts.mixture.dtype)
-        self.loaded = Loaded("", limits.sequence_length, self._scheduler.cache_tokens, vocabulary, *told)
+        self._loaded = Loaded(program, reference.path, reference.dtype, limits.sequence_length, *told)
 
     async def hear(self, peer: Peer) -> None:
         """Let a peer ask for things until it is gone."""
-        peer.notify(self.loaded)
+        peer.notify(self._loaded)
         self._peers.add(peer)
         try:
             while True:
-                self._handle(peer, await peer.receive())
+                self._handle(peer, *await peer.receive_request())
                 self._arrived.set()
         finally:
             self._peers.discard(peer)
@@ -133,24 +124,27 @@ class Server:
             await asyncio.sleep(0)
             for peer in self._peers:  # what has just come takes part in this step
                 with suppress(PeerClosed):
-                    for message in peer.receive_ready():
-                        self._handle(peer, message)
+                    for request in peer.receive_ready():
+                        self._handle(peer, *request)
             if (outputs := self._scheduler.step()) is not None:
                 self._report(outputs)
 
-    def _handle(self, peer: Peer, message: Any) -> None:
+    def _handle(self, peer: Peer, message: Any, number: int) -> None:
         match message:
             case Generate():
                 self._add(peer, message)
             case Cancel(cancelled):
-                for number, (asker, theirs, request) in [*self._requests.items()]:
+                for key, (asker, theirs, request) in [*self._requests.items()]:
                     if asker is peer and theirs == cancelled:
-                        del self._requests[number]
+                        del self._requests[key]
                         self._scheduler.cancel(request)
-            case Update(version, folder):
-                self._update(peer, version, folder)
+            case Abort():
+                self._abort()
+                peer.reply(number, Done())
+            case Update():
+                peer.reply(number, self._update(message))
             case unknown:
-                raise ValueError(f"the client sent a message that is not for an engine: {type(unknown).__name__}")
+                raise ValueError(f"a peer sent a message that is not for a server: {type(unknown).__name__}")
 
     def _add(self, peer: Peer, new: Generate) -> None:
         number = next(self._numbers)
@@ -165,16 +159,28 @@ class Server:
         else:
             self._requests[number] = peer, new.number, request
 
-    def _update(self, peer: Peer, version: int, folder: Path) -> None:
-        error = None
+    def _abort(self) -> None:
+        """End all requests; what they have so far is not told."""
+        ended, self._requests = self._requests, {}
+        for peer, theirs, request in ended.values():
+            self._scheduler.cancel(request)
+            with suppress(PeerClosed):
+                peer.notify(Aborted([theirs]))
+
+    def _update(self, update: Update) -> Done | Failed:
+        version = len(self._labels)
         try:
-            self._scheduler.update_weights(version, folder)
+            if update.folder is not None:
+                self._scheduler.update_weights(version, update.folder)
         except RunError as refusal:
-            error = refusal.message
-        peer.notify(Updated(version, error))
+            return Failed(refusal.message)
+        self._scheduler.version = version
+        self._labels.append(update.label)
+        return Done()
 
     def _report(self, outputs: Outputs) -> None:
         """To each peer what it has asked for."""
+        oldest = int(outputs.versions.min())
         askers = [self._requests.pop(number) for number in outputs.numbers]
         pieces = [torch.split(each, outputs.counts) for each in (outputs.tokens, outputs.versions, outputs.logprobs)]
         if outputs.computed:
@@ -186,7 +192,7 @@ class Server:
             counts, stopped = [outputs.counts[place] for place in own], [outputs.stopped[place] for place in own]
             computed = [outputs.computed[place] for place in own] if outputs.computed else []
             with suppress(PeerClosed):
-                peer.notify(Finished(numbers, counts, stopped, data, computed))
+                peer.notify(Finished(numbers, counts, stopped, data, computed, oldest, self._labels[oldest:]))
 
 
 def _read(model: str, images: tuple[str, ...]) -> Pictures:
@@ -194,19 +200,18 @@ def _read(model: str, images: tuple[str, ...]) -> Pictures:
     return reader_of(model).read([b64decode(image) for image in images])
 
 
-async def main(address: str) -> None:
-    """Connect to the engine, load the model that its first message names, and serve until it is gone."""
+async def main(settings: HFConfig, model: ModelReference, address: str, ready: Callable[[str], object]) -> None:
+    """Load a model and serve it for ever.
+
+    Args:
+        settings: of the plugin, with the run's key.
+        model: that is served.
+        address: where; see `areal_core.messages.serve`.
+        ready: called with where it is by then.
+    """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    engine = await connect(address, _CONNECT_TIMEOUT_S, "hf")
-    try:
-        server = Server(await engine.receive())
-        with private_folder() as folder:
-            clients = await serve(f"unix:{folder / 'socket'}", server.hear)
-            server.loaded.address = clients.address
-            gc.freeze()  # what the model is made of is not walked again and again
-            start_task(server.run(), "generation")
-            await server.hear(engine)
-    except PeerCorrupt:
-        raise
-    except PeerClosed:
-        return
+    server = Server(settings, model)
+    listening = await serve(address, server.hear, lambda: Credentials(settings.key))
+    gc.freeze()  # what the model is made of is not walked again and again
+    ready(listening.address)
+    await server.run()

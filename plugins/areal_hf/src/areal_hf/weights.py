@@ -52,18 +52,19 @@ class WeightLoader:
 
     @torch.inference_mode()
     def load(self, folder: Path) -> None:
-        """Overwrite all weights with those of `model.safetensors` in `folder`.
+        """Overwrite all weights with those of the safetensors in `folder`.
 
-        Every name and shape is compared, and the file proven whole, before the first parameter is touched.
+        Every name and shape is compared, and the files proven whole, before the first parameter is touched.
 
         Raises:
-            RunError: the file cannot be read, or does not fit; the model is as it was.
+            RunError: a file cannot be read, or they do not fit; the model is as it was.
         """
-        path = folder / "model.safetensors"
-        try:
-            found = load_file(path)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise RunError(f"the weights in {path} cannot be read: {error}") from None
+        found: dict[str, torch.Tensor] = {}
+        for path in sorted(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
+            try:
+                found |= load_file(path)
+            except (OSError, SafetensorError, ValueError) as error:
+                raise RunError(f"the weights in {path} cannot be read: {error}") from None
         missing, chosen = [], {}
         for names in self._names.values():
             present = [name for name in names if name in found]
@@ -84,7 +85,7 @@ class WeightLoader:
         )
         told = "; ".join(fault for fault in faults if fault)
         if told:
-            raise RunError(f"the weights in {path} do not fit the model: {told}")
+            raise RunError(f"the weights in {folder} do not fit the model: {told}")
         for name, value in chosen.items():
             self._tensors[name].copy_(value)
 

@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
-from areal_core.servers.connection import raise_told
+from areal_core.servers.connection import HTTPAdapter, raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import Mixture, column_of
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
@@ -56,7 +56,7 @@ _EVERYTHING = 1e-9
 of the temperature."""
 
 
-class SGLangAdapter:
+class SGLangAdapter(HTTPAdapter):
     """Speaks to SGLang servers. See `ServerAdapter` for the methods.
 
     Args:

@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
-from areal_core.servers.connection import raise_told
+from areal_core.servers.connection import HTTPAdapter, raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import Mixture, column_of
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity, Span
@@ -69,7 +69,7 @@ class _Event(msgspec.Struct):
 _EVENTS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_Event)
 
 
-class VLLMAdapter:
+class VLLMAdapter(HTTPAdapter):
     """Speaks to vLLM servers. See `ServerAdapter` for the methods.
 
     Args:
@@ -80,7 +80,6 @@ class VLLMAdapter:
     """
 
     name = "vLLM"
-    health_path = "/health"
     group_store_prefixes: Mapping[str, Sequence[str]] = MappingProxyType({"nccl": ("{group}",), "gloo": ("{group}",)})
 
     def __init__(self, settings: VLLMConfig) -> None:

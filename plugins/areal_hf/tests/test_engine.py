@@ -1,7 +1,8 @@
-"""The engine as a run uses it: one generating process for the whole module, and others where one has to die."""
+"""The fleet with true servers: one for the whole module, and others where one has to die."""
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from areal_core.data import FinishReason
 from areal_core.errors import RunError
@@ -32,7 +35,7 @@ def loop():
 @pytest.fixture(scope="module")
 def engine(loop, model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
-    made = HFEngine(HFConfig(device="cpu", max_concurrent_requests=16, max_sequence_length=80), log_dir=folder)
+    made = HFEngine(HFConfig(device="cpu", max_concurrent_requests=16, max_sequence_length=80), folder)
     loop.run(made.start(ModelReference(str(model_folder))))
     yield made
     loop.run(made.close())
@@ -100,11 +103,13 @@ def test_cancelled_tasks_free_their_rows(loop, engine):
     tasks = loop.run(work())
     assert all(task.cancelled() or task.done() for task in tasks)
     assert sum(task.cancelled() for task in tasks) > 40
-    (connection,) = engine._client._asking.values()
-    assert not connection.result()._generations
+    (connection,) = engine._client._connections.values()
+    assert not connection._opening.result()._asked
 
 
 def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_folder, other_folder, tmp_path):
+    weights = model_folder / "model.safetensors"
+
     async def work():
         running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=70))) for i in range(40)]
         for version in range(1, 9):
@@ -112,7 +117,9 @@ def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_f
             await within(engine.update_weights(WeightUpdate(version, (other_folder, model_folder)[version % 2])))
             fresh = await within(engine.generate(request(f"fresh {version}", [9], max_new_tokens=2)))
             assert min(fresh.versions) >= version
-        with pytest.raises(RunError, match=r"version 9 were refused.*cannot be read"):
+        integers = {name: torch.zeros_like(each, dtype=torch.int64) for name, each in load_file(weights).items()}
+        save_file(integers, tmp_path / "model.safetensors")
+        with pytest.raises(RunError, match=r"did not take over version 9: .* is int64 .*, the model has float32"):
             await within(engine.update_weights(WeightUpdate(9, tmp_path)))
         return await within(asyncio.gather(*running)), await within(
             engine.generate(request("last", [9], max_new_tokens=2))
@@ -124,71 +131,98 @@ def test_weights_change_under_load_and_refused_ones_do_not(loop, engine, model_f
     assert last.versions == [8, 8]
 
 
-def test_the_death_of_the_process_fails_what_waits(model_folder, tmp_path):
+def test_a_server_that_is_killed_is_started_again_synced_and_asked_again(model_folder, other_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu"), tmp_path, log_dir=tmp_path)
+        engine = HFEngine(HFConfig(device="cpu"), tmp_path)
         await engine.start(ModelReference(str(model_folder)))
-        await within(engine.generate(request("warm", [5], max_new_tokens=2)))
-        child = engine._process.pid
+        await within(engine.update_weights(WeightUpdate(1, other_folder)))
+        child = engine._alone.processes["server-0"].pid
         os.kill(child, signal.SIGSTOP)
         tasks = [asyncio.ensure_future(engine.generate(request(i, [5], max_new_tokens=50))) for i in range(5)]
-        update = asyncio.ensure_future(engine.update_weights(WeightUpdate(1, model_folder)))
+        update = asyncio.ensure_future(engine.update_weights(WeightUpdate(2, model_folder)))
         await asyncio.sleep(0.05)
         os.kill(child, signal.SIGKILL)
-        found = await within(asyncio.gather(*tasks, update, return_exceptions=True))
-        for error in found:
-            assert isinstance(error, RunError)
-            assert "has died: it was killed by SIGKILL" in str(error)
-        with pytest.raises(RunError, match="has died"):
-            await engine.generate(request("late", [5]))
+        await within(update)
+        answers = await within(asyncio.gather(*tasks))
         await engine.close()
         await engine.close()
+        return child, engine._alone.processes["server-0"].pid, answers
 
-    asyncio.run(work())
+    former, later, answers = asyncio.run(work())
+    assert former != later
+    assert {version for answer in answers for version in answer.versions} == {2}
+    transitions = (tmp_path / "servers.jsonl").read_text()
+    assert "lost" in transitions
+    assert not any(Path(f"/proc/{child}").exists() for child in (former, later))
 
 
-def test_a_model_that_cannot_be_loaded_is_told_with_the_engines_own_words(tmp_path):
+def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, other_folder, tmp_path):
     async def work():
+        engine = HFEngine(HFConfig(device="cpu", servers={"minimum": 2, "maximum": 2}), tmp_path)
+        await engine.start(ModelReference(str(model_folder)))
+        running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=90))) for i in range(40)]
+        await asyncio.sleep(0)
+        shares = {name: member.requests for name, member in engine.roster.members.items()}
+        await within(engine.update_weights(WeightUpdate(1, other_folder)))
+        os.kill(engine._alone.processes["server-1"].pid, signal.SIGKILL)
+        answers = await within(asyncio.gather(*running))
+        everywhere = await within(engine.generate_everywhere(request("each", [9], max_new_tokens=2)))
+        await engine.close()
+        return shares, answers, everywhere
+
+    shares, answers, everywhere = asyncio.run(work())
+    assert shares == {"server-0": 20, "server-1": 20}
+    assert all(len(answer.output_ids) == 90 for answer in answers)
+    assert {version for answer in answers for version in answer.versions} <= {0, 1}
+    assert all(set(answer.versions) == {1} for answer in everywhere)
+
+
+def test_a_model_that_cannot_be_loaded_is_told_with_the_servers_own_words(model_folder, tmp_path):
+    async def work():
+        shutil.copy(model_folder / "model.safetensors", tmp_path)
         (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
-        engine = HFEngine(HFConfig(device="cpu"))
+        engine = HFEngine(HFConfig(device="cpu"), tmp_path)
         with pytest.raises(RunError) as caught:
             await within(engine.start(ModelReference(str(tmp_path))))
+        await engine.close()
         assert "nonsense" in str(caught.value)
         assert "exit code 1" in str(caught.value)
-        with pytest.raises(RunError, match="not been started"):
-            await engine.generate(request("early", [5]))
 
     asyncio.run(work())
 
 
-def test_a_start_that_takes_too_long_leaves_no_process(model_folder):
+def test_a_start_that_takes_too_long_leaves_no_process(model_folder, tmp_path):
     async def work():
-        engine = HFEngine(HFConfig(device="cpu", start_timeout_s=0.2))
-        with pytest.raises(RunError, match=r"start_timeout_s = 0\.2"):
+        engine = HFEngine(HFConfig(device="cpu", start_timeout_s=0.2), tmp_path)
+        with pytest.raises(RunError, match=r"0 of 1 servers are ready") as caught:
             await engine.start(ModelReference(str(model_folder)))
-        return [engine._process.pid]
+        await engine.close()
+        assert "start_timeout_s" in caught.value.hints[0]
+        return [process.pid for process in engine._alone.processes.values()]
 
     assert not any(Path(f"/proc/{child}").exists() for child in asyncio.run(work()))
 
 
 PARENT = """
-import asyncio, os, sys
+import asyncio, sys
+from pathlib import Path
 from areal_hf.engine import HFEngine
 from areal_hf.config import HFConfig
 from areal_core.interfaces import ModelReference
 
 async def main():
-    engine = HFEngine(HFConfig(device="cpu"))
+    engine = HFEngine(HFConfig(device="cpu"), Path(sys.argv[2]))
     await engine.start(ModelReference(sys.argv[1]))
-    print(engine._process.pid, flush=True)
+    print(engine._alone.processes["server-0"].pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
 """
 
 
-def test_the_child_ends_when_its_parent_is_killed(model_folder):
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(model_folder)], stdout=subprocess.PIPE, text=True)
+def test_the_child_ends_when_its_parent_is_killed(model_folder, tmp_path):
+    words = [sys.executable, "-c", PARENT, str(model_folder), str(tmp_path)]
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     assert Path(f"/proc/{child}").exists()
     parent.kill()
@@ -199,17 +233,17 @@ def test_the_child_ends_when_its_parent_is_killed(model_folder):
         time.sleep(0.02)
 
 
-def test_deterministic_answers_do_not_depend_on_the_load(model_folder):
+def test_deterministic_answers_do_not_depend_on_the_load(model_folder, tmp_path):
     def answers(company):
         async def work():
-            engine = HFEngine(HFConfig(device="cpu", deterministic=True))
+            engine = HFEngine(HFConfig(device="cpu", deterministic=True), tmp_path)
             assert engine.capabilities.deterministic
             await engine.start(ModelReference(str(model_folder)))
             others = [engine.generate(request(f"o{i}", [6] * (i + 1), i, max_new_tokens=40)) for i in range(company)]
             mine = [engine.generate(request(i, [5, 9, 7], i, max_new_tokens=20)) for i in range(10)]
             found = await within(asyncio.gather(*others, *mine))
             await engine.close()
-            return found[company:]
+            return [(each.output_ids, each.logprobs, each.versions) for each in found[company:]]
 
         return asyncio.run(work())
 

@@ -1,0 +1,100 @@
+"""Servers of a program that is no run: tests, benchmarks, and whoever takes the engine for a library."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from areal_core.background import start_task
+from areal_core.interfaces.launcher import describe_exit
+from areal_core.launchers.guard import last_words
+from areal_core.messages import private_folder
+from areal_core.messages.hub import Restart, Server, Servers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from areal_core.interfaces import ModelReference
+    from areal_hf.config import HFConfig
+
+
+class Alone:
+    """What the run's driver is for the servers of a run: starts them, and again where they end. Stands for a `Member`.
+
+    Args:
+        settings: of the plugin.
+        log_dir: where each server writes.
+
+    Attributes:
+        model: that is served.
+        processes: that run, by the server's name.
+    """
+
+    def __init__(self, settings: HFConfig, log_dir: Path) -> None:
+        self._settings, self._log_dir = settings, log_dir
+        self.model: ModelReference | None = None
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self._serving: dict[str, Server] = {}
+        self._failed: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._cleanup = ExitStack()
+
+    def watch(self, role: str, changed: Callable[[Servers], None]) -> None:
+        """See `Member.watch`: now they are started."""
+        self._tell: Callable[[], None] = lambda: changed(Servers(tuple(self._serving.values()), self._failed))
+        folder = self._cleanup.enter_context(private_folder())
+        names = [f"server-{number}" for number in range(self._settings.bounds.maximum)]
+        self._tasks = [start_task(self._keep(name, folder), f"keeping {name}") for name in names]
+
+    def notify(self, message: object) -> None:
+        """See `Member.notify`: what is to be started again is ended."""
+        if isinstance(message, Restart):
+            self._kill(message.name)
+
+    async def _keep(self, name: str, folder: Path) -> None:
+        log = self._log_dir / f"{name}.log"
+        while True:
+            address = f"unix:{folder}/{name}.{len(list(folder.iterdir()))}"
+            words = self._settings.model_dump_json(), msgspec.json.encode(self.model).decode(), address
+            with log.open("ab") as file:
+                process = self.processes[name] = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "areal_hf", *words),
+                    env={**os.environ, "OMP_NUM_THREADS": str(self._settings.threads)},
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            assert process.stdout is not None
+            if is_up := bool(await process.stdout.readline()):
+                self._serving[name] = Server(name, address, is_fresh=True)
+                self._tell()
+            code = await process.wait()
+            self._serving.pop(name, None)
+            if not is_up:
+                self._failed[name] = f"{describe_exit(code)}; the end of its log:\n{last_words(log)}"
+            self._tell()
+            if not is_up:
+                return
+
+    def _kill(self, name: str) -> None:
+        if (process := self.processes.get(name)) is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for name, process in self.processes.items():
+            self._kill(name)
+            await process.wait()
+        self._cleanup.close()
