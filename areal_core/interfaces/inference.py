@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from areal_core.data.tokens import TokenIds
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
@@ -117,6 +115,8 @@ class GenerationRequest:
         Raises:
             ValueError: it has no tokens, one that there is not, or asks for too many.
         """
+        from areal_core.data.tokens import TokenIds  # NumPy, which whoever reads a config does without
+
         prompt, new = TokenIds.of(self.input_ids), self.sampling.max_new_tokens
         if not prompt:
             raise ValueError(f"request {self.request_id} has no input tokens")
