@@ -201,6 +201,7 @@ def test_nothing_is_left_of_a_driver_that_is_killed_and_the_run_goes_on(
     assert not workplace.processes()
 
 
+@pytest.mark.long
 def test_a_time_limit_shorter_than_the_run_changes_no_bit_of_it(
     workplace: Workplace, cluster: Any, wait_for: Callable[..., None]
 ) -> None:
