@@ -160,6 +160,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--workers", type=int, default=0, help="of ours")
+    parser.add_argument("--group-size", type=int, default=1, help="of ours")
     parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.theirs:
@@ -167,7 +169,11 @@ def main() -> None:
         return
     shared = ["--batches", str(arguments.batches), "--tokens", str(arguments.tokens)]
     shared += ["--sizes", *map(str, arguments.sizes)]
-    programs = {"areal_core": ["rollout_controller.py"], "AReaL": ["areal_executor.py", *sys.argv[1:], "--theirs"]}
+    own = ["--workers", str(arguments.workers), "--group-size", str(arguments.group_size)]
+    programs = {
+        "areal_core": ["rollout_controller.py", *own],
+        "AReaL": ["areal_executor.py", *sys.argv[1:], "--theirs"],
+    }
     rates: dict[tuple[str, int], list[float]] = {}
     for _ in range(arguments.rounds):
         for name, (script, *words) in programs.items():

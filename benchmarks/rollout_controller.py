@@ -1,38 +1,51 @@
 """Episodes per second through the rollout controller with an engine that answers at once, ledger on.
 
-    python benchmarks/rollout_controller.py [--batches N] [--tokens 64] [--sizes 256 1024 4096]
+    python benchmarks/rollout_controller.py [--batches N] [--tokens 64] [--sizes 256 1024 4096] [--workers 2]
 
-Each episode is a group of its own with trajectories of `--tokens` tokens and all their tensors. Every batch is durable
-in the ledger before it is handed out, and its weights are "published" at once, so that generation never waits.
+Each episode is a group of its own, or of `--group-size`, with a trajectory of `--tokens` tokens and all that is known
+of them. Every batch is durable in the ledger before it is handed out, and its weights are "published" at once, so that
+generation never waits. With `--workers` episodes run in so many rollout workers, each generation in a slot that the
+controller gives, as in a run; without, in this process.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import gc
+import multiprocessing
 import resource
 import shutil
 import tempfile
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config.sections import RolloutSection
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.data.sampler import PromptSampler
-from areal_core.interfaces import SamplingParameters, WeightUpdate
+from areal_core.interfaces import Grant, SamplingParameters, Slot, Want, WeightUpdate
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
+from areal_core.messages import connect
+from areal_core.messages.workflows import Welcome, WorkflowsReady
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.controller import RolloutController
 from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.groups import GroupRunner
+from areal_core.rollout.remote import RemoteSlots, WorkerService
+from areal_core.rollout.workers import RolloutWorkers
+from areal_core.runs.event_loops import run_event_loop
+from areal_core.runs.rollout_worker import COLLECTED_EVERY
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
-    from areal_core.interfaces import GenerationRequest, WorkflowContext
+    from areal_core.interfaces import GenerationRequest, SlotHolder, WorkflowContext
+
+ROWS = 100_000
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class ZeroLatencyEngine(FakeEngine):
@@ -48,6 +61,53 @@ class ZeroLatencyEngine(FakeEngine):
         return Generation(self._ids, self._logprobs, [self.version] * len(self._ids), FinishReason.STOP)
 
 
+class Pool:
+    """Slots of an engine that has as many as anybody wants."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    def acquire(self, want: Want, holder: SlotHolder) -> None:
+        """At once."""
+        holder.give(Grant("server", "", self._engine.version, "", labels_tokens=True, context=1 << 20, vocabulary=256))
+
+    def release(self, holder: SlotHolder, *, has_failed: bool = False) -> None:
+        """There are enough."""
+
+
+class ZeroLatencyClient:
+    """What a worker generates with: asks for a slot, and answers under its version."""
+
+    capabilities = FakeEngine.capabilities
+
+    def __init__(self, slots: RemoteSlots, tokens: int) -> None:
+        self._slots, self._ids, self._logprobs = slots, list(range(tokens)), [-1.0] * tokens
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """As soon as there is a slot."""
+        async with Slot(self._slots, Want(), request.on_place) as grant:
+            return Generation(self._ids, self._logprobs, [grant.version] * len(self._ids), FinishReason.STOP)
+
+
+def work(address: str, folder: Path, tokens: int, number: int) -> None:
+    """A rollout worker."""
+
+    async def run() -> None:
+        peer = await connect(address, 60, f"worker-{number}")
+        await peer.receive()
+        slots = RemoteSlots(peer)
+        runner = EpisodeRunner(OneGeneration(), ZeroLatencyClient(slots, tokens), RewardSum([]), FakeTokenizer())
+        writer = SegmentWriter(folder / "segments", folder, f"worker-{number}", print)
+        groups = GroupRunner(runner, CountingDataset(ROWS), None, [], RolloutSection(), writer)
+        peer.notify(WorkflowsReady(ROWS, 0))
+        gc.collect()
+        gc.freeze()  # as a worker does
+        gc.set_threshold(COLLECTED_EVERY)
+        await WorkerService(peer, groups, slots).serve()
+
+    run_event_loop(run())
+
+
 class OneGeneration:
     """The cheapest workflow: a fixed prompt, one generation, a fixed reward."""
 
@@ -57,16 +117,51 @@ class OneGeneration:
         return Episode([Trajectory.from_generation([1, 2, 3, 4], generation)], 1.0)
 
 
-async def measure(folder: Path, size: int, batches: int, tokens: int, group_size: int) -> tuple[float, float]:
+async def measure(
+    folder: Path, size: int, batches: int, tokens: int, group_size: int, workers: int
+) -> tuple[float, float]:
     """Episodes per second after the first batch, and growth of memory in MiB from the tenth batch on."""
     engine = ZeroLatencyEngine(tokens)
     ledger = Ledger(folder / "attempts/1/ledger", folder)
-    runner = EpisodeRunner(OneGeneration(), engine, RewardSum([]), FakeTokenizer(), on_failure=ledger.failed)
-    dataset = CountingDataset(100_000)
     section = RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size)
+    async with running(folder, engine, ledger, section, tokens, workers) as groups:
+        return await pull(folder, groups, engine, ledger, section, size, batches, tokens)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, engine: FakeEngine, ledger: Ledger, section: RolloutSection, tokens: int, count: int
+) -> AsyncIterator[Any]:
+    """What runs groups: workers, or this process."""
+    if not count:
+        runner = EpisodeRunner(OneGeneration(), engine, RewardSum([]), FakeTokenizer(), on_failure=ledger.failed)
+        writer = SegmentWriter(folder / "segments", folder, "worker", print)
+        yield GroupRunner(runner, CountingDataset(ROWS), None, [], section, writer)
+        return
+    workers = RolloutWorkers(
+        f"unix:{folder}/workers", Pool(engine), count=count, start_timeout_s=120.0,
+        welcome=Welcome(trains=True, evaluates=False), tell=print,
+    )  # fmt: skip
+    address = await workers.listen()
+    processes = [SPAWN.Process(target=work, args=(address, folder, tokens, n), daemon=True) for n in range(count)]
+    for process in processes:
+        process.start()
+    await workers.start()
+    yield workers
+    await workers.close()
+    for process in processes:
+        process.kill()
+
+
+async def pull(
+    folder: Path, groups: Any, engine: FakeEngine, ledger: Ledger, section: RolloutSection, size: int, batches: int,
+    tokens: int,
+) -> tuple[float, float]:  # fmt: skip
+    """Batches as a trainer asks for them."""
+    dataset = CountingDataset(ROWS)
     controller = RolloutController(
         section,
-        GroupRunner(runner, dataset, None, [], section, SegmentWriter(folder / "segments", folder, "worker", print)),
+        groups,
         engine,
         PromptSampler(len(dataset), 0),
         SamplingParameters(max_new_tokens=tokens),
@@ -76,7 +171,7 @@ async def measure(folder: Path, size: int, batches: int, tokens: int, group_size
     began, memory = 0.0, 0.0
     for step in range(batches + 1):
         manifest = await controller.next_batch(step)
-        assert len(manifest.records) * group_size == size
+        assert len(manifest.records) * section.group_size == size
         if step == 0:
             began = time.perf_counter()
         if step == min(10, batches // 2):
@@ -97,24 +192,22 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 1024, 4096])
     arguments = parser.parse_args()
-    try:
-        import uvloop
+    run_event_loop(measure_all(arguments))
 
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    except ImportError:
-        runner = asyncio.Runner()
-    with runner:
-        for size in arguments.sizes:
-            folder = Path(tempfile.mkdtemp())
-            try:
-                rate, growth = runner.run(
-                    measure(folder, size, arguments.batches, arguments.tokens, arguments.group_size)
-                )
-            finally:
-                shutil.rmtree(folder)
-            print(f"{size:6d} a batch: {rate:8,.0f} episodes/s, memory grew by {growth:.1f} MiB")
+
+async def measure_all(arguments: argparse.Namespace) -> None:
+    """A line for each size."""
+    same = arguments.batches, arguments.tokens, arguments.group_size, arguments.workers
+    for size in arguments.sizes:
+        folder = Path(tempfile.mkdtemp())
+        try:
+            rate, growth = await measure(folder, size, *same)
+        finally:
+            shutil.rmtree(folder)
+        print(f"{size:6d} a batch: {rate:8,.0f} episodes/s, memory grew by {growth:.1f} MiB", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ trainer ranks read `PackedBatch.from_bytes`.
 
 from __future__ import annotations
 
-import json
 import zlib
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from safetensors.numpy import load
 
@@ -132,7 +132,7 @@ def to_bytes(columns: Mapping[str, Values]) -> bytes:
         begin, end = end, end + len(parts[-1])
         kind = _KINDS[values.dtype.kind] + ("" if values.dtype.kind == "b" else str(8 * values.itemsize))
         header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": (begin, end)}
-    head = json.dumps(header).encode()
+    head = msgspec.json.encode(header)
     head = head.ljust((len(head) + 7) // 8 * 8)
     return b"".join((len(head).to_bytes(8, "little"), head, *parts))
 

@@ -58,7 +58,8 @@ class GroupBuffer:
         groups = [group for _, _, group in heapq.nsmallest(size, self._ready)]
         numbers = [group.number for group in groups]
         await self.durably(lambda: self._ledger.consumed(numbers, step))
-        self._keep(lambda group: group.number not in set(numbers))
+        taken = set(numbers)
+        self._keep(lambda group: group.number not in taken)
         return groups
 
     def drop_stale(self, published: Mapping[int, int], step: int, bound: int) -> list[int]:
