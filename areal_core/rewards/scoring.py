@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from areal_core.errors import writable
 from areal_core.interfaces.workflow import RewardScore
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ async def _awaited(term: RewardTerm, value: Any) -> Any:
 
 
 def _raised(term: RewardTerm, error: BaseException) -> RewardError:
-    return RewardError(f"reward '{term.name}' raised {type(error).__name__}: {error}")
+    return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}"))
 
 
 def _parameters(function: Callable[..., object]) -> list[str] | None:

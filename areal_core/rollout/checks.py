@@ -48,6 +48,7 @@ class EpisodeChecks:
         for name, numbers in (("rewards", episode.rewards), ("metrics", episode.metrics)):
             if not isinstance(numbers, dict):
                 raise TypeError(f"Episode.{name} is {numbers!r:.80}; it must be a mapping from names to numbers")
+        episode.text = writable(episode.text)
         episode.reward = _reward("reward", episode.reward)
         episode.rewards = {writable(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
         if taken := sorted(OWN_REWARDS & episode.rewards.keys()):
@@ -78,6 +79,8 @@ class EpisodeChecks:
         levels = {"tokens": tokens, "sequence": trajectory.sequence, "turns": trajectory.turns, **trajectory.levels}
         for level, columns in levels.items():
             for name, values in columns.items():
+                if values.dtype.kind not in "biuf" or values.itemsize > 8:
+                    raise TypeError(f"{where}: {level}['{name}'] is of {values.dtype}, which no tensor of PyTorch is")
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
                     raise ValueError(f"{where}: {level}['{name}'] holds NaN or infinity")
                 layout[level, name] = values.dtype, values.shape if level == "sequence" else values.shape[1:]

@@ -166,7 +166,8 @@ class EpisodeRunner:
             if max_new_tokens is not None and index(max_new_tokens) < 1:
                 raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:
-                settings = replace(sampling, max_new_tokens=max_new_tokens)
+                least = min(sampling.min_new_tokens, max_new_tokens)
+                settings = replace(sampling, max_new_tokens=max_new_tokens, min_new_tokens=least)
             if images and not self._engine.capabilities.images:
                 raise ValueError("the workflow has pictures, and the inference engine takes none: choose one that does")
             if stop:

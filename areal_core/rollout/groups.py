@@ -10,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from areal_core.data.packing import column_layout, pack_group, sampled_versions, to_bytes
+from areal_core.errors import writable
 from areal_core.interfaces.dataset import name_row
 from areal_core.messages.workflows import EpisodeShown, GroupEnded, GroupFacts
 from areal_core.rollout.episodes import EpisodeError
@@ -78,7 +79,7 @@ class GroupRunner:
         try:
             row = dataset[task.row]
         except BaseException as error:  # noqa: BLE001 - a data set may raise anything
-            told = "".join(traceback.format_exception(error))
+            told = writable("".join(traceback.format_exception(error)))
             failure = f"{'held-out ' * task.is_evaluation}{name_row(dataset, task.row)} cannot be read: {told}"
             self.on_failure(task.number, 0, 0, failure)
             return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))

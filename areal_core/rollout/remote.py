@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.errors import RunError
+from areal_core.errors import RunError, writable
 from areal_core.messages import Failed, Message, PeerClosed
 from areal_core.messages.workflows import (
     Acquire,
@@ -111,7 +111,7 @@ class WorkerService:
         except RunError as error:
             reply = Failed(error.message, error.hints)
         except Exception as error:  # noqa: BLE001 - it costs this group, and not the others of this process
-            told = "".join(traceback.format_exception(error))
+            told = writable("".join(traceback.format_exception(error)))
             reply = GroupEnded(GroupFacts((), {}, (), len(task.samples), told, is_kept=True))
         self._peer.reply(number, reply)
 

@@ -204,7 +204,8 @@ class RolloutWorkers:
         self._workers.append(worker)
         self._changed.set()
         try:
-            await self._serve(worker)
+            while True:
+                self._hear(worker, await peer.receive())
         finally:
             self._lose(worker)
 
@@ -227,20 +228,15 @@ class RolloutWorkers:
 
     # What episodes ask for.
 
-    async def _serve(self, worker: _Worker) -> None:
-        try:
-            while True:
-                message = await worker.peer.receive()
-                match message:
-                    case Acquire(number, want) if number not in worker.holders:
-                        holder = worker.holders[number] = _Holder(worker.peer, number)
-                        self._slots.acquire(want, holder)
-                    case Release(number, has_failed) if number in worker.holders:
-                        self._slots.release(worker.holders.pop(number), has_failed=has_failed)
-                    case AttemptFailed():
-                        self.on_failure(message.group, message.sample, message.attempt, message.error)
-        except PeerClosed:
-            pass
+    def _hear(self, worker: _Worker, message: Message) -> None:
+        match message:
+            case Acquire(number, want) if number not in worker.holders:
+                holder = worker.holders[number] = _Holder(worker.peer, number)
+                self._slots.acquire(want, holder)
+            case Release(number, has_failed) if number in worker.holders:
+                self._slots.release(worker.holders.pop(number), has_failed=has_failed)
+            case AttemptFailed():
+                self.on_failure(message.group, message.sample, message.attempt, message.error)
 
 
 def _rows(rows: Sequence[int]) -> str:

@@ -141,7 +141,10 @@ async def _serve(run: RunFolder, member: Member) -> None:
             member.notify(Failed("the rollout controller is still starting: ask again in a moment"), -number)
             return
         work = _answer(answering, message, number, member)
-        loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
+        try:
+            loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
+        except RuntimeError:  # the loop is closed: the run is over
+            work.close()
 
     member.on_message(hear)
     attempt = run.attempt(current_attempt())
@@ -186,7 +189,7 @@ def _telling_each_cause(
 
     def failed(group: int, sample: int, attempt: int, error: str) -> None:
         note(group, sample, attempt, error)
-        words = error.strip().splitlines()[-1][:300]
+        words = (error.strip() or "no words").splitlines()[-1][:300]
         cause = re.sub(r"\d+", "", words)[:80]
         if group >= 0 and cause not in told:
             told.add(cause)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 from areal_core.servers.client import ServersClient
-from areal_core.servers.roster import Roster
+from areal_core.servers.roster import Roster, State
 from areal_core.servers.routing import Router
 from areal_core.servers.tending import Tending
 from areal_core.servers.updating import BroadcastGroups, Updater
@@ -59,6 +59,8 @@ class ServerFleet:
         self._log_dir = Path(log_dir)
         self._member, self._gpus = member, gpus
         self.roster = Roster(self._log_dir / "servers.jsonl")
+        if member is not None:
+            self.roster.tell = member.say
         self._router = Router(self.roster, settings.max_concurrent_requests)
         note = self._log_dir / "broadcast_group"
         groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s, note)
@@ -109,8 +111,7 @@ class ServerFleet:
         return await self._client.generate(request)
 
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
-        """See `InferenceEngine.generate_everywhere`: of servers that are ready; where one is lost, another one answers
-        in its place."""
+        """See `InferenceEngine.generate_everywhere`: of servers that are ready, and stay so."""
         assert self._client is not None
         names = [member.name for member in self.roster.ready] or [""]
         asked = (
@@ -121,6 +122,10 @@ class ServerFleet:
             for name in names
         )
         found = await asyncio.gather(*asked, return_exceptions=True)
+        ready = [member.name for member in self.roster.ready]
+        for name, each in zip(names, found, strict=True):
+            if isinstance(each, BaseException) and name in ready:
+                raise each
         answers = [each for each in found if not isinstance(each, BaseException)]
         return answers or [await self._client.generate(request)]
 
@@ -135,7 +140,7 @@ class ServerFleet:
 
     def take_metrics(self) -> dict[str, float]:
         """See `InferenceEngine.take_metrics`."""
-        versions = [member.version for member in self.roster.ready]
+        versions = [member.version for member in self.roster.those(State.READY, State.UPDATING)]
         metrics = {**self._router.counts, **self._updater.timings, "servers/ready": float(len(versions))}
         metrics["servers/version_skew"] = float(max(versions) - min(versions)) if versions else 0.0
         self._router.counts.clear()

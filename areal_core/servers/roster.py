@@ -43,6 +43,10 @@ class State(StrEnum):
     GONE = "gone"
 
 
+TOLD = (State.READY, State.LOST, State.REFUSED, State.GONE)
+"""On the terminal, of servers that others have started; of the run's own the driver tells."""
+
+
 @dataclass(eq=False)
 class Member:
     """One server.
@@ -202,6 +206,7 @@ class Roster:
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
         on_lost: called with a server that is lost.
+        tell: takes a line for whoever watches the run, of servers that others have started.
     """
 
     def __init__(self, log: Path) -> None:
@@ -213,6 +218,7 @@ class Roster:
         self.failure: RunError | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.on_lost: Callable[[Member], None] = lambda _: None
+        self.tell: Callable[[str], None] = lambda _: None
 
     @property
     def ready(self) -> list[Member]:
@@ -232,7 +238,7 @@ class Roster:
         return [member for member in self.members.values() if member.state in states]
 
     def move(self, member: Member, state: State, reason: str = "") -> None:
-        """A server enters another state; told once, on the terminal and in the log."""
+        """A server enters another state; told once."""
         if member.state is state:
             return
         member.state = state
@@ -243,7 +249,10 @@ class Roster:
         entry = {"time": time.time(), "server": member.name, "state": str(state), "version": member.version}
         with suppress(OSError), self._log.open("a") as file:  # a disk that is full costs lines of the log
             file.write(json.dumps(entry | ({"reason": reason} if reason else {})) + "\n")
-        sys.stderr.write(f"{member.name} {state}{f': {reason}' if reason else ''}\n")
+        line = f"{member.name} {state}{f': {reason}' if reason else ''}"
+        sys.stderr.write(f"{line}\n")
+        if not member.is_own and state in TOLD:
+            self.tell(line)
         self.on_change()
 
     def note(self, member: Member, reason: str) -> None:
@@ -289,4 +298,9 @@ class Roster:
         """How many servers are in which state, and what they have to do."""
         states = Counter(str(member.state) for member in self.members.values())
         requests = sum(member.requests for member in self.members.values())
-        return f"{', '.join(f'{count} {state}' for state, count in sorted(states.items()))}; {requests} requests"
+        counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        missed = [
+            m.name for m in self.members.values() if not m.is_own and m.state not in (State.READY, State.UPDATING)
+        ]
+        told = [self.reasons[name] for name in missed if name in self.reasons]
+        return "; ".join([counted, f"{requests} requests", *told])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference
+    from areal_core.interfaces import ModelReference, StoredModel
     from areal_core.interfaces.launcher import ProcessGroup
     from areal_core.servers.interface import ServerCommand
 
@@ -106,6 +106,18 @@ class ServerSettings(Settings):
             yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
         if config.placement.in_turns and self.is_elastic:
             yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
+        if self.routed_experts:
+            from areal_core.servers.experts import replay_problems
+
+            yield from replay_problems(config)
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """Of a model without experts, or whose choices are not known, nothing can be told."""
+        del config
+        if self.routed_experts:
+            from areal_core.servers.experts import model_problems
+
+            yield from model_problems(model)
 
     @property
     def key(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import sys
 from contextlib import suppress
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from areal_core.background import start_task
-from areal_core.data import TokenIds
+from areal_core.data import SampledTokens, TokenIds
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, ServerLostError
 from areal_core.messages.hub import Restart
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from areal_core.servers.updating import Updater
 
 LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s: so long too few servers may be ready"
+NONE_ANSWERS = "start them, or name others in inference_engine.addresses; with `servers` above 0 the run starts its own"
 POLL_S, START_POLL_S = 0.25, 0.05
 TOLD_S = 5.0
 """With fewer servers than the minimum, which is told then."""
@@ -114,6 +114,8 @@ class Tending:
         member = self.roster.members.get(name)
         if member is None or member.connection.address != address or member.state in (State.LEAVING, State.GONE):
             return
+        if self.updater.is_changing and (member.group is not None or member.state is State.UPDATING):
+            return  # others count on it until the update is over; who leaves asks again
         if member.state in (State.READY, State.UPDATING):
             self.roster.move(member, State.LEAVING)
             member.doubted.set()
@@ -200,29 +202,32 @@ class Tending:
             member.identity = await member.adapter.identify(member.connection)
         check_identity(member.identity, self.model)
         self.roster.move(member, State.CATCHING_UP)
-        if member.is_own and member.version < 0 and member.has_memory:
-            await self._see_it_answers(member)
         if member.version == 0:
             await member.adapter.set_label(member.connection, member.label(0))
-        await self.updater.bring_in(member, self._ask_first)
+        await self.updater.bring_in(member, self._see_it_answers, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
         patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
-        deadline = asyncio.get_running_loop().time() + patience
+        now, is_told = asyncio.get_running_loop().time, member.is_own
+        began = now()
         while True:
             try:
                 await member.adapter.check_health(member.connection, self.settings.health_timeout_s)
                 return
             except (ServerLostError, RequestRefusedError) as error:
-                if isinstance(error, RequestRefusedError):  # a gateway says 404 for a server that loads
-                    self.roster.note(member, str(error))
-                if asyncio.get_running_loop().time() > deadline or member.is_forsaken:
+                self.roster.note(member, str(error))
+                if not is_told and now() > began + TOLD_S:
+                    is_told = True
+                    self.roster.tell(f"{member.name} does not answer yet, and is waited for: {error}")
+                if now() > began + patience or member.is_forsaken:
                     raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(POLL_S)
 
     async def _see_it_answers(self, member: Member) -> None:
         """One that outlived its trainer may wait for ever in a broadcast of which nothing comes any more: its GPU is
         blocked, and nothing but its end helps."""
+        if not member.is_own or member.version >= 0 or not member.has_memory:
+            return
         # An update that broke off may have left it stopped.
         await in_time(member.adapter.resume(member.connection), REVIVAL_S)
         await in_time(self._ask(member, "revived"), REVIVAL_S)
@@ -237,26 +242,36 @@ class Tending:
     async def _ask_first(self, member: Member) -> None:
         """A first request: a server may be healthy and yet unable to serve its model."""
         try:
-            await in_time(self._try_out(member, "first"), self.settings.update_timeout_s, "update_timeout_s")
+            limit = self.settings.update_timeout_s, "update_timeout_s"
+            if not await in_time(self._try_out(member, "first"), *limit):
+                raise ServerLostError("somebody has ended it")
         except ServerLostError as error:
             await asyncio.sleep(POLL_S)
             if member.has_served:
                 raise ServerLostError(f"failed its first request: {error}") from None
             raise ServerRefusedError(f"is healthy but cannot serve this model: {error}") from None
 
-    async def _try_out(self, member: Member, what: str) -> None:
+    async def _try_out(self, member: Member, what: str) -> bool:
+        """Whether it answers as it should; False where an update has ended the request.
+
+        Raises:
+            ServerLostError: it does not.
+        """
         versions = {member.version}
         chunks = await self._ask(member, what)
         versions.add(member.version)
-        logprobs = [value for chunk in chunks for value in chunk.logprobs]
-        if not all(0 <= token < self.roster.vocabulary for chunk in chunks for token in chunk.output_ids):
-            raise ServerRefusedError("gives tokens that the model has not")
+        sampled = SampledTokens()
+        for chunk in chunks:
+            sampled.extend(chunk.output_ids, chunk.logprobs)
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
-        if not logprobs or not all(math.isfinite(value) and value <= 0 for value in logprobs):
-            raise ServerRefusedError(f"gives log-probabilities that are none: {logprobs}")
+        if chunks and chunks[-1].finish == "abort":
+            return False
+        if fault := sampled.fault(self.roster.vocabulary) or ("" if len(sampled) else "nothing"):
+            raise ServerLostError(f"gives {fault}")
         if labels - set(map(member.label, versions)):
             told = f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}"
             raise ServerLostError(f"{told}: somebody else may have changed them")
+        return True
 
     async def _watch(self, member: Member) -> None:
         misses = 0
@@ -275,14 +290,21 @@ class Tending:
                 misses += 1
                 if misses == 2 or "Connect" in str(error):
                     raise
-            if member.doubted.is_set() and member.state is State.READY and not self.updater.is_changing:
-                member.requests += 1
-                try:
-                    await self._try_out(member, "doubted")
-                finally:
-                    member.requests -= 1
+            if member.doubted.is_set() and member.state is State.READY and not await self._look(member):
+                await asyncio.sleep(POLL_S)  # and again, behind the update
+                continue
             member.doubted.clear()
             self.roster.on_change()
+
+    async def _look(self, member: Member) -> bool:
+        """Whether a server that is doubted could be tried out; raises as `_try_out` does where it failed."""
+        if self.updater.is_changing:
+            return False
+        member.requests += 1
+        try:
+            return await in_time(self._try_out(member, "doubted"), self.settings.update_timeout_s, "update_timeout_s")
+        finally:
+            member.requests -= 1
 
     async def _drain(self, member: Member) -> None:
         if not await member.wait_idle(self.settings.drain_timeout_s):
@@ -304,7 +326,7 @@ class Tending:
             lacking_s, ready = now() - enough_at, len(self.roster.ready)
             if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
                 told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
-                self.roster.fail(RunError(told, hints=[LACK]))
+                self.roster.fail(RunError(told, hints=[LACK if self.settings.servers else NONE_ANSWERS]))
             elif self._has_begun and lacking_s > TOLD_S and not is_told:
                 is_told = True
                 sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")

@@ -221,11 +221,21 @@ class Updater:
             self.timings[f"publish/{name}"] = max(value, self.timings.get(f"publish/{name}", 0.0))
         return None
 
-    async def bring_in(self, member: Member, try_out: Callable[[Member], Awaitable[None]]) -> None:
+    async def bring_in(
+        self,
+        member: Member,
+        revive: Callable[[Member], Awaitable[None]],
+        try_out: Callable[[Member], Awaitable[None]],
+    ) -> None:
         """Give a server that is asked nothing the current weights, try it out under them, and let it be asked.
 
         This goes on beside everything else. A server that was overtaken by new weights meanwhile holds the next ones
         back until it is through: else one that loads for longer than the trainer trains would never join.
+
+        Args:
+            member: the server.
+            revive: called before it is given weights.
+            try_out: called when it has them.
 
         Raises:
             ServerLostError, UpdateRefusedError: it does not hold the weights for sure.
@@ -240,6 +250,7 @@ class Updater:
                 if (current := self._current).path is None or not self._may_sync.is_set():
                     continue
                 try:
+                    await revive(member)
                     if member.version != current.version:
                         await in_time(member.catch_up(current), self._timeout_s, "update_timeout_s")
                     await try_out(member)

@@ -43,6 +43,9 @@ class FakeServer:
         self.first_fault = None
         self.cannot_join = self.joins_never = self.is_stuck = False
         self.has_memory = True
+        self.ends_at_abort = False
+        self.token_s = 0.001
+        self.under_way = 0
         self.release_fault = None
         self.pieces = []
         self.aborts = 0
@@ -116,10 +119,22 @@ class FakeAdapter:
         if fault is not None:
             await asyncio.sleep(0)
             raise fault
+        server.under_way += 1
+        try:
+            async for chunk in self._sampled(server, piece.sampling.max_new_tokens, is_first=is_first):
+                yield chunk
+        finally:
+            server.under_way -= 1
+
+    @staticmethod
+    async def _sampled(server, count, *, is_first):
         labels = []
-        count = piece.sampling.max_new_tokens
         for place in range(count):
-            await asyncio.sleep(0.001)
+            aborts = server.aborts
+            await asyncio.sleep(server.token_s)
+            if server.ends_at_abort and server.aborts > aborts:
+                yield Chunk([], [], "abort")
+                return
             if not is_first:
                 await server.is_open.wait()
             if not server.is_healthy:
@@ -273,6 +288,9 @@ class FakeDriver:
         self.tell()
         if is_again:
             self.start(name)
+
+    def say(self, text):
+        self.told.append(text)
 
     def notify(self, message):
         self.told.append(message)

@@ -226,6 +226,28 @@ def test_one_that_waits_for_a_folder_gives_its_memory_away(running, own):
     run_virtually(check())
 
 
+def test_one_that_is_asked_when_the_trainers_turn_begins_answers_before_its_memory_goes(running, own):
+    """Whether a server of an attempt before still answers is seen by a request, which needs its memory."""
+
+    async def check():
+        late = running.server()
+        late.token_s = 0.05
+        starting, driver = own(running.server(), late, servers=2)
+        async with starting as fleet:
+            driver.start("server-1", is_fresh=False)
+            await running.until(lambda: any(name.startswith("revived") for name in late.pieces), "it is asked")
+            await fleet.release_memory()
+            assert not late.has_memory
+            assert late.under_way == 0
+            asked = len(late.pieces)
+            await asyncio.sleep(5)
+            assert len(late.pieces) == asked, "it is asked in the trainer's turn"
+            await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
+            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+
+    run_virtually(check())
+
+
 def test_without_a_run_there_is_nobody_to_start_servers(running, tmp_path):
     async def check():
         fleet = ServerFleet(FleetSettings(servers=1), running.adapter, tmp_path)

@@ -86,6 +86,8 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
                 trajectory.tokens[name] = np.full_like(trajectory.tokens[name], wrong)
             case "column":
                 trajectory.tokens[value] = torch.zeros(len(trajectory))
+            case "kind":
+                trajectory.tokens["advantage"] = np.zeros(len(trajectory), value)
             case "finish_reason":
                 trajectory.sequence.clear()
             case _:
@@ -118,6 +120,8 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
         (spoiled("tokens", ("versions", 12)), "versions hold \\[12\\]"),
         (spoiled("finish_reason", None), "finish_reason"),
         (spoiled("column", "advantage"), "tokens\\['advantage'\\] differ"),
+        (spoiled("kind", np.longdouble), "tokens\\['advantage'\\] is of float128, which no tensor"),
+        (spoiled("kind", "U3"), "tokens\\['advantage'\\] is of <U3, which no tensor"),
     ],
 )
 def test_one_bad_episode_costs_its_group_and_names_its_field(

@@ -40,6 +40,9 @@ class Starter:
             thread.start()
             self._threads.append(thread)
 
+    def say(self, text):
+        pass
+
     def notify(self, message):
         if isinstance(message, Restart):
             self.signal(message.name, signal.SIGKILL)

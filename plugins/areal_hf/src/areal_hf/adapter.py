@@ -13,7 +13,7 @@ from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.errors import UpdateRefusedError, in_time
 from areal_core.servers.interface import Chunk, ServerIdentity
 from areal_hf.connection import HFConnection
-from areal_hf.messages import Abort, Update
+from areal_hf.messages import Abort, Ping, Update
 from areal_hf.stop_texts import cut_at_stop
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ class HFAdapter:
         return HFConnection(address, settings.key)
 
     async def check_health(self, connection: HFConnection, timeout_s: float) -> None:
-        """A server that has ended has closed its connections; of one that hangs the driver knows."""
+        """Answered between two steps, of which one may take longer than a look at servers that answer beside them."""
         await in_time(connection.loaded(), timeout_s)
+        await in_time(connection.ask(Ping()), self._settings.update_timeout_s, "update_timeout_s")
 
     async def identify(self, connection: HFConnection) -> ServerIdentity:
         """What it says to everybody who comes."""

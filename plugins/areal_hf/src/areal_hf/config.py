@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference, ProcessGroup, StoredModel
+    from areal_core.interfaces import ModelReference, ProcessGroup
     from areal_core.runs import Member
 
 
@@ -79,19 +79,7 @@ class HFConfig(ServerSettings):
             )
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """What this engine tells, and the training engine does not hear; and what is one at a time."""
+        """One at a time is one server."""
         yield from super().check(config)
         if (self.deterministic or config.deterministic) and self.bounds.maximum > 1:
             yield "deterministic is one request at a time: set servers to 1"
-        if self.routed_experts:
-            from areal_core.servers.experts import replay_problems
-
-            yield from replay_problems(config)
-
-    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """Of a model without experts, or whose choices are not known, nothing can be told."""
-        del config
-        if self.routed_experts:
-            from areal_core.servers.experts import model_problems
-
-            yield from model_problems(model)

@@ -111,12 +111,18 @@ class _Line:
         """
         try:
             peer = await connect(address, 0.0, "fleet", credentials)
-            loaded = await peer.receive()
         except (OSError, ValueError, PeerClosed) as error:
             raise ServerLostError(f"cannot be connected to: {type(error).__name__}: {error}") from None
-        if not isinstance(loaded, Loaded):
+        try:
+            loaded = await peer.receive()
+            if isinstance(loaded, Loaded):
+                return cls(peer, loaded)
             raise ServerLostError(f"cannot be connected to: {loaded}")
-        return cls(peer, loaded)
+        except BaseException as error:
+            peer.abort()
+            if isinstance(error, ValueError | PeerClosed):
+                raise ServerLostError(f"cannot be connected to: {type(error).__name__}: {error}") from None
+            raise
 
     @property
     def is_over(self) -> bool:
@@ -147,10 +153,8 @@ class _Line:
                 match await self.peer.receive():
                     case Finished() as finished:
                         self._finish(finished)
-                    case Aborted(numbers):
-                        for number in numbers:
-                            if (aborted := self._asked.get(number)) is not None and not aborted.done():
-                                aborted.set_result(None)
+                    case Aborted(number) if (aborted := self._asked.get(number)) and not aborted.done():
+                        aborted.set_result(None)
                     case Refused(number, text) if (refused := self._asked.get(number)) and not refused.done():
                         refused.set_exception(RequestRefusedError(text))
         except PeerClosed as error:

@@ -34,7 +34,9 @@ class HFEngine(ServerFleet):
         *,
         deterministic: bool = False,
     ) -> None:
-        settings = settings.with_key(log_dir.parent, member.host if member else "").made_deterministic(deterministic)
+        settings = settings.made_deterministic(deterministic)
+        if member is not None:
+            settings = settings.with_key(log_dir.parent, member.host)
         super().__init__(settings, cast("Any", HFAdapter(settings)), log_dir, member, gpus)
         self._alone = None if member else Alone(settings, log_dir)
 

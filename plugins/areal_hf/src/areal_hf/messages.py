@@ -58,14 +58,18 @@ class Cancel(Message):
     number: int
 
 
+class Ping(Message):
+    """Whether the server still goes from step to step. Answered with `Done`."""
+
+
 class Abort(Message):
     """End all requests, whoever asked. Answered with `Done`, and whoever asked is told by `Aborted`."""
 
 
 class Aborted(Message):
-    """Requests that were ended without an answer."""
+    """A request that was ended without an answer."""
 
-    numbers: list[int]
+    number: int
 
 
 class Update(Message):

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from areal_core.errors import RunError
 from areal_core.messages import Credentials, Done, Failed, Peer, PeerClosed, serve
 from areal_hf.attention import attention_for
-from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Refused, Update
+from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Ping, Refused, Update
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
 from areal_vision.pictures import Pictures, reader_of
@@ -141,6 +141,8 @@ class Server:
             case Abort():
                 self._abort()
                 peer.reply(number, Done())
+            case Ping():
+                peer.reply(number, Done())
             case Update():
                 peer.reply(number, self._update(message))
             case unknown:
@@ -165,7 +167,7 @@ class Server:
         for peer, theirs, request in ended.values():
             self._scheduler.cancel(request)
             with suppress(PeerClosed):
-                peer.notify(Aborted([theirs]))
+                peer.notify(Aborted(theirs))
 
     def _update(self, update: Update) -> Done | Failed:
         version = len(self._labels)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference, StoredModel
+    from areal_core.interfaces import ModelReference
     from areal_core.servers.interface import ServerCommand
 
 
@@ -37,10 +37,6 @@ class SGLangConfig(FleetSettings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What SGLang cannot do beside the rest of the config."""
         yield from super().check(config)
-        if self.routed_experts:
-            from areal_core.servers.experts import replay_problems
-
-            yield from replay_problems(config)
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
             if getattr(adapter, "publish", None) != "alone":
@@ -58,14 +54,6 @@ class SGLangConfig(FleetSettings):
             yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"
         if self.api_key and "config" in self.options:
             yield "the key reaches SGLang through its own `config`: write what that file says into `options`"
-
-    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """Of a model without experts, or whose choices are not known, nothing can be told."""
-        del config
-        if self.routed_experts:
-            from areal_core.servers.experts import model_problems
-
-            yield from model_problems(model)
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import ModelReference, StoredModel
+    from areal_core.interfaces import ModelReference
     from areal_core.servers.interface import ServerCommand
 
 
@@ -29,10 +29,6 @@ class VLLMConfig(FleetSettings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """What vLLM cannot do beside the rest of the config."""
         yield from super().check(config)
-        if self.routed_experts:
-            from areal_core.servers.experts import replay_problems
-
-            yield from replay_problems(config)
         if config.placement.in_turns and not self.sleep_mode:
             yield "placement gives the same GPUs to generation and training: set sleep_mode to true"
         if self.adapter_rank is not None:
@@ -41,14 +37,6 @@ class VLLMConfig(FleetSettings):
                 yield "adapter_rank is set, and no adapter is published: set train_engine.adapter.publish=alone"
             if config.placement.in_turns:
                 yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
-
-    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """Of a model without experts, or whose choices are not known, nothing can be told."""
-        del config
-        if self.routed_experts:
-            from areal_core.servers.experts import model_problems
-
-            yield from model_problems(model)
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""
