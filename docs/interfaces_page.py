@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from areal_core import data, interfaces
 from areal_core.data.trajectory import TOKEN_DTYPES
 from areal_core.plugins import KINDS
+from areal_core.servers import interface as servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ PROTOCOLS: Final = {
         interfaces.Grant, interfaces.Want, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
         interfaces.SamplingParameters, interfaces.WeightUpdate, interfaces.BroadcastReceiver, interfaces.MemorySharer,
         interfaces.TensorReader, interfaces.SharedTensor, interfaces.SharedMemory,
-        interfaces.Questioned,
+        interfaces.Questioned, servers.ServerAdapter, servers.Piece, servers.Chunk, servers.ServerIdentity,
     ),
     "workflows": (interfaces.RolloutWorkflow, interfaces.WorkflowContext, interfaces.RewardScore),
     "environments": (interfaces.Environment,),
@@ -61,7 +62,8 @@ What the target of each kind of component must do. A target is a class or a func
 called with the settings, one that is named by import with the keys beside `type:` as keyword arguments; an inference
 engine is given more, as is said there, and no other kind is given anything. A function is the component itself, with
 its settings bound by name; reward functions and the parts of algorithms are mostly functions. Everything here is
-exported by `areal_core.interfaces`, what a batch is made of by `areal_core.data`.
+exported by `areal_core.interfaces`, what a batch is made of by `areal_core.data`, and what speaks to servers of a kind
+by `areal_core.servers.interface`.
 """
 
 
@@ -74,7 +76,10 @@ def page() -> str:
             parts += _described(described)
     parts.append("## What a batch holds")
     parts.append(_columns())
-    for described in (data.PackedBatch, data.Trajectory, data.Episode, data.Generation, data.FinishReason, data.Metric):
+    for described in (
+        data.PackedBatch, data.Trajectory, data.TrajectoryBuilder, data.TokenIds, data.Episode, data.Generation,
+        data.FinishReason, data.Metric,
+    ):  # fmt: skip
         parts += _described(described)
     return "\n\n".join(parts) + "\n"
 

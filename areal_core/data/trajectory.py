@@ -178,6 +178,10 @@ class Trajectory:
 class TrajectoryBuilder:
     """Collects the tokens of a trajectory in order, context and generations in turns; tokens are only appended.
 
+    A further column is put into what `build` returns: `trajectory.tokens["score"] = numpy.zeros(len(trajectory))`, as
+    long as the trajectory, and in every trajectory of the run. Losses and advantages find it under that name, shifted
+    by one as all columns of tokens are: at the place of a token stands what belongs to the token behind it.
+
     Attributes:
         input_ids: all tokens so far: what the next generation continues.
     """
