@@ -50,7 +50,7 @@ def serve(
     """
     chosen = resolved.config.inference_engine
     if chosen is None or not isinstance(chosen.settings, FleetSettings):
-        told = "no inference engine" if chosen is None else f"'{chosen.reference}', which runs inside of the run"
+        told = "no inference engine" if chosen is None else f"'{chosen.reference}', which only a run starts"
         raise UsageError(
             f"{resolved.name} has {told}: there is no server to start",
             hints=["choose one with inference_engine=sglang or vllm"],
