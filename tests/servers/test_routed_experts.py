@@ -42,7 +42,7 @@ def differing(model, tokens, column):
     own = torch.stack([each.topk(2).indices for each in logits], 1)[:-1] + 1
     assert column.shape == (len(tokens), 3, 2)
     assert not column[0].any(), "nothing predicts the first"
-    return float((own.sort(-1).values != column[1:].long().sort(-1).values).float().mean())
+    return float((own.sort(-1).values != torch.from_numpy(column[1:]).long().sort(-1).values).float().mean())
 
 
 @pytest.mark.parametrize("mode", ["recompute"])
