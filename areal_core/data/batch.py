@@ -8,6 +8,7 @@ lengths. `jagged` gives a key as PyTorch's jagged tensor for those who want to c
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -277,11 +278,7 @@ class PackedBatch:
     def from_columns(cls, columns: packing.Columns) -> PackedBatch:
         """The batch of some columns, in the same memory. The lengths are checked against every key."""
         flat = {name: torch.from_numpy(values) for name, values in columns.items()}
-
-        def level(name: str) -> dict[str, torch.Tensor]:
-            prefix = f"{name}."
-            return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
-
+        level = partial(packing.level_of, flat)
         turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
         tokens = Ragged(flat["tokens/lengths"], level("tokens"))
         named = [key[len("levels.") : -len("/lengths")] for key in flat if key.startswith("levels.") and "/" in key]

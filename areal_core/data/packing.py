@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ Columns = dict[str, Values]
 """`tokens.KEY`, `turns.KEY` and `levels.LEVEL.KEY`: [sum of lengths, ...]; their lengths: `tokens/lengths` and so on,
 [B] int64; `sequences.KEY`: [B, ...]."""
 
+_Numbers = TypeVar("_Numbers")
 _KINDS = {"b": "BOOL", "u": "U", "i": "I", "f": "F"}
 """Of numbers, as NumPy and as safetensors name them; their bits follow in the latter."""
 
@@ -58,10 +59,10 @@ def unpack(columns: Mapping[str, Values]) -> list[Trajectory]:
         places = np.cumsum(columns[f"{name}/lengths"])[:-1]
         for row in rows:
             row[name] = {}
-        for key, values in _of(columns, name).items():
+        for key, values in level_of(columns, name).items():
             for row, part in zip(rows, np.split(values, places), strict=True):
                 row[name][key] = part
-    sequences = _of(columns, "sequences")
+    sequences = level_of(columns, "sequences")
     return [
         Trajectory(
             tokens=row["tokens"],
@@ -73,7 +74,8 @@ def unpack(columns: Mapping[str, Values]) -> list[Trajectory]:
     ]
 
 
-def _of(columns: Mapping[str, Values], name: str) -> dict[str, Values]:
+def level_of(columns: Mapping[str, _Numbers], name: str) -> dict[str, _Numbers]:
+    """The columns of one level, by key: of `tokens`, `sequences`, `turns`, `levels.NAME` or `units`."""
     return {key.removeprefix(f"{name}."): values for key, values in columns.items() if key.startswith(f"{name}.")}
 
 

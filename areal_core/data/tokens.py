@@ -25,7 +25,7 @@ class TokenIds(Sequence[int]):
     A server is sent all of them in each turn. What was written as JSON for one turn is kept for the next.
 
     Args:
-        ids: the first ones.
+        ids: the first ones; of others of this kind what was written is kept too, by both.
 
     Raises:
         TypeError: one is no integer.
@@ -34,9 +34,11 @@ class TokenIds(Sequence[int]):
     __slots__ = ("_ids", "_text", "_written")
 
     def __init__(self, ids: Iterable[int] = ()) -> None:
-        self._ids = array("q", ids)
-        self._text = bytearray()
-        self._written = 0
+        self._ids: array[int] = ids._ids[:] if isinstance(ids, TokenIds) else array("q", ids)
+        self._text, self._written = bytearray(), 0
+        if isinstance(ids, TokenIds):
+            ids.json()
+            self._text, self._written = ids._text[:], ids._written
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> TokenIds:
@@ -63,9 +65,7 @@ class TokenIds(Sequence[int]):
 
     def followed_by(self, ids: Iterable[int]) -> TokenIds:
         """These and then some more; neither changes the other."""
-        self.json()  # both keep it
-        both = TokenIds()
-        both._ids, both._text, both._written = self._ids[:], self._text[:], self._written
+        both = TokenIds(self)
         both.extend(ids)
         return both
 

@@ -162,7 +162,7 @@ class EpisodeRunner:
             images: Sequence[bytes] = (),
         ) -> Generation:
             settings = sampling
-            prompt = TokenIds.of(input_ids).followed_by(())  # the request's own, for a conversation grows
+            prompt = TokenIds(input_ids)  # the request's own, for a conversation grows
             if max_new_tokens is not None and index(max_new_tokens) < 1:
                 raise ValueError(f"generate is asked for max_new_tokens={max_new_tokens}; it must be at least 1")
             if max_new_tokens is not None and max_new_tokens < sampling.max_new_tokens:

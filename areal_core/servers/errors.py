@@ -43,5 +43,5 @@ def known_form() -> Iterator[None]:
     """An answer that is JSON and yet of another form than the server's own is a fault of the server."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ServerLostError(f"answered in a form that is not known: {error!r:.200}") from error

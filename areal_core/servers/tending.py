@@ -261,8 +261,9 @@ class Tending:
         chunks = await self._ask(member, what)
         versions.add(member.version)
         sampled = SampledTokens()
-        for chunk in chunks:
-            sampled.extend(chunk.output_ids, chunk.logprobs)
+        with known_form():
+            for chunk in chunks:
+                sampled.extend(chunk.output_ids, chunk.logprobs)
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
         if chunks and chunks[-1].finish == "abort":
             return False

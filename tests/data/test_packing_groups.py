@@ -1,8 +1,10 @@
 """Packing a prompt group tells of each trajectory whose it is and which part of its episode."""
 
+import json
+
 from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory
 from areal_core.data.batch import join_batches
-from areal_core.data.packing import pack_group
+from areal_core.data.packing import from_bytes, pack_group, to_bytes
 from areal_core.data.trajectory import Generation
 
 
@@ -28,3 +30,13 @@ def test_parts_are_numbered_in_the_order_of_their_episode():
     assert batch["sample_index"].tolist() == [0, 0, 0, 2, 0, 0]
     assert batch["episode_id"].tolist() == [12, 12, 12, 14, 7, 7]
     assert batch.lengths.tolist() == [4, 2, 3, 3, 2, 5]
+
+
+def test_each_column_of_a_record_begins_where_its_numbers_may_lie():
+    columns = pack_group(4, (0, 0), 1, {0: episode([2])})  # three tokens: an odd number of bytes in the mask
+    data = to_bytes(columns)
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    assert (8 + size) % 8 == 0
+    assert all(header[name]["data_offsets"][0] % values.itemsize == 0 for name, values in columns.items())
+    assert all((found == columns[name]).all() for name, found in from_bytes(data).items())

@@ -152,3 +152,14 @@ def test_a_server_that_cannot_answer_is_not_taken_for_verified(running):
                 await fleet.generate_everywhere(running.request())
 
     run_virtually(check())
+
+
+def test_a_token_that_is_no_number_costs_its_server_and_not_the_controller(running):
+    async def check():
+        server = running.server()
+        async with running({"a": server}) as fleet:
+            server.version = str(1 << 70)  # which it gives as its token
+            fleet.roster.members["a"].doubted.set()
+            await running.until(lambda: "answered in a form that is not known" in running.log(), "it is lost")
+
+    run_virtually(check())

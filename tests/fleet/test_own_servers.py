@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,6 +20,15 @@ pytestmark = pytest.mark.slow
 
 def restarts(driver):
     return [message for message in driver.told if isinstance(message, Restart)]
+
+
+@asynccontextmanager
+async def two_that_serve(running, own):
+    """A fleet, and the driver that has started both of its servers and has a third."""
+    starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
+    async with starting as fleet:
+        await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+        yield fleet, driver
 
 
 def test_a_server_that_dies_is_synced_when_it_comes_again_and_used(running, own):
@@ -40,9 +50,7 @@ def test_a_server_that_dies_is_synced_when_it_comes_again_and_used(running, own)
 
 def test_a_request_that_is_under_way_when_its_server_dies_goes_on_elsewhere(running, own):
     async def check():
-        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
-        async with starting as fleet:
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+        async with two_that_serve(running, own) as (fleet, driver):
             going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=60))) for n in range(6)]
             await running.until(lambda: all(one.requests for one in fleet.roster.ready), "both work")
             await asyncio.sleep(0.02)
@@ -165,9 +173,7 @@ def test_one_that_dies_in_the_trainers_turn_is_started_when_that_ends(running, o
     """Its GPU is the trainer's until then. The others take the update at once."""
 
     async def check():
-        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
-        async with starting as fleet:
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+        async with two_that_serve(running, own) as (fleet, driver):
             await fleet.release_memory()
             driver.end("server-1")
             await asyncio.sleep(0.1)
@@ -184,9 +190,7 @@ def test_one_that_is_synced_when_the_trainers_turn_begins_is_waited_for(running,
     """And then gives its memory away like the others, whether or not it was given requests before."""
 
     async def check():
-        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
-        async with starting as fleet:
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+        async with two_that_serve(running, own) as (fleet, driver):
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             late = driver.fates[0]
             late.update_may_go_on.clear()
@@ -209,9 +213,7 @@ def test_one_that_is_synced_when_the_trainers_turn_begins_is_waited_for(running,
 
 def test_one_that_waits_for_a_folder_gives_its_memory_away(running, own):
     async def check():
-        starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
-        async with starting as fleet:
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+        async with two_that_serve(running, own) as (fleet, driver):
             await fleet.form_group("127.0.0.1", 1, "gloo", "")
             await fleet.update_weights(WeightUpdate(1, None, TENSORS))
             late = driver.fates[0]
