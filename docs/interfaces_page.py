@@ -28,7 +28,8 @@ PROTOCOLS: Final = {
         interfaces.Grant, interfaces.Want, interfaces.InferenceCapabilities, interfaces.GenerationRequest,
         interfaces.SamplingParameters, interfaces.WeightUpdate, interfaces.BroadcastReceiver, interfaces.MemorySharer,
         interfaces.TensorReader, interfaces.SharedTensor, interfaces.SharedMemory,
-        interfaces.Questioned, servers.ServerAdapter, servers.Piece, servers.Chunk, servers.ServerIdentity,
+        interfaces.Questioned, servers.GenerationAdapter, servers.ServerAdapter, servers.Piece, servers.Chunk,
+        servers.ServerIdentity,
     ),
     "workflows": (interfaces.RolloutWorkflow, interfaces.WorkflowContext, interfaces.RewardScore),
     "environments": (interfaces.Environment,),
@@ -48,6 +49,7 @@ PROTOCOLS: Final = {
     "objectives": (interfaces.Objective,),
     "encoders": (interfaces.Encoder,),
     "models": (interfaces.ModelSource, interfaces.FindsModel, interfaces.ModelReference),
+    "weight_transports": (interfaces.WeightTransport,),
     "launchers": (
         interfaces.Launcher, interfaces.ProcessGroup, interfaces.Node, interfaces.Place, interfaces.RunningGroup,
     ),

@@ -8,7 +8,6 @@ plugin has, `areal COMMAND ...`.
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import os
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import areal_core
-from areal_core.cli.output import complain, open_closed_streams, reader_is_gone
+from areal_core.cli.output import complain, reader_is_gone
 from areal_core.errors import ArealError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     What a signal has ended returns 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM.
     """
-    open_closed_streams()
     signal.signal(signal.SIGTERM, _interrupt)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -50,11 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # As in `areal plugins | head`: end quietly, also at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG or "--debug" in words:
-            raise
-        complain(f"error: a name is too long for a file: {str(error.filename)[:60]}...")
-        return UsageError.exit_code
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 2
 

@@ -34,17 +34,6 @@ def reader_is_gone() -> bool:
     return bool(output.poll(0))
 
 
-def open_closed_streams() -> None:
-    """A stream that the caller has closed (`>&-`) is no file of ours that happens to get its number.
-
-    What is written to standard output fails as it did; what is written to standard error is gone.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            os.set_inheritable(os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY), True)
-            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
-
-
 def complain(text: str) -> None:
     """Write an error or a warning, under the name of the program; a terminal that is gone hears nothing."""
     with contextlib.suppress(OSError):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import importlib
-import os
-import select
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,11 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.plugins import PluginManager, Preset
-
-LARGEST = 10_000_000
-"""Bytes of a config; what is longer is something else, or has no end."""
-PATIENCE_S = 10.0
-"""For all of a config that comes through a pipe, such as /dev/stdin or the shell's <(...)."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +44,9 @@ def read_file(path: str | Path) -> Source:
     """Read a config file."""
     path = Path(path)
     try:
-        place = path.stat()  # a pipe is read once, however often the config is
-        text = (_read if path.is_file() else _read_once)(path, place.st_dev, place.st_ino).decode("utf-8")
+        if path.is_char_device() or path.is_block_device():
+            raise UsageError(f"cannot read the config file {path}: it is a device")
+        text = (path.read_bytes() if path.is_file() else _read_once(path)).decode("utf-8")
     except FileNotFoundError:
         here = path.parent if path.parent.is_dir() else Path()
         near = difflib.get_close_matches(path.name, [file.name for file in here.iterdir()], n=1)
@@ -66,22 +58,8 @@ def read_file(path: str | Path) -> Source:
     return _source(text, str(path), path.resolve().parent if path.is_file() else Path.cwd(), path.stem)
 
 
-def _read(path: Path, *_: int) -> bytes:
-    """All of a file, or of a pipe, which is never waited for without an end."""
-    descriptor, text, began = os.open(path, os.O_RDONLY | os.O_NONBLOCK), bytearray(), time.monotonic()
-    try:
-        while select.select([descriptor], (), (), max(0.0, began + PATIENCE_S - time.monotonic()))[0]:
-            if not (piece := os.read(descriptor, 1 << 20)):
-                return bytes(text)
-            text += piece
-            if len(text) > LARGEST:
-                raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} bytes")
-        raise OSError(errno.ETIMEDOUT, f"it is a pipe, and nobody has written all of it within {PATIENCE_S:g} s")
-    finally:
-        os.close(descriptor)
-
-
-_read_once = cache(_read)
+_read_once = cache(Path.read_bytes)
+"""Of a pipe, such as the shell's <(...): a config is read several times."""
 
 
 def find_preset(manager: PluginManager, reference: str, *, is_config: bool) -> Source:

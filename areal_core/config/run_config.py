@@ -95,12 +95,12 @@ class RunConfig(Section):
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
         if placed.has_servers and "transport" not in placed.publication.model_fields_set:
-            asked = "receives_broadcast" if placed.placement.apart else "reads_tensors"
+            by = "broadcast" if placed.placement.apart else "ipc"
             is_apt = placed.placement.apart or placed.has_rank_on_every_gpu
-            can = is_apt and getattr(getattr(placed.inference_engine, "settings", None), asked, False)
-            by = "" if not can else "broadcast" if placed.placement.apart else "ipc"
-            if by:
-                changes["publication"] = placed.publication.model_copy(update={"transport": by})
+            settings = getattr(placed.inference_engine, "settings", None)
+            if is_apt and f"core/{by}" in getattr(settings, "transports", ()):
+                chosen = Selection("weight_transports", f"core/{by}", {}, reference=by)
+                changes["publication"] = placed.publication.model_copy(update={"transport": chosen})
         return placed.model_copy(update=changes) if changes else placed
 
     @property
@@ -176,7 +176,7 @@ class RunConfig(Section):
 
     def _generation(self) -> Iterator[Problem]:
         """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
-        if self.placement.in_turns and self.publication.transport == "broadcast":
+        if self.placement.in_turns and self.publication.transport.target == "core/broadcast":
             message = "a broadcast has no group in which a GPU is twice, and placement uses the same GPUs in turns"
             yield Problem(("publication", "transport"), message, ("leave it out, or set it to memory",))
         if self.workflow is not None and self.inference_engine is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import areal_core
 from areal_core.config.run_config import RunConfig
+from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.config.yaml_text import dump
 from areal_core.plugins.records import KINDS, Component
@@ -61,8 +62,9 @@ def starter() -> str:
             lines += dump({name: _EXAMPLES[name]}).splitlines()
         elif isinstance(default, Settings):
             keys = type(default).model_fields
+            shown = [(key, v.reference if isinstance(v, Selection) else v) for key, v in default]
             lines.append(f"# {name}:")
-            lines += [f"#   {dump({key: value}).rstrip()}  # {keys[key].description}" for key, value in default]
+            lines += [f"#   {dump({key: value}).rstrip()}  # {keys[key].description}" for key, value in shown]
         else:
             lines += [f"# {line}" for line in dump({name: default}).splitlines()]
     return "\n".join(lines) + "\n"

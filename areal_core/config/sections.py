@@ -164,8 +164,8 @@ class TrainingSection(Section):
 class PublicationSection(Section):
     """How new weights reach the inference engines."""
 
-    transport: Literal["memory", "disk", "broadcast", "ipc"] = "memory"
-    """a folder in memory or the run folder, a broadcast, or the trainer's GPU memory; placement decides what is best"""
+    transport: Selection = component("weight_transports", default="core/memory")
+    """how weights are sent: memory and disk are folders; placement chooses broadcast or ipc where they are faster"""
     address: str | None = None
     """of rank 0's machine, as servers reach it, in broadcasts; null is that of its node"""
     timeout_s: Seconds = Field(default=300.0, gt=0)

@@ -91,7 +91,7 @@ def parse(text: str, name: str) -> Document:
         raise ConfigError(f"{place}: not valid YAML: {reason}") from error
     document = Document(None)
     if node is not None:
-        document.values = _construct(node, (), document.lines, name, frozenset())
+        document.values = _construct(node, (), document.lines, name)
     return document
 
 
@@ -108,7 +108,7 @@ def parse_value(text: str) -> Any:
     if node is None:  # nothing, or only a comment
         return None
     try:
-        return _construct(node, (), {}, "the value", frozenset())
+        return _construct(node, (), {}, "the value")
     except ConfigError as error:
         raise ValueError(error.message) from error
 
@@ -118,21 +118,18 @@ def dump(values: Any, width: int = 110) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=False)
 
 
-def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: frozenset[int]) -> Any:
+def _construct(node: Any, path: Path, lines: dict[Path, int], name: str) -> Any:
     """Build plain values out of a parsed node and note where each stands."""
     line = node.start_mark.line + 1
-    if id(node) in above:
-        raise ConfigError(f"{name}:{line}: an alias contains itself")
     if len(path) > DEEPEST:
-        raise ConfigError(f"{name}:{line}: more than {DEEPEST} levels are nested here")
+        raise ConfigError(f"{name}:{line}: more than {DEEPEST} levels are nested here, or an alias contains itself")
     if len(lines) > MOST_VALUES:
         raise ConfigError(f"{name}:{line}: a config has at most {MOST_VALUES:,} values; data lies in files of its own")
     lines.setdefault(path, line)
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node, name)
-    above |= {id(node)}
     if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, (*path, index), lines, name, above) for index, item in enumerate(node.value)]
+        return [_construct(item, (*path, index), lines, name) for index, item in enumerate(node.value)]
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key, key_line = getattr(key_node, "value", None), key_node.start_mark.line + 1
@@ -142,7 +139,7 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str, above: 
             raise ConfigError(f"{name}:{key_line}: the key '{key}' is given twice")
         _refuse_unwritable(key, f"{name}:{key_line}")
         lines[*path, key] = key_line
-        values[key] = _construct(value_node, (*path, key), lines, name, above)
+        values[key] = _construct(value_node, (*path, key), lines, name)
     return values
 
 

@@ -51,6 +51,8 @@ CALLED: Final = {
     "encoders": interfaces.Encoder,
 }
 """The kinds of functions that areal calls by position, each with the Protocol that says how."""
+OFFERED: Final = {"weight_transports": ("engine", "rollouts", "dtype", "address", "gpu", "timeout_s")}
+"""What areal supplies where it makes components of a kind, beside their settings; see the Protocols."""
 CALLED_BY_NAME: Final = ("agents", "tools", "reward_functions")
 
 
@@ -87,7 +89,7 @@ class CodeCheck:
                     sys.stderr.write(f"still importing the components of the config, since {waited + TOLD_S:.0f} s\n")
                 continue
             if code or not (answer := self._folder / "answer.json").is_file():
-                return [f"importing the components {describe_exit(code)}: {self._last_words()}"]
+                return [f"importing the components {describe_exit(code)}: {self._last_words() or 'without a word'}"]
             problems, files = json.loads(answer.read_text(encoding="utf-8"))
             if not problems and files:
                 self._remember(files)
@@ -136,7 +138,7 @@ def _problems(resolved: Resolved, folder: Path) -> Iterator[str]:
             if chosen.kind == "inference_engines":
                 build_engine(resolved.config, RunFolder(folder), folder, None)
             else:
-                chosen.prepare()
+                chosen.prepare(**dict.fromkeys(OFFERED.get(chosen.kind, ())))
                 _check_call(chosen)
         except ArealError as error:
             yield ": ".join((f"{key}: {error.message}", *error.hints))

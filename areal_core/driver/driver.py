@@ -259,6 +259,7 @@ class Driver:
             self._say(f"{process.name} {how if process.why or said else end.describe()}: it is started again")
             self._members.restart(process, pause_s)
             return
+        self._say(f"{process.name} {reason}: it is not started again")
         role = process.group.role
         self._hub.failed.setdefault(role, {})[process.name] = reason
         if not self._hub.tell_watchers(role) and role != "server" and self._given_up is None:

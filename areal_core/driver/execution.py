@@ -156,7 +156,7 @@ async def _drive(
                 "could not be reached; it has ended its own processes"
             ) from error
         if owned is not None and not any("areal run --resume" in hint for hint in error.hints):  # it may know better
-            error.hints = (*error.hints, way_on(run, has_failed=True))
+            error.hints = (*error.hints, way_on(run, has_failed=outcome != "interrupted"))
         raise
     finally:
         await driver.close()

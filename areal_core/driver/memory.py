@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GIB: Final = 1 << 30
 ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2}
-BYTES_PER_S: Final = {"broadcast": 50e9, "ipc": 20e9, "memory": 1.3e9}
+BYTES_PER_S: Final = {"core/broadcast": 50e9, "core/ipc": 20e9, "core/memory": 1.3e9}
 """Of a whole publication by its transport: docs/figures.md, "Inference servers on H200s"."""
 LONGEST_HEADER: Final = 1 << 28
 QUESTION_S: Final = 10.0

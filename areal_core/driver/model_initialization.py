@@ -17,6 +17,7 @@ from areal_core.config import load_run
 from areal_core.config.imports import KeptSources
 from areal_core.driver.plan import check_model
 from areal_core.driver.terminal import say
+from areal_core.errors import RunError
 from areal_core.interfaces.model import FindsModel
 from areal_core.launchers.member import run_role
 from areal_core.runs.folder import RunFolder, cache_folder
@@ -38,7 +39,10 @@ def play(run: RunFolder, member: Member) -> int:
     chosen = resolved.config.model.source
     assert chosen is not None
     cache = cache_folder()
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"the cache {cache} cannot be made: {error.strerror}", hints=["set AREAL_CACHE"]) from None
     with member.phase("preparing the model", silence_s=0.0):
         folder = prepare_model(chosen, cache, say)
         check_model(resolved, folder)

@@ -41,12 +41,12 @@ class Restarts:
             self._ends[name] = [end for end in self._ends.get(name, []) if now - end < WINDOW_S] + [now]
             most = process.group.restarts
             if most is not None and len(self._ends[name]) > most:
-                return 0.0, f"ended {len(self._ends[name])} times in {WINDOW_S:g} s; the last time it {how}"
+                return 0.0, f"ended {len(self._ends[name])} times in {WINDOW_S:g} s; the last time: {how}"
             return PAUSE_S, ""
         self._failed[name] = failed = self._failed.get(name, 0) + 1
         is_new = name not in self._has_served
         if is_new and said is not None and not said.is_loss and not said.is_consequence:
-            return 0.0, f"ended before it was ready: it {how}"  # what it was given is wrong, and will be again
+            return 0.0, f"ended before it was ready: {how}"  # what it was given is wrong, and will be again
         if is_new and failed >= FAILED_STARTS:
-            return 0.0, f"could not be started {failed} times in a row; the last time it {how}"
+            return 0.0, f"could not be started {failed} times in a row, the last time: {how}"
         return min(LONGEST_PAUSE_S, PAUSE_S * 5**failed), ""  # one that has served may well serve again

@@ -84,6 +84,8 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
     while (state := run_status(run)["state"]) == RECOVERING and time.monotonic() - began < patience_s:
         time.sleep(POLL_S)
     attempt = _last_attempt(run)
+    if state in ("done", "interrupted"):
+        return state
     if state not in ("running", "unreachable"):
         raise UsageError(f"the run in {run.path} does not run: areal status says '{state}'")
     answer = ask_driver(attempt, StopRun(now), ANSWER_S)

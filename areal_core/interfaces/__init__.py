@@ -74,6 +74,7 @@ from areal_core.interfaces.training import (
     SnapshotEngine,
     TrainEngine,
 )
+from areal_core.interfaces.transport import TransferFailedError, WeightTransport
 from areal_core.interfaces.workflow import Environment, Reward, RewardScore, RolloutWorkflow, RowError, WorkflowContext
 
 __all__ = [
@@ -147,8 +148,10 @@ __all__ = [
     "Tool",
     "Tracker",
     "TrainEngine",
+    "TransferFailedError",
     "UpdateMode",
     "Want",
+    "WeightTransport",
     "WeightUpdate",
     "Work",
     "WorkflowContext",

@@ -272,9 +272,9 @@ class InferenceCapabilities:
         sampling: names of `SamplingParameters` fields, beyond temperature, lengths and stop tokens, that it honours.
         deterministic: whether the same requests one after another give the same bits.
         seeded: whether a request's seed decides its tokens.
-        broadcast: whether weights may reach it by collective broadcast (`BroadcastReceiver`).
+        transports: how weights may reach it beside folders, as `plugin/name`: `core/broadcast` is for a
+            `BroadcastReceiver`, `core/ipc` for a `TensorReader`.
         releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
-        reads_tensors: whether it can read weights in the memory of the trainer's GPUs (`TensorReader`).
         images: whether requests may have pictures.
     """
 
@@ -282,9 +282,8 @@ class InferenceCapabilities:
     sampling: frozenset[str] = field(default_factory=frozenset)
     deterministic: bool = False
     seeded: bool = True
-    broadcast: bool = False
+    transports: frozenset[str] = field(default_factory=frozenset)
     releases_memory: bool = False
-    reads_tensors: bool = False
     images: bool = False
 
 

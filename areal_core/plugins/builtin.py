@@ -50,6 +50,29 @@ def areal_launchers() -> Iterable[Component]:
 
 
 @hookimpl
+def areal_weight_transports() -> Iterable[Component]:
+    """How new weights reach the servers."""
+    return [
+        Component(
+            "memory",
+            "a folder in memory; where that is too small or servers stand on other nodes, in the run folder",
+            target="areal_core.training.publication:Folder",
+        ),
+        Component("disk", "the run folder, which all nodes see", target="areal_core.training.publication:Folder"),
+        Component(
+            "broadcast",
+            "a collective broadcast from rank 0, for servers with GPUs of their own",
+            target="areal_core.training.broadcast:Broadcast",
+        ),
+        Component(
+            "ipc",
+            "servers on the trainer's GPUs copy weights from its memory (CUDA IPC)",
+            target="areal_core.training.sharing:TensorSharing",
+        ),
+    ]
+
+
+@hookimpl
 def areal_aggregations() -> Iterable[Component]:
     """How the losses of tokens are added up."""
     module = "areal_core.algorithms.aggregation"

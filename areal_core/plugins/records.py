@@ -39,6 +39,7 @@ KINDS: Final[Mapping[str, str]] = {
     "aggregations": "aggregation",
     "encoders": "encoder",
     "models": "model",
+    "weight_transports": "weight transport",
     "launchers": "launcher",
     "trackers": "tracker",
     "presets": "preset",

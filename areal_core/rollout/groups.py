@@ -17,7 +17,7 @@ from areal_core.rollout.episodes import EpisodeError
 from areal_core.rollout.shaping import shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
     from areal_core.config.sections import RolloutSection
     from areal_core.data.trajectory import Episode
@@ -52,21 +52,12 @@ class GroupRunner:
         section: RolloutSection,
         segments: SegmentWriter | None,
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._segments = segments
         self._dataset = dataset
         self._held_out = held_out
         self._stages = stages
         self._section = section
-
-    @property
-    def on_failure(self) -> Callable[[int, int, int, str], None]:
-        """Told of every failed attempt at an episode: group, sample index, attempt and traceback."""
-        return self._runner.on_failure
-
-    @on_failure.setter
-    def on_failure(self, told: Callable[[int, int, int, str], None]) -> None:
-        self._runner.on_failure = told
 
     async def run(self, task: RunGroup) -> GroupEnded:
         """Run its episodes to their ends; what has become of them.
@@ -81,13 +72,13 @@ class GroupRunner:
         except BaseException as error:  # noqa: BLE001 - a data set may raise anything
             told = writable("".join(traceback.format_exception(error)))
             failure = f"{'held-out ' * task.is_evaluation}{name_row(dataset, task.row)} cannot be read: {told}"
-            self.on_failure(task.number, 0, 0, failure)
+            self.runner.on_failure(task.number, 0, 0, failure)
             return GroupEnded(GroupFacts((), {}, (), len(task.samples), failure, is_kept=True))
         failures: list[str] = []
 
         async def run_episode(sample: int) -> Episode | None:
             try:
-                return await self._runner.run(
+                return await self.runner.run(
                     row,
                     (task.row, task.epoch),
                     group=task.number,
@@ -110,9 +101,9 @@ class GroupRunner:
         if failures and self._section.incomplete_groups != "use":
             kept = []
         elif kept and not task.is_evaluation:
-            kept = await shape(task.number, kept, self._stages, self._runner.checks, self._section)
+            kept = await shape(task.number, kept, self._stages, self.runner.checks, self._section)
         failure = failures[-1] if failures else ""
-        counted = {} if task.is_evaluation else self._runner.take_metrics()  # of both, told with training's
+        counted = {} if task.is_evaluation else self.runner.take_metrics()  # of both, told with training's
         facts = GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted)
         if not kept:
             return GroupEnded(facts)

@@ -85,7 +85,7 @@ class WorkerService:
         self._groups = groups
         self._slots = slots
         self._running: dict[tuple[int, tuple[int, ...]], asyncio.Task[None]] = {}
-        groups.on_failure = self._attempt_failed
+        groups.runner.on_failure = self._attempt_failed
 
     async def serve(self) -> None:
         """Until the controller is gone."""

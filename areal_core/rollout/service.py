@@ -116,8 +116,7 @@ class RolloutService:
         async with self._publishing:
             update = WeightUpdate(request.version, request.folder, request.tensors)
             await self._controller.publish(update, request.trained)
-        receives = self._engine.capabilities.broadcast
-        return messages.Published(receives and cast("BroadcastReceiver", self._engine).needs_folder())
+        return messages.Published(getattr(self._engine, "needs_folder", bool)())
 
     async def _read_tensors(self, request: messages.ReadTensors) -> messages.Readers:
         async with self._publishing:

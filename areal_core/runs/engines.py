@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import RunFolder
 
 
+FOLDERS = {"core/memory", "core/disk"}
+"""Weight transports that every inference engine takes."""
+
+
 def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Member | None) -> InferenceEngine:
     """The inference engine, not yet started.
 
@@ -31,14 +35,15 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
         gpus=config.placement.generation,
         deterministic=config.deterministic,
     )
-    if config.publication.transport == "broadcast" and not engine.capabilities.broadcast:
-        raise RunError(f"publication.transport is broadcast; {name} receives none", hints=["set it to memory or disk"])
-    if config.publication.transport == "ipc" and not (
-        config.has_rank_on_every_gpu and engine.capabilities.reads_tensors
-    ):
+    transport = config.publication.transport.target
+    if transport not in {*FOLDERS, *engine.capabilities.transports}:
         raise RunError(
-            f"publication.transport is ipc, and {name} as it is set and placed reads no memory of the trainer's GPUs",
-            hints=["that is for SGLang in turns with the trainer (placement, memory_saver); else set it to memory"],
+            f"publication.transport is {transport}, and {name} as it is set takes no weights that way",
+            hints=["set it to memory or disk, or leave it out: placement then decides"],
+        )
+    if transport == "core/ipc" and not config.has_rank_on_every_gpu:
+        raise RunError(
+            "publication.transport is ipc, and not every GPU that generates has a rank of the trainer: set it to memory"
         )
     if config.placement.in_turns and not engine.capabilities.releases_memory:
         raise RunError(

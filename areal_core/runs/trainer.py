@@ -113,7 +113,15 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
         folders = _weights_folders(config, attempt, model)
         address, dtype = config.publication.address or member.host, getattr(torch, model.dtype)
         gpu = (config.placement.training or [0] * dist.get_world_size())[dist.get_rank()]
-        publication = Publication(config.publication, learner.policy, rollouts, folders, dtype, address, gpu)
+        transport = config.publication.transport.build(
+            engine=learner.policy,
+            rollouts=rollouts,
+            dtype=dtype,
+            address=address,
+            gpu=gpu,
+            timeout_s=config.publication.timeout_s,
+        )
+        publication = Publication(config.publication, learner.policy, rollouts, transport, folders, dtype)
     # Of a step whose evaluation is still owed the metrics are written again.
     journal = _journal(resolved, run, member, beginning.step - (witness.unevaluated is not None)) if is_first else None
     read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
@@ -165,7 +173,9 @@ def _engines(
 def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelReference) -> list[Path]:
     """Where weights are published, best first; empty. In memory only where all versions that are kept have room."""
     are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
-    if config.publication.transport == "disk" or are_apart:  # servers on other nodes see the run's folder alone
+    if (
+        config.publication.transport.target == "core/disk" or are_apart
+    ):  # servers on other nodes see the run's folder alone
         folders = [attempt.weights]
     else:
         folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", attempt.weights]

@@ -14,7 +14,7 @@ from areal_core.servers.errors import RequestRefusedError, known_form
 if TYPE_CHECKING:
     from areal_core.data import Generation
     from areal_core.interfaces import GenerationRequest, Grant, Slots
-    from areal_core.servers.interface import Connection, ServerAdapter
+    from areal_core.servers.interface import Connection, GenerationAdapter
     from areal_core.servers.settings import ServerSettings
 
 MOST_LOSSES = 4
@@ -31,7 +31,7 @@ class ServersClient:
         slots: where slots come from.
     """
 
-    def __init__(self, settings: ServerSettings, adapter: ServerAdapter, slots: Slots) -> None:
+    def __init__(self, settings: ServerSettings, adapter: GenerationAdapter, slots: Slots) -> None:
         self.capabilities = adapter.capabilities()
         self._settings = settings
         self._adapter = adapter

@@ -137,11 +137,30 @@ class Connection(Protocol):
         """Break off everything under way; what is asked next opens it again."""
 
 
-class ServerAdapter(Protocol):
+class GenerationAdapter(Protocol):
+    """The half of a `ServerAdapter` that rollout workers use: it asks a server for tokens."""
+
+    def capabilities(self) -> InferenceCapabilities:
+        """What servers of this kind can do."""
+
+    def connect(self, address: str, settings: Any) -> Connection:
+        """A connection that opens when something is asked, which is when it fails.
+
+        Args:
+            address: of the server.
+            settings: of the fleet.
+        """
+
+    def generate(self, connection: Any, piece: Piece) -> AsyncIterator[Chunk]:
+        """Ask for a piece and yield what arrives; the last chunk has a `finish`."""
+
+
+class ServerAdapter(GenerationAdapter, Protocol):
     """Speaks the language of one kind of server. Holds no state of any server; everything goes through a connection.
 
-    Every method that asks a server may raise `ServerLostError` and `RequestRefusedError`; see
-    `areal_core.servers.errors`. Adapters for HTTP derive from `areal_core.servers.connection.HTTPAdapter`.
+    What it has beyond a `GenerationAdapter` the rollout controller uses. Every method that asks a server may raise
+    `ServerLostError` and `RequestRefusedError`; see `areal_core.servers.errors`. Adapters for HTTP derive from
+    `areal_core.servers.connection.HTTPAdapter`.
     """
 
     name: str
@@ -158,17 +177,6 @@ class ServerAdapter(Protocol):
             RunError: servers of this kind, as they are set, cannot serve it.
         """
 
-    def capabilities(self) -> InferenceCapabilities:
-        """What servers of this kind can do."""
-
-    def connect(self, address: str, settings: Any) -> Connection:
-        """A connection that opens when something is asked, which is when it fails.
-
-        Args:
-            address: of the server.
-            settings: of the fleet.
-        """
-
     async def check_health(self, connection: Any, timeout_s: float) -> None:
         """Return while the server lives. It is asked during updates and while the server's memory is given away, so it
         must neither generate nor hold an update up."""
@@ -179,9 +187,6 @@ class ServerAdapter(Protocol):
         Raises:
             ServerRefusedError: it is no server of this kind, or of a version that is not known.
         """
-
-    def generate(self, connection: Any, piece: Piece) -> AsyncIterator[Chunk]:
-        """Ask for a piece and yield what arrives; the last chunk has a `finish`."""
 
     async def stop(self, connection: Any, mode: UpdateMode) -> None:
         """Halt generation. On return no token is sampled until `resume`; requests stay in the server."""

@@ -227,11 +227,14 @@ class Roster:
 
     @property
     def possible(self) -> int:
-        """How many servers are ready or may become so; one that has served is given more than one chance."""
-        hopeless = [member for member in self.those(State.REFUSED) if not member.has_served]
+        """How many servers are ready or may become so; one that has served is given more than one chance, until the
+        driver starts it no more."""
+        refused = self.those(State.REFUSED)
+        has_process = [member for member in refused if member.has_served and member.connection.address]
         # What one of them cannot do, none can that has not begun.
-        waiting = self.those(State.WAITING) if hopeless else []
-        return len(self.members) - len(hopeless) - len(waiting) - len(self.those(State.GONE))
+        waiting = () if all(member.has_served for member in refused) else self.those(State.WAITING)
+        hopeless = len(refused) - len(has_process) + len(waiting)
+        return len(self.members) - hopeless - len(self.those(State.GONE))
 
     def those(self, *states: State) -> list[Member]:
         """The servers in one of these states."""

@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from importlib.util import find_spec
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
@@ -62,6 +62,7 @@ class ServerSettings(Settings):
     elsewhere (with stop texts or penalties, on servers that do not label tokens)"""
     restarts: int = Field(3, ge=0)
     """times within five minutes that a server of the run is started again"""
+    least_servers: ClassVar[int] = 0
     _made_key: str = PrivateAttr("")
 
     @field_validator("servers", mode="before")
@@ -70,9 +71,9 @@ class ServerSettings(Settings):
         """Judge them here: of a union every part would be told."""
         if isinstance(servers, dict):
             return ServerBounds.model_validate(servers, context=info.context)
-        if isinstance(servers, ServerBounds) or (type(servers) is int and servers >= 0):
+        if isinstance(servers, ServerBounds) or (type(servers) is int and servers >= cls.least_servers):
             return servers
-        raise ValueError("must be a number from 0, or bounds: {minimum: 2, maximum: 16}")
+        raise ValueError(f"must be a number from {cls.least_servers}, or bounds: {{minimum: 2, maximum: 16}}")
 
     @property
     def elsewhere(self) -> Sequence[str]:
@@ -85,9 +86,9 @@ class ServerSettings(Settings):
         return 1
 
     @property
-    def receives_broadcast(self) -> bool:
-        """Whether weights may reach servers by broadcast."""
-        return False
+    def transports(self) -> frozenset[str]:
+        """See `InferenceCapabilities.transports`."""
+        return frozenset()
 
     @property
     def is_elastic(self) -> bool:
@@ -229,9 +230,9 @@ class FleetSettings(ServerSettings):
         return self.tensor_parallel * self.data_parallel
 
     @property
-    def receives_broadcast(self) -> bool:
-        """See `ServerSettings.receives_broadcast`."""
-        return True
+    def transports(self) -> frozenset[str]:
+        """See `InferenceCapabilities.transports`; adapters of their own travel in files."""
+        return frozenset({"core/broadcast"} if getattr(self, "adapter_rank", None) is None else ())
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What programs of servers cannot do beside the rest of the config."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from areal_core.servers.updating import Updater
 
 LACK = "give the run more nodes, lower servers.minimum, or raise start_timeout_s: so long too few servers may be ready"
+OWN_FAILED = "areal logs RUN_DIR server-0 shows all that a server said; start_timeout_s is how long they are waited for"
 NONE_ANSWERS = "start them, or name others in inference_engine.addresses; with `servers` above 0 the run starts its own"
 POLL_S, START_POLL_S = 0.25, 0.05
 TOLD_S = 5.0
@@ -327,7 +328,8 @@ class Tending:
             lacking_s, ready = now() - enough_at, len(self.roster.ready)
             if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
                 told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
-                self.roster.fail(RunError(told, hints=[LACK if self.settings.servers else NONE_ANSWERS]))
+                own = LACK if self.settings.is_elastic else OWN_FAILED
+                self.roster.fail(RunError(told, hints=[own if self.settings.servers else NONE_ANSWERS]))
             elif self._has_begun and lacking_s > TOLD_S and not is_told:
                 is_told = True
                 sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")

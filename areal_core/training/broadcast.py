@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
+from areal_core.interfaces.transport import TransferFailedError
 from areal_core.messages.rollouts import FormGroup, PublishWeights
 from areal_core.training.distribution import agree, open_store
 from areal_core.training.weights_file import describe_weights
@@ -24,7 +25,6 @@ from areal_core.training.weights_file import describe_weights
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from areal_core.config.sections import PublicationSection
     from areal_core.interfaces.inference import BroadcastGroup, TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.training.rollouts import RolloutClient
@@ -34,34 +34,30 @@ IN_FLIGHT_BYTES = 1 << 30
 POLL_S = 0.002
 
 
-class TransferFailedError(Exception):
-    """Not everybody has the weights for sure: they must go through a folder."""
-
-
 class Broadcast:
-    """Sends the parameters of an engine to the group of inference engines that stands; the same on every rank.
+    """A `WeightTransport` to the group of inference servers that stands; the same on every rank.
 
     Args:
-        section: the deadline.
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks, which only help to gather.
         dtype: of the published weights.
-        address: of this machine, as engines reach it.
+        address: of this machine, as servers reach it.
+        timeout_s: for the whole broadcast.
     """
 
     def __init__(
         self,
-        section: PublicationSection,
         engine: TrainEngine,
         rollouts: RolloutClient | None,
         dtype: torch.dtype,
         address: str = "127.0.0.1",
+        timeout_s: float = 300.0,
     ) -> None:
         self._address = address
         self._engine = engine
         self._rollouts = rollouts
         self._dtype = dtype
-        self._timeout = timedelta(seconds=section.timeout_s)
+        self._timeout = timedelta(seconds=timeout_s)
         self._backend = "nccl" if torch.cuda.is_available() else "gloo"
         self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
         self._tensors: tuple[TensorDescription, ...] = ()

@@ -1,5 +1,4 @@
-"""How new weights reach the inference engines: through a folder that they read, by broadcast (`broadcast.py`), or from
-the memory of the trainer's GPUs (`sharing.py`)."""
+"""How new weights reach the servers: by a `WeightTransport`, and through a folder that they read where it fails."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from areal_core.data.batch import PackedBatch
 from areal_core.data.prediction import shift_to_predictions
 from areal_core.disk import writing
 from areal_core.errors import RunError
+from areal_core.interfaces.transport import TransferFailedError
 from areal_core.messages.rollouts import (
     Begin,
     KeepWeights,
@@ -21,9 +21,7 @@ from areal_core.messages.rollouts import (
     PublishWeights,
     ReleaseMemory,
 )
-from areal_core.training.broadcast import Broadcast, TransferFailedError
 from areal_core.training.distribution import share_bytes, wait_for_all
-from areal_core.training.sharing import TensorSharing
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from areal_core.config.sections import PublicationSection
     from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
+    from areal_core.interfaces.transport import WeightTransport
     from areal_core.training.rollouts import RolloutClient
 
 KEPT = 2
@@ -62,20 +61,26 @@ def roomy_folder(folders: Sequence[Path], size: int) -> Path:
     )
 
 
+class Folder:
+    """The `WeightTransport` that sends nothing: all goes through the folder that stands behind the others."""
+
+    def send(self, version: int, trained: int) -> bool:
+        """See `WeightTransport.send`."""
+        raise TransferFailedError
+
+
 class Publication:
     """Publishes an engine's parameters; every rank of the trainer takes part.
 
-    In memory-backed storage (`/dev/shm`) a folder is the shared-memory transport of one host; in a folder that all
-    hosts see it is the transport by disk. What fails on another way is made up for through a folder.
+    A folder in `/dev/shm` is for one host, one that all hosts see for several.
 
     Args:
         section: settings.
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks.
+        transport: sends them.
         folders: where versions are written, one folder each: in the first one that has room.
         dtype: of the published weights.
-        address: of this machine, as engines reach it, in broadcasts.
-        gpu: number of this rank's GPU, as in `placement`.
     """
 
     def __init__(
@@ -83,21 +88,16 @@ class Publication:
         section: PublicationSection,
         engine: TrainEngine,
         rollouts: RolloutClient | None,
+        transport: WeightTransport,
         folders: Sequence[Path],
         dtype: torch.dtype,
-        address: str = "127.0.0.1",
-        gpu: int = 0,
     ) -> None:
         self._section = section
         self._engine = engine
         self._rollouts = rollouts
         self._folders = folders
         self._dtype = dtype
-        self._direct: Broadcast | TensorSharing | None = None
-        if section.transport == "broadcast":
-            self._direct = Broadcast(section, engine, rollouts, dtype, address)
-        elif section.transport == "ipc":
-            self._direct = TensorSharing(engine, rollouts, dtype, gpu)
+        self._transport = transport
         self._tensors: tuple[TensorDescription, ...] = ()
         self._written: list[Path] = []
         self._pending: Future[Any] | None = None
@@ -125,18 +125,15 @@ class Publication:
         self.finish()
         self.version += 1
         self._count += 1
-        if self._direct is not None:
-            try:
-                needs_folder = self._direct.send(self.version, trained)
-            except TransferFailedError:
-                self._publish_folder(self.version, trained)
-            else:
-                if needs_folder:
-                    folder = self._write(self.version)
-                    if self._rollouts is not None:
-                        self._rollouts.call(OfferFolder(self.version, folder), "servers that missed an update")
-        else:
+        try:
+            needs_folder = self._transport.send(self.version, trained)
+        except TransferFailedError:
             self._publish_folder(self.version, trained)
+        else:
+            if needs_folder:
+                folder = self._write(self.version)
+                if self._rollouts is not None:
+                    self._rollouts.call(OfferFolder(self.version, folder), "servers that missed an update")
         return self.version
 
     def close(self) -> None:

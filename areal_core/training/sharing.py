@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import SharedMemory, SharedTensor
+from areal_core.interfaces.transport import TransferFailedError
 from areal_core.messages.rollouts import PublishWeights, ReadTensors
-from areal_core.training.broadcast import TransferFailedError
 from areal_core.training.distribution import agree, gather, gather_texts, share_text
 from areal_core.training.weights_file import describe_weights, size_of
 
@@ -33,7 +33,7 @@ Part = list[tuple["TensorDescription", "torch.Tensor | None"]]
 
 
 class TensorSharing:
-    """Lets the servers on the trainer's GPUs read the parameters of an engine; the same on every rank.
+    """A `WeightTransport` for servers on the trainer's GPUs, which read its parameters; the same on every rank.
 
     The ranks on whose GPUs somebody reads have each part there. PyTorch keeps its memory until the reader has let it
     go, and for ever where the reader dies before that: after a first failure nothing is shared any more.

@@ -124,7 +124,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", "--dryrun"], "unrecognized arguments: --dryrun"),
         (["config", "shwo"], "invalid choice: 'shwo'"),
         (["config", "show", "nix.yaml"], "there is no config file nix.yaml"),
-        (["run", "/dev/zero"], "cannot read the config file /dev/zero: it has more than 10,000,000 bytes"),
+        (["run", "/dev/zero"], "cannot read the config file /dev/zero: it is a device"),
         (["config", "check", "nix.yaml"], "there is no config file nix.yaml"),
         (["config", "schema", "run.yaml"], "areal config schema describes every config"),
         (["config", "init", "run.yaml"], "run.yaml exists already"),
@@ -311,14 +311,14 @@ def test_a_deleted_current_folder_is_told(box):
     )
 
 
-@pytest.mark.parametrize(("sent", "why"), [(">&-", "Bad file descriptor"), ("> /dev/full", "No space left on device")])
-def test_a_result_that_cannot_be_written_is_told(box, sent, why):
+def test_a_result_that_cannot_be_written_is_told(box):
     for words in ("plugins --json", "config init"):
-        shell = f"' -S -m areal_core {words} {sent}', shell=True"
+        shell = f"' -S -m areal_core {words} > /dev/full', shell=True"
         outcome = box.python(f"import subprocess, sys; sys.exit(subprocess.call(sys.executable + {shell}))")
         assert (outcome.code, outcome.out) == (1, "")
         assert outcome.err == (
-            f"areal: error: the result cannot be written: {why}\n  send standard output to where there is room\n"
+            "areal: error: the result cannot be written: No space left on device\n"
+            "  send standard output to where there is room\n"
         )
 
 

@@ -34,7 +34,7 @@ def test_where_gpus_are_named_what_is_right_on_them_holds(tmp_path, words, dtype
     path.write_text(RUN)
     turns = ["inference_engine.memory_saver=true"] if "placement.training=[0]" in words else []
     config = resolve(path, [], [*words, *turns]).config
-    assert (config.model.dtype, config.publication.transport) == (dtype, transport)
+    assert (config.model.dtype, config.publication.transport.target) == (dtype, f"core/{transport}")
 
 
 def test_what_a_resume_says_of_the_training_engine_holds_for_roles_that_had_the_same(tmp_path):

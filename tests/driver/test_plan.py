@@ -68,7 +68,7 @@ def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
     assert found.figures["memory"]["gpu"] == 80 << 30
     publication = found.figures["publication"]
     assert (publication["bytes"], publication["largest_tensor"]) == (2 * COUNT, 2 * VOCABULARY * HIDDEN)
-    assert publication["seconds"] == pytest.approx(2 * COUNT / memory.BYTES_PER_S["broadcast"])
+    assert publication["seconds"] == pytest.approx(2 * COUNT / memory.BYTES_PER_S["core/broadcast"])
     assert json.loads(found.to_json())["memory"] == found.figures["memory"]
     assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
 
@@ -234,7 +234,6 @@ def test_files_that_are_no_weights_are_told(model: Path) -> None:
         (json.dumps({**DESCRIPTION, "hidden_size": None}), "no positive whole number: hidden_size"),
         (json.dumps({**DESCRIPTION, "hidden_size": 96.5, "vocab_size": "x"}), "whole number: hidden_size, vocab_size"),
         (json.dumps({**DESCRIPTION, "num_attention_heads": 0}), "no positive whole number: num_attention_heads"),
-        (json.dumps({**DESCRIPTION, "num_hidden_layers": 10**400}), "no positive whole number: num_hidden_layers"),
         (json.dumps({**DESCRIPTION, "text_config": 5}), "no positive whole number: hidden_size"),
     ],
 )

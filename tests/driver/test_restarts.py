@@ -33,13 +33,13 @@ def test_who_never_comes_up_is_given_up_after_some_starts_each_after_a_longer_pa
     pauses = [pause_s for pause_s, reason in told if not reason]
     assert pauses == sorted({*pauses})
     assert len(pauses) == FAILED_STARTS - 1
-    assert told[-1][1] == f"could not be started {FAILED_STARTS} times in a row; the last time it was killed by SIGKILL"
+    assert told[-1][1] == f"could not be started {FAILED_STARTS} times in a row, the last time: was killed by SIGKILL"
 
 
 def test_who_says_what_is_wrong_before_it_is_ready_is_not_tried_again():
     said = Failing("no such model", (), 1, "", False, False)
     _, reason = Restarts().after(server(), said, said.text)
-    assert reason == "ended before it was ready: it no such model"
+    assert reason == "ended before it was ready: no such model"
 
 
 def test_who_has_served_is_given_up_only_for_as_many_ends_as_its_group_may_have(clock):
@@ -48,7 +48,7 @@ def test_who_has_served_is_given_up_only_for_as_many_ends_as_its_group_may_have(
     clock[0] += WINDOW_S + 1
     assert starts.after(process, None, "ended")[1] == "", "ends of long ago do not count"
     assert starts.after(process, None, "ended")[1] == ""
-    assert starts.after(process, None, "ended")[1].startswith("ended 3 times in 300 s; the last time it ended")
+    assert starts.after(process, None, "ended")[1].startswith("ended 3 times in 300 s; the last time: ended")
 
 
 def test_who_has_served_is_tried_for_ever(clock):

@@ -87,7 +87,7 @@ class FakeAdapter:
             raise server.health_fault
 
     def capabilities(self):
-        return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), broadcast=True)
+        return InferenceCapabilities(frozenset({"keep_cache", "recompute"}), transports=frozenset({"core/broadcast"}))
 
     def serve(self, model):
         pass

@@ -132,6 +132,20 @@ def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
     run_virtually(check())
 
 
+def test_the_run_ends_at_once_where_the_driver_gives_up_the_only_server(running, own):
+    """It has served, and nobody starts it again: there is nothing to wait for."""
+
+    async def check():
+        starting, driver = own(running.server(), "ended 4 times in 300 s", starts=1, servers=1)
+        async with starting as fleet:
+            driver.end("server-0")
+            await running.until(lambda: fleet.roster.failure, "the end", 10)
+            assert "ended 4 times in 300 s" in str(fleet.roster.failure)
+            assert "areal logs RUN_DIR server-0" in fleet.roster.failure.hints[0]
+
+    run_virtually(check())
+
+
 def test_a_server_of_an_attempt_before_that_answers_nothing_is_ended_and_started_again(running, own):
     """Its GPU may wait for ever in a broadcast whose rank 0 was killed, while its front end answers."""
 

@@ -229,6 +229,8 @@ def test_gpus_keep_their_numbers_where_those_of_a_lost_node_come_to_them(cluster
     async def work() -> None:
         async with launched(cluster, strategy="SPREAD") as launcher:
             gang = ProcessGroup("trainer", "trainer", SHOW, count=2, gpus_each=1)
+            while ray.available_resources().get("GPU") != 4:  # SPREAD takes one node where the other is not free yet
+                await asyncio.sleep(0.1)
             nodes = await launcher.nodes([gang])
             assert [node.gpus for node in nodes] == [1, 1]
             cluster.kill(own_name(nodes[0].name))

@@ -54,8 +54,7 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert seen["state"] == "interrupted"
     assert seen["checkpoint"] == seen["step"] >= 2
     again = workplace.areal("stop", "run")
-    assert again.code == 2
-    assert "does not run: areal status says 'interrupted'" in again.err
+    assert (again.code, again.err) == (0, ""), "what has stopped already needs nothing"
 
     process = workplace.start("run", "--resume", "run")
     workplace.wait_for(lambda: len(workplace.metrics()) > seen["step"], process)

@@ -21,6 +21,7 @@ from areal_core.messages import Failed
 from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.testing.conformance.models import make_model
+from areal_core.training.broadcast import Broadcast
 from areal_core.training.publication import Publication
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
@@ -123,8 +124,9 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
     async def check():
         fleet, victim = place.fleet, place.member(1)
         parameters = Parameters(place)
-        section = PublicationSection(transport="broadcast", timeout_s=BROADCAST_TIMEOUT_S)
-        publication = Watched(section, parameters, Rollouts(place), [tmp_path], torch.float32)
+        rollouts = Rollouts(place)
+        broadcast = Broadcast(parameters, rollouts, torch.float32, timeout_s=BROADCAST_TIMEOUT_S)
+        publication = Watched(PublicationSection(), parameters, rollouts, broadcast, [tmp_path], torch.float32)
         publication.version = place.version
 
         def versions():

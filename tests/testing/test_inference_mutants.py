@@ -275,7 +275,7 @@ class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
 class BroadcastEngine(NaiveEngine):
     """Receives broadcasts too, as rank 1 of two: nothing is wrong with it."""
 
-    capabilities = replace(NaiveEngine.capabilities, broadcast=True)
+    capabilities = replace(NaiveEngine.capabilities, transports=frozenset({"core/broadcast"}))
 
     async def form_group(self, address, port, backend, standing):
         def join():

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
+from areal_core.interfaces import TransferFailedError
 from areal_core.interfaces.inference import BroadcastGroup
 from areal_core.messages.rollouts import FormGroup
-from areal_core.training.broadcast import Broadcast, TransferFailedError
+from areal_core.training.broadcast import Broadcast
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -52,7 +52,7 @@ class Rollouts:
 def broadcast(rollouts: Rollouts) -> bool:
     engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.ones(2, 2))]))
     made: Any = Broadcast
-    sender = made(PublicationSection(transport="broadcast"), engine, rollouts, torch.float32)
+    sender = made(engine, rollouts, torch.float32)
     return bool(sender.send(1, 1))
 
 

@@ -15,7 +15,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces.inference import TensorDescription
 from areal_core.messages.rollouts import Published, PublishWeights
 from areal_core.training import publication as module
-from areal_core.training.publication import Publication
+from areal_core.training.publication import Folder, Publication
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def published(tmp_path, monkeypatch):
     )
     rollouts = Rollouts()
     folders = [tmp_path / "memory", tmp_path / "disk"]
-    made = Publication(PublicationSection(), engine, rollouts, folders, torch.float32)
+    made = Publication(PublicationSection(), engine, rollouts, Folder(), folders, torch.float32)
 
     def publish(**changed):
         free.update(changed)
@@ -153,7 +153,7 @@ def test_all_is_gathered_where_the_disk_refuses(tmp_path):
             yield str(number), torch.zeros(2)
 
     engine = SimpleNamespace(named_full_parameters=gather)
-    made = Publication(PublicationSection(), engine, Rollouts(), [tmp_path], torch.float32)
+    made = Publication(PublicationSection(), engine, Rollouts(), Folder(), [tmp_path], torch.float32)
     with pytest.raises(RunError, match="cannot be written"):
         made.publish(0)
     assert gathered == [0, 1, 2] * 2, "once for their names, once for their values"

@@ -15,10 +15,10 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.config.sections import PublicationSection
 from areal_core.errors import RunError
+from areal_core.interfaces import TransferFailedError
 from areal_core.interfaces.inference import SharedMemory, TensorDescription
 from areal_core.messages.rollouts import Published, PublishWeights, Readers, ReadTensors
 from areal_core.training import sharing
-from areal_core.training.broadcast import TransferFailedError
 from areal_core.training.publication import Publication
 from areal_core.training.sharing import TensorSharing
 
@@ -110,7 +110,8 @@ def test_all_tensors_are_read_in_parts_and_then_published(shared):
 def test_what_servers_refuse_goes_through_a_folder_from_then_on(refused, parts, shared, tmp_path, capsys):
     """What was shared and not read would be kept for ever."""
     rollouts: Any = Rollouts(refused)
-    publication = Publication(PublicationSection(transport="ipc"), ENGINE, rollouts, [tmp_path], torch.float32, gpu=5)
+    sharing = TensorSharing(ENGINE, rollouts, torch.float32, gpu=5)
+    publication = Publication(PublicationSection(), ENGINE, rollouts, sharing, [tmp_path], torch.float32)
     for _ in range(2):
         publication.publish(0)
     assert len(rollouts.begun) == 1

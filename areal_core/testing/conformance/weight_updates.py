@@ -140,7 +140,7 @@ class WeightUpdates(EngineSession):
         async def check() -> None:
             for mode in self.modes(tmp_path):
                 async with self.running(tmp_path, models[0], update_mode=mode) as engine:
-                    if not engine.capabilities.broadcast:
+                    if "core/broadcast" not in engine.capabilities.transports:
                         pytest.skip("the engine does not say that it receives broadcasts")
                     await self._takes_over(engine, partial(broadcast_weights, engine, 7, models[7]), models, mode)
 

@@ -102,9 +102,13 @@ def chosen(name, **settings):
     return Selection("inference_engines", f"{name}/{name}", Engine(**settings), reference=name)
 
 
+def chosen_transport(name):
+    return Selection("weight_transports", f"core/{name}", {}, reference=name)
+
+
 class Published(Run):
     class publication:
-        transport = "memory"
+        transport = chosen_transport("memory")
 
     inference_engine = chosen("vllm", adapter_rank=8)
 
@@ -114,7 +118,7 @@ def test_who_publishes_an_adapter_alone_needs_servers_that_take_it():
     (problem,) = LoraSettings(rank=9, publish="alone").problems(Published())
     assert "set inference_engine.adapter_rank=9" in problem
     other = Published()
-    other.publication = type("Section", (), {"transport": "broadcast"})
+    other.publication = type("Section", (), {"transport": chosen_transport("broadcast")})
     (problem,) = LoraSettings(rank=8, publish="alone").problems(other)
     assert "publication.transport" in problem
     other.inference_engine = chosen("vllm", adapter_rank=None)

@@ -227,15 +227,17 @@ def resolved(*words):
 
 
 def test_in_turns_it_is_the_default_where_servers_can_read():
-    assert resolved().config.publication.transport == "ipc"
-    assert resolved("publication.transport=memory").config.publication.transport == "memory"
+    assert resolved().config.publication.transport.target == "core/ipc"
+    assert resolved("publication.transport=memory").config.publication.transport.target == "core/memory"
     assert (
-        resolved("inference_engine.servers=1", "inference_engine.data_parallel=2").config.publication.transport
-        == "memory"
+        resolved("inference_engine.servers=1", "inference_engine.data_parallel=2").config.publication.transport.target
+        == "core/memory"
     )
-    assert resolved("launcher.trainer_processes=1").config.publication.transport == "memory", "a GPU without a rank"
+    assert resolved("launcher.trainer_processes=1").config.publication.transport.target == "core/memory", (
+        "a GPU without a rank"
+    )
     others = ["placement.training=[2,3]"]
-    assert resolved(*others).config.publication.transport == "broadcast"
+    assert resolved(*others).config.publication.transport.target == "core/broadcast"
 
 
 @pytest.mark.parametrize(

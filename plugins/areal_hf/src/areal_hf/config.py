@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class HFConfig(ServerSettings):
     """Settings of the embedded inference engine."""
 
-    servers: Annotated[int, Field(ge=1)] | ServerBounds = 1
+    least_servers: ClassVar[int] = 1
+    servers: int | ServerBounds = 1
     """processes that generate, each with a copy of the model; or bounds, between which they come and go with their
     nodes"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -83,3 +84,5 @@ class HFConfig(ServerSettings):
         yield from super().check(config)
         if (self.deterministic or config.deterministic) and self.bounds.maximum > 1:
             yield "deterministic is one request at a time: set servers to 1"
+        if self.max_sequence_length is not None and config.longest_sequence > self.max_sequence_length:
+            yield f"max_sequence_length is {self.max_sequence_length}, and sequences may have {config.longest_sequence}"

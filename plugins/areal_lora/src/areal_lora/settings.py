@@ -133,7 +133,7 @@ class LoraSettings(Settings):
                 )
             else:
                 yield f"{takes} no adapters: set adapter.publish to merged, or take servers of vllm or sglang"
-        if config.publication.transport == "broadcast":
+        if config.publication.transport.target not in {"core/memory", "core/disk"}:
             yield "adapter.publish is alone, and adapters travel in files: set publication.transport to memory"
 
     def resolved(self) -> LoraSettings:

@@ -105,10 +105,9 @@ class SGLangAdapter(HTTPAdapter):
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
             seeded=bool(self._settings.options.get("enable_deterministic_inference")),
-            broadcast=self._settings.adapter_rank is None,
+            transports=self._settings.transports,
             images=True,
             releases_memory=self._settings.memory_saver,
-            reads_tensors=self._settings.reads_tensors,
         )
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:

@@ -28,6 +28,11 @@ class SGLangConfig(FleetSettings):
     """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
 
     @property
+    def transports(self) -> frozenset[str]:
+        """See `InferenceCapabilities.transports`."""
+        return super().transports | ({"core/ipc"} if self.reads_tensors else set())
+
+    @property
     def reads_tensors(self) -> bool:
         """Whether servers may read weights in the memory of the trainer's GPUs: the run must know which are theirs, and
         SGLang takes that of one copy of the weights."""
@@ -45,7 +50,9 @@ class SGLangConfig(FleetSettings):
                 yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
         if config.placement.in_turns and not self.memory_saver:
             yield "placement gives the same GPUs to generation and training: set memory_saver to true"
-        if config.publication.transport == "ipc" and not (config.has_rank_on_every_gpu and self.reads_tensors):
+        if config.publication.transport.target == "core/ipc" and not (
+            config.has_rank_on_every_gpu and self.reads_tensors
+        ):
             yield (
                 "publication.transport is ipc, which is for servers of the run that take turns with the trainer on the "
                 "same GPUs, a rank on each, with memory_saver, data_parallel 1 and whole weights: set it to memory"

@@ -113,7 +113,7 @@ class VLLMAdapter(HTTPAdapter):
         return InferenceCapabilities(
             update_modes=frozenset({"keep_cache", "recompute"}),
             sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
-            broadcast=self._settings.adapter_rank is None,
+            transports=self._settings.transports,
             images=True,
             releases_memory=self._settings.sleep_mode,
         )

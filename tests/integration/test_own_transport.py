@@ -1,0 +1,95 @@
+"""A weight transport of somebody else's, and the engine that understands it: both by import, in a true run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Workplace
+
+pytestmark = pytest.mark.slow
+
+TRANSPORT = """
+from dataclasses import replace
+from pathlib import Path
+
+from areal_core.interfaces import TensorDescription, WeightUpdate
+from areal_core.messages import Done, Message
+from areal_core.messages.rollouts import PublishWeights
+from areal_core.training.weights_file import describe_weights, write_weights
+from areal_hf.config import HFConfig
+from areal_hf.engine import HFEngine
+
+CHOSEN = {chosen!r}
+
+
+class Parcel(Message):
+    '''Weights lie here; answered with `Done`.'''
+
+    folder: Path
+
+
+class Parcels:
+    '''Sends weights in a folder of its own.'''
+
+    def __init__(self, engine, rollouts, dtype):
+        self.engine, self.rollouts, self.dtype = engine, rollouts, dtype
+
+    def send(self, version, trained):
+        tensors = describe_weights(self.engine, self.dtype)
+        parameters = self.engine.named_full_parameters()
+        if self.rollouts is not None:
+            folder = Path(__file__).parent / f"parcel-{{version}}"
+            folder.mkdir(exist_ok=True)
+            write_weights(folder / "model.safetensors", tensors, parameters)
+            self.rollouts.call(Parcel(folder), "a parcel to be taken")
+            self.rollouts.call(PublishWeights(version, trained, None, tensors), "the parcel to be opened")
+        return False
+
+
+class Engine(HFEngine):
+    '''Takes parcels.'''
+
+    Config = HFConfig
+
+    def __init__(self, settings, log_dir, member=None, gpus=None, *, deterministic=False):
+        super().__init__(settings, log_dir, member, gpus, deterministic=deterministic)
+        if CHOSEN:
+            self.capabilities = replace(self.capabilities, transports=frozenset({{CHOSEN}}))
+        self.fleet_update, self.update_weights = self.update_weights, self.open_parcel
+
+    async def answer(self, message):
+        if not isinstance(message, Parcel):
+            return await super().answer(message)
+        self.parcel = message.folder
+        return Done()
+
+    async def open_parcel(self, update):
+        folder = update.path or self.parcel
+        await self.fleet_update(WeightUpdate(update.version, folder))
+"""
+
+
+def write(folder: Path, *, takes: bool) -> list[str]:
+    file = folder / "parcels.py"
+    file.write_text(TRANSPORT.format(chosen=f"{file}:Parcels" if takes else ""))
+    return [f"inference_engine={file}:Engine", f"publication.transport={file}:Parcels"]
+
+
+def test_weights_by_a_transport_of_ones_own(workplace: Workplace, tmp_path: Path):
+    words = [*write(tmp_path, takes=True), "steps=3", "evaluation=null", "publication.verify_every=1"]
+    run_dir = tmp_path / "run"
+    done = workplace.areal("run", "run.yaml", f"run_dir={run_dir}", *words)
+    assert done.code == 0, done.err
+    assert len(list(tmp_path.glob("parcel-*"))) >= 2
+    assert not list((run_dir / "attempts").rglob("version-*")), "nothing went through a folder of ours"
+
+
+def test_an_engine_that_does_not_know_it_is_refused(workplace: Workplace, tmp_path: Path):
+    done = workplace.areal("run", "run.yaml", f"run_dir={tmp_path / 'run'}", *write(tmp_path, takes=False))
+    assert done.code != 0
+    assert "takes no weights that way" in done.err
