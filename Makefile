@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PLUGINS := areal_hf areal_vision areal_attention areal_models areal_parallel areal_planning areal_lora areal_fsdp areal_deepspeed areal_grpo areal_rewards areal_trackers areal_finetuning areal_evaluation areal_view areal_agents areal_environments areal_sglang areal_vllm areal_ray areal_slurm areal_sandboxes
+PLUGINS := areal_hf areal_vision areal_fsdp areal_deepspeed areal_grpo areal_rewards areal_trackers areal_finetuning areal_evaluation areal_view areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_sandboxes
 # torch is of the version in constraints.txt, and of the build that the index has: see the README.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml) constraints.txt
@@ -68,7 +68,7 @@ $(VENV)/demo: $(VENV)/python $(SOURCES)
 	touch $@
 
 $(VENV)/test: $(VENV)/demo
-	DS_BUILD_OPS=0 $(PIP) --no-build-isolation -e "plugins/areal_deepspeed[deepspeed]" -e "plugins/areal_rewards[datasets,judge,math,models,reasoning-gym]" -e "plugins/areal_trackers[prometheus,tensorboard,trackio]" -e "plugins/areal_fsdp[lora]" -e "plugins/areal_ray[ray]" -e "plugins/areal_environments[gymnasium,mcp,textarena]" \
+	DS_BUILD_OPS=0 $(PIP) --no-build-isolation -e "plugins/areal_deepspeed[deepspeed]" -e "plugins/areal_rewards[datasets,judge,math,models,reasoning-gym]" -e "plugins/areal_trackers[prometheus,tensorboard,trackio]" -e "plugins/areal_fsdp[lora]" -e "plugins/areal_ray[ray]" -e "plugins/areal_agents[gymnasium,mcp,textarena]" \
 		"anthropic>=2" "hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "nbclient>=0.10" "openai>=3" "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "rank-bm25>=0.2" "ruff>=0.9" types-PyYAML
 	touch $@
 

@@ -67,8 +67,8 @@ uvicorn.run(create_app(Counting, Say, Heard, env_name="counting", max_concurrent
 """
 COUNT = """
 import asyncio, json, sys
-from areal_environments.config import OpenEnvSettings
-from areal_environments.openenv_sessions import OpenEnvEnvironment
+from areal_agents.environments.config import OpenEnvSettings
+from areal_agents.environments.openenv_sessions import OpenEnvEnvironment
 
 async def play(seed):
     settings = OpenEnvSettings(url=sys.argv[1], reset_keys=["seed"], observation_key="echoed_message")
@@ -163,7 +163,7 @@ def run_gymnasium(fresh: bool, folder: Path) -> Ran:
     del fresh, folder
     moves = {"left": 0, "down": 1, "right": 2, "up": 3}
     lake = multi_turn(
-        "environments/gymnasium", id="FrozenLake-v1", arguments={"is_slippery": False}, actions=moves,
+        "agents/gymnasium", id="FrozenLake-v1", arguments={"is_slippery": False}, actions=moves,
         observation="rendering",
     )  # fmt: skip
     texts = ("right", "right", "down", "down", "I see. Down!", "right")
@@ -173,7 +173,7 @@ def run_gymnasium(fresh: bool, folder: Path) -> Ran:
 def run_textarena(fresh: bool, folder: Path) -> Ran:
     """One after another until the number is found."""
     del fresh, folder
-    game = multi_turn("environments/textarena", id="GuessTheNumber-v0", arguments={"max_number": 4})
+    game = multi_turn("agents/textarena", id="GuessTheNumber-v0", arguments={"max_number": 4})
     guesses = [f"[{number}]" for number in range(1, 5)]
     return Ran(version("textarena"), "GuessTheNumber-v0", *asyncio.run(play(game, rows(), *guesses)))
 
@@ -181,10 +181,10 @@ def run_textarena(fresh: bool, folder: Path) -> Ran:
 def run_mcp(fresh: bool, folder: Path) -> Ran:
     """A server for each episode."""
     del fresh, folder
-    from areal_environments.config import ToolSettings
-    from areal_environments.tools import ToolWorkflow
+    from areal_agents.environments.config import ToolSettings
+    from areal_agents.environments.tools import ToolWorkflow
 
-    server = ROOT / "plugins" / "areal_environments" / "tests" / "tool_server.py"
+    server = ROOT / "plugins" / "areal_agents" / "tests" / "environments" / "tool_server.py"
     mcp = [{"command": [sys.executable, str(server)], "per": "episode"}]
     call = '<tool_call>{"name": "note", "arguments": {"text": "a"}}</tool_call>'
     tools = ToolWorkflow(ToolSettings.model_validate({"mcp": mcp, "tool_timeout_s": 300}))
@@ -206,7 +206,7 @@ def run_openenv(fresh: bool, folder: Path) -> Ran:
             if time.monotonic() > deadline or server.poll() is not None:
                 raise SystemExit("the OpenEnv server does not listen")
             time.sleep(0.2)
-        sources = f"{ROOT}:{ROOT / 'plugins/areal_environments/src'}:{ROOT / 'plugins/areal_agents/src'}"
+        sources = f"{ROOT}:{ROOT / 'plugins/areal_agents/src'}"
         command = [python, "count.py", f"http://127.0.0.1:{port}"]
         done = subprocess.run(
             command,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_models.logprobs import default_chunk_tokens, token_logprobs
-from areal_models.wide import Head, wide_output
+from areal_fsdp.models.logprobs import default_chunk_tokens, token_logprobs
+from areal_fsdp.models.wide import Head, wide_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,10 +30,10 @@ from gpu_train_step_sizes import MIXTURES, SHAPES, head_size, make_config
 from plain_loop import plain_loop
 from transformers import AutoModelForCausalLM
 
-from areal_attention.hugging_face import Layout
-from areal_attention.kernels import _MAKERS, Reach
 from areal_core.data import Metric, PackedBatch, Ragged
 from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
+from areal_fsdp.attention.hugging_face import Layout
+from areal_fsdp.attention.kernels import _MAKERS, Reach
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

@@ -79,9 +79,9 @@ def plan(folder: Path, ranks: int, tensor: int, dtype: str) -> dict[str, float]:
     """What each of so many ranks holds and reads of `LLAMA_70B`, in GiB; counted on the first and on the last."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from areal_fsdp.models.model import RoleModule, load_model
+    from areal_fsdp.parallel.mesh import place_ranks
     from areal_fsdp.sharding import shard
-    from areal_models.model import RoleModule, load_model
-    from areal_parallel.mesh import place_ranks
 
     in_files = write_sparse(folder, LLAMA_70B)
     role = ACTOR if dtype == "float32" else REFERENCE

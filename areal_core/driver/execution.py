@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.imports import KeptSources
 from areal_core.disk import DiskError, replace_durably, writing
 from areal_core.driver.attempts import RECOVERING, claim, next_attempt, release
-from areal_core.driver.balance import Split
 from areal_core.driver.checking import CodeCheck
 from areal_core.driver.driver import Driver
 from areal_core.driver.groups import model_group, process_groups, split_optional
@@ -99,7 +98,7 @@ def execute(
     with closing(Terminal()) as terminal:
         code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal))
     if not code:
-        say(summarise_run(run, steps, time.monotonic() - began, Split.of(resolved.config), done))
+        say(summarise_run(run, steps, time.monotonic() - began, done))
     return code
 
 
@@ -126,8 +125,8 @@ async def _drive(
         launcher: starts its processes.
         terminal: for the user.
     """
-    say = terminal.say
-    state = RunState(run, say, Split.of(resolved.config))
+    say = resolved.plugins.events.say = terminal.say
+    state = RunState(run, say)
     driver = Driver(launcher, run, lambda *said: _hear(state, *said), say)
     recoveries = Recoveries(resolved.config.launcher.keywords().get("max_attempts_without_checkpoint", 0), say)
     outcome, code, owned = "failed", 1, None

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from areal_core.driver.balance import bottleneck
-
 if TYPE_CHECKING:
-    from areal_core.driver.balance import Split
     from areal_core.runs.folder import RunFolder
 
 GOALS: Final = (
@@ -32,9 +29,8 @@ def headlines(metrics: set[str]) -> list[tuple[str, str, str]]:
     return [*goals[:1], *(one for one in OTHERS if one[0] in metrics)]
 
 
-def summarise_run(run: RunFolder, steps: int, seconds: float, split: Split | None = None, before: int = 0) -> str:
-    """What came of a run that has done all its steps: scores at its two ends, which half waited for the other (with
-    `split`, that of its GPUs, what would balance them), and where its results lie."""
+def summarise_run(run: RunFolder, steps: int, seconds: float, before: int = 0) -> str:
+    """What came of a run that has done all its steps: scores at its two ends, and where its results lie."""
     metrics = run.read_metrics()
     here = f", the last {steps - before} of them" if before else ""
     lines = [f"done: {steps} steps{here} in {seconds:.0f} s"]
@@ -44,8 +40,6 @@ def summarise_run(run: RunFolder, steps: int, seconds: float, split: Split | Non
     staleness = [line["staleness/mean"] for line in metrics if "staleness/mean" in line]
     if staleness:
         lines.append(f"  {'staleness':15s} {sum(staleness) / len(staleness):.2f} batches, mean of trained tokens")
-    if words := bottleneck(metrics, split):
-        lines.append(f"  {'waiting':15s} {words}")
     for path, label in ((run.model, "model"), (run.best, "best model"), (run.report, "report")):
         if path.exists():
             lines.append(f"  {label:15s} {path}")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from areal_core.driver.describing import describe_phases
 from areal_core.driver.summary import headlines
 from areal_core.driver.terminal import say
-from areal_core.driver.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from areal_core.config import Resolved
-    from areal_core.driver.balance import Split
     from areal_core.driver.terminal import Terminal
     from areal_core.messages.hub import Driving
     from areal_core.runs.folder import RunFolder
@@ -55,7 +53,6 @@ class RunState:
     Args:
         run: its folder.
         say: shows a line to the user.
-        split: of its GPUs, None where it has none for each half.
 
     Attributes:
         say: shows a line to the user.
@@ -64,7 +61,7 @@ class RunState:
         phases: by process what it is doing.
     """
 
-    def __init__(self, run: RunFolder, say: Callable[[str], None] = say, split: Split | None = None) -> None:
+    def __init__(self, run: RunFolder, say: Callable[[str], None] = say) -> None:
         self._run = run
         self.say = say
         self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
@@ -72,7 +69,6 @@ class RunState:
         self.statuses: dict[str, dict[str, Any]] = {}
         self.phases: Mapping[str, str] = {}
         self._seen = -math.inf
-        self._verdicts = Verdicts(split)
 
     @property
     def is_old(self) -> bool:
@@ -94,8 +90,6 @@ class RunState:
         """A step is over."""
         self.lines.append(line)
         self._new.append(line)
-        for verdict in self._verdicts.of(self.lines):
-            self.say(verdict)
 
     def hear(self, role: str, status: dict[str, Any]) -> None:
         """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""

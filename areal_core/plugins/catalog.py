@@ -35,7 +35,6 @@ _IDEAS: Final = (
     "finetuning",
     "rewards",
     "agents",
-    "environments",
     "vision",
     "sandboxes",
     "trackers",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from areal_core.errors import PluginBrokenError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import pluggy
@@ -30,6 +30,8 @@ class Events:
         self._relay = relay
         self.silenced: set[str] = set()
         """Plugins that raised an exception and hear no more."""
+        self.say: Callable[[str], None] = logger.warning
+        """Shows a line that a plugin returned to whoever watches the run."""
 
     def configure(self, config: RunConfig) -> None:
         """The config is complete and checked; an exception ends the program with exit code 2."""
@@ -76,7 +78,8 @@ class Events:
             if implementation.plugin_name in self.silenced:
                 continue
             try:
-                implementation.function(*(arguments[name] for name in implementation.argnames))
+                for line in implementation.function(*(arguments[name] for name in implementation.argnames)) or ():
+                    self.say(line)
             except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is reported under its name
                 failures.append((implementation.plugin_name, error))
         return failures

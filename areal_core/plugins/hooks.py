@@ -69,8 +69,8 @@ def areal_run_started(config: RunConfig, run_dir: Path) -> None:
 
 
 @hookspec
-def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """A training step is over and its metrics are final.
+def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) -> Iterable[str] | None:
+    """A training step is over and its metrics are final. Lines that it returns are shown to whoever watches the run.
 
     When: after the optimizer updates of a batch, beside generation.
     Process: trainer rank 0.
@@ -102,8 +102,9 @@ def areal_checkpoint_saved(run_dir: Path, step: int, path: Path) -> None:
 
 
 @hookspec
-def areal_run_finished(run_dir: Path, outcome: str, signal: int) -> None:
+def areal_run_finished(run_dir: Path, outcome: str, signal: int) -> Iterable[str] | None:
     """The run is over: `outcome` is done, interrupted or failed; `signal` asked it to stop, 0 where none did.
+    Lines that it returns are shown.
 
     When: when every other process of the run has ended.
     Process: the one that launched the run.

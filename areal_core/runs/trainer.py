@@ -197,6 +197,7 @@ def _journal(resolved: Resolved, run: RunFolder, member: Member, step: int) -> J
         phase=lambda name: member.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
         tell=member.say,
     )
+    resolved.plugins.events.say = member.say
     member.notify(Status({"step": step}))
     journal.start_trackers(run.path, resolved.config.model_dump(mode="json"))
     return journal

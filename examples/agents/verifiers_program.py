@@ -4,7 +4,7 @@ python -m venv verifiers && verifiers/bin/pip install verifiers==0.4.0 uv
 workflow:
   type: agents/agent
   agent: {type: command, command: [verifiers/bin/python, verifiers_program.py, TASKSET, TOKENIZER]}
-dataset: {type: environments/seeds, size: 1000}
+dataset: {type: agents/seeds, size: 1000}
 
 TASKSET is a module that verifiers can import, TOKENIZER the model's folder; the row's `seed` is the task's place.
 Prompts go to the policy as token ids, rendered by verifiers, and its tokens come back: nothing is tokenised twice.

@@ -27,15 +27,7 @@ TORCH_FREE = (
     "launchers",
 )
 FIRST_PARTY = {path.name.removeprefix("areal_") for path in PLUGINS} | {"deepspeed", "ray", "slurm"}
-LIBRARIES = {
-    "areal_attention",
-    "areal_lora",
-    "areal_vision",
-    "areal_models",
-    "areal_parallel",
-    "areal_planning",
-    "areal_agents",
-}
+LIBRARIES = {"areal_agents", "areal_fsdp", "areal_vision"}
 """Libraries, whether plugins as well or not: others may import them, and declare it like any dependency."""
 
 

@@ -103,7 +103,7 @@ def made() -> set[str]:
     keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "objectives.py").read_text())}
     stages = [path.read_text() for path in grpo.glob("*stages.py")]
     keys |= {f"train/{name}" for text in stages for name in re.findall(r'context\.log\("(\w+)"', text)}
-    meter = (ROOT / "plugins/areal_planning/src/areal_planning/meter.py").read_text().partition("def take")[2]
+    meter = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/planning/meter.py").read_text().partition("def take")[2]
     keys |= {f"engine/{name}" for name in re.findall(r'"(\w+)":', meter)}
     engine = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/engine.py").read_text()
     keys |= {
@@ -122,13 +122,12 @@ def test_a_metric_of_a_recorded_run_is_explained(key: str) -> None:
     assert is_explained(key), f"docs/metrics.md has no row for {key}"
 
 
-def test_every_verdict_has_its_row() -> None:
-    """A row names the metrics that the verdict looks at, in the order of the code."""
-    rows = PAGE.split("## Verdicts")[1].split("\n## ")[0].split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
-    code = (
-        (ROOT / "areal_core/driver/verdicts.py").read_text().split("PATHOLOGIES: Final")[1].split("class Verdicts")[0]
-    )
-    looked_at = [set(re.findall(r'(?:first|last)\("([\w/]+)"', one)) for one in code.split("Pathology(")[1:]]
+def test_every_diagnostic_has_its_row() -> None:
+    """A row names the metrics that the diagnostic looks at, in the order of the code."""
+    rows = PAGE.split("## Diagnostics")[1].split("\n## ")[0].split("|---|---|---|\n")[1].split("\n\n")[0].splitlines()
+    source = (ROOT / "plugins/areal_view/src/areal_view/diagnostics.py").read_text()
+    code = source.split("DIAGNOSTICS: Final")[1].split("class Diagnostics")[0]
+    looked_at = [set(re.findall(r'(?:first|last)\("([\w/]+)"', one)) for one in code.split("Diagnostic(")[1:]]
     assert [set(re.findall(r"`(\w+/[\w/]+)`", row)) for row in rows] == looked_at
 
 

@@ -160,15 +160,3 @@ print("SHOWN")
     assert process.wait(60) == 0, shown.decode(errors="replace")
     assert b"SHOWN" in shown
     assert b"4 of 8" in shown
-
-
-def test_rewards_that_never_differ_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is wrong with such a run, and nothing is learnt in it."""
-    state = RunState(RunFolder(tmp_path))
-    for step in range(1, 9):
-        state.add({"step": step, "reward/groups_all_equal": 1.0})
-    assert capsys.readouterr().out.count("nothing can be learnt") == 1
-    lively = RunState(RunFolder(tmp_path))
-    for step in range(1, 9):
-        lively.add({"step": step, "reward/groups_all_equal": 0.9 if step % 3 == 2 else 1.0})
-    assert capsys.readouterr().out == ""

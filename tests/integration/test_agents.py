@@ -60,8 +60,8 @@ def test_a_game_of_an_example_is_trained(workplace: Workplace) -> None:
 
 SERVED = """\
 import os, sys
-from areal_environments.config import ToolSettings
-from areal_environments.tool_servers import ToolServers
+from areal_agents.environments.config import ToolSettings
+from areal_agents.environments.tool_servers import ToolServers
 
 
 class Asks:
@@ -88,7 +88,7 @@ class Asks:
 @pytest.mark.long
 def test_a_server_that_ignores_its_end_does_not_outlive_the_run(workplace: Workplace) -> None:
     pytest.importorskip("mcp")
-    server = AGENTS.parents[1] / "plugins" / "areal_environments" / "tests" / "tool_server.py"
+    server = AGENTS.parents[1] / "plugins" / "areal_agents" / "tests" / "environments" / "tool_server.py"
     shutil.copy(server, workplace.folder / "a_tool_server.py")
     (workplace.folder / "asks.py").write_text(SERVED)
     workplace.environment["TOOL_SERVER"] = str(workplace.folder / "a_tool_server.py")

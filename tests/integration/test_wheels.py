@@ -21,14 +21,7 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = sorted(path.name for path in (ROOT / "plugins").glob("areal_*"))
 
 
-LIBRARIES = {
-    "areal_attention",
-    "areal_lora",
-    "areal_vision",
-    "areal_models",
-    "areal_parallel",
-    "areal_planning",
-}
+LIBRARIES = {"areal_vision"}
 """Others require them."""
 SOME = {"areal_grpo", "areal_rewards", "areal_vllm"}
 """One of algorithms, one of extras, one of servers; the others alone with the core are `long`."""

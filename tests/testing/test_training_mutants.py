@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from areal_attention.hugging_face import Layout
 from areal_core.data import Metric, PackedBatch, combine
 from areal_core.interfaces import ACTOR, LossResult, Work
 from areal_core.interfaces import REFERENCE as REFERENCE_ROLE
 from areal_core.testing.conformance import TrainEngineSuite
+from areal_fsdp.attention.hugging_face import Layout
 from areal_fsdp.checkpoint import checkpoint_state, read_checkpoint, write_checkpoint
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_models.export import write_model
+from areal_fsdp.models.export import write_model
 
 pytestmark = pytest.mark.slow
 

@@ -115,7 +115,7 @@ def main():
     role, dtype = ROLES[settings.pop("role")], settings.pop("dtype")
     torch.set_num_threads(1)
     told = []
-    logging.getLogger("areal_parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
+    logging.getLogger("areal_fsdp.parallel.loading").addFilter(lambda record: told.append(record.getMessage()) or True)
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     read = count_reading(settings.pop("fails", None) == rank)
     engine = Watched(FSDPConfig(**settings))

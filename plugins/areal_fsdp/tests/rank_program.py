@@ -16,7 +16,7 @@ from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelRef
 from areal_core.testing.conformance import numbers_of
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_models import compiling
+from areal_fsdp.models import compiling
 
 OUTPUTS = ["logprobs", "entropy"]
 

@@ -10,7 +10,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LendingEngine, LossResult, ModelReference
 from areal_core.testing.conformance.models import reference_outputs
 from areal_fsdp.config import FSDPConfig
-from areal_models import logprobs
+from areal_fsdp.models import logprobs
 
 ADAPTER = {"adapter": {"rank": 4}}
 
@@ -40,7 +40,7 @@ def test_base_and_adapter_by_peft_the_merged_export_and_the_engine_agree(
 def test_the_gradient_is_that_of_automatic_differentiation_through_peft(
     tmp_path, make_engine, model_folder, program, batch, adapter_folder, settings, dtype, monkeypatch
 ):
-    monkeypatch.setattr("areal_models.compiling.BACKEND", "aot_eager")
+    monkeypatch.setattr("areal_fsdp.models.compiling.BACKEND", "aot_eager")
     folder = adapter_folder("llama")
     engine = make_engine("llama", adapter={"from_folder": folder}, dtype=dtype, **settings)
     found, _ = program.gradients_of(engine, batch)

@@ -11,8 +11,8 @@ from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, LossResult, Work
 from areal_fsdp import masters
 from areal_fsdp.engine import FSDPEngine
-from areal_models import compiling, logprobs
-from areal_parallel.adamw import scalars_of, update
+from areal_fsdp.models import compiling, logprobs
+from areal_fsdp.parallel.adamw import scalars_of, update
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_not_on_a_cpu_unless_asked(monkeypatch, caplog):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_kernel_that_is_missing_is_refused_by_name(make_engine, monkeypatch):
-    from areal_attention import kernels
+    from areal_fsdp.attention import kernels
 
     monkeypatch.setitem(kernels._MAKERS, "flash4", lambda: __import__("nothing_of_this_name"))
     with pytest.raises(RunError, match="attention_kernel: flash4 cannot be used here"):

@@ -9,8 +9,8 @@ from areal_core.interfaces import ACTOR, CRITIC, Follows, Role
 from areal_core.testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_lora.adapter import install
-from areal_lora.settings import LoraSettings
+from areal_fsdp.lora.adapter import install
+from areal_fsdp.lora.settings import LoraSettings
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from areal_attention.packed import packed_attention
 from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, LossResult
 from areal_core.testing.conformance.training_session import REWARD_MODEL
-from areal_parallel.file_names import named_as_in_files
+from areal_fsdp.attention.packed import packed_attention
+from areal_fsdp.parallel.file_names import named_as_in_files
 
 KINDS = ["qwen3", "llama", "mistral", "gpt2", "qwen3_moe", "mixtral"]
 
@@ -343,7 +343,7 @@ def test_models_that_mix_packed_sequences_are_refused(make_engine, monkeypatch):
     def leaky(query, key, value, layout, **options):
         return packed_attention(query, key, value, type(layout).from_lengths([len(query)]), **options)
 
-    monkeypatch.setattr("areal_attention.hugging_face.packed_attention", leaky)
+    monkeypatch.setattr("areal_fsdp.attention.hugging_face.packed_attention", leaky)
     with pytest.raises(RunError, match="model type 'llama' gives other results for packed sequences"):
         make_engine("llama")
 

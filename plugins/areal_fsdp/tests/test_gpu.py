@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from areal_attention.kernels import choose_kernel
 from areal_core.interfaces import LossResult
+from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.engine import FSDPEngine
-from areal_models import compiling
-from areal_models.logprobs import token_logprobs
-from areal_parallel import moments
-from areal_parallel.tensor import own_part
+from areal_fsdp.models import compiling
+from areal_fsdp.models.logprobs import token_logprobs
+from areal_fsdp.parallel import moments
+from areal_fsdp.parallel.tensor import own_part
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ModelReference
-from areal_models.model import load_model
+from areal_fsdp.models.model import load_model
 
 pytestmark = pytest.mark.slow
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from areal_attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, PlansMemory, RankLoad
+from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_fsdp.config import FSDPConfig
-from areal_models import compiling
-from areal_models.compiling import prepare_layers
-from areal_planning.decoder import Decoder
-from areal_planning.memory import Computing, forward_memory, kept_activations, peak_memory
-from areal_planning.recomputing import Recomputing, kept_by_a_layer
+from areal_fsdp.models import compiling
+from areal_fsdp.models.compiling import prepare_layers
+from areal_fsdp.planning.decoder import Decoder
+from areal_fsdp.planning.memory import Computing, forward_memory, kept_activations, peak_memory
+from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
 
 GIB = 1 << 30
 TOKENS = 32_768

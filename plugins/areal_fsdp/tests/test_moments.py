@@ -6,13 +6,13 @@ import torch
 from areal_core.interfaces import LossResult
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
+from areal_fsdp.models import compiling
 from areal_fsdp.optimizer import make_optimizer, step
-from areal_models import compiling
-from areal_parallel import moments
-from areal_parallel.adamw import _bits, _round, scalars_of, update
-from areal_parallel.gradients import gradient_norm
-from areal_parallel.mesh import Ranks
-from areal_parallel.moments import PiecewiseAdamW
+from areal_fsdp.parallel import moments
+from areal_fsdp.parallel.adamw import _bits, _round, scalars_of, update
+from areal_fsdp.parallel.gradients import gradient_norm
+from areal_fsdp.parallel.mesh import Ranks
+from areal_fsdp.parallel.moments import PiecewiseAdamW
 
 HALF = {"optimizer_state_dtype": "bfloat16"}
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from areal_fsdp.config import FSDPConfig
+from areal_fsdp.models.schedule import learning_rate_at
 from areal_fsdp.optimizer import make_optimizer, step
-from areal_models.schedule import learning_rate_at
-from areal_parallel.gradients import gradient_norm
-from areal_parallel.mesh import Ranks
+from areal_fsdp.parallel.gradients import gradient_norm
+from areal_fsdp.parallel.mesh import Ranks
 
 
 def rates(updates, total=20, **settings):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_models.probe import check_module
+from areal_fsdp.models.probe import check_module
 
 VOCABULARY = 512
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal_parallel.file_names import named_as_in_files
+from areal_fsdp.parallel.file_names import named_as_in_files
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from areal_core.data import PackedBatch, Ragged, shift_to_predictions
 from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, ModelReference
 from areal_core.servers.experts import MODEL_TYPES, Mixture
-from areal_models import compiling
+from areal_fsdp.models import compiling
 
 KINDS = ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe"]
 

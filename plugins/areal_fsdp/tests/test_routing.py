@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from areal_core.errors import RunError
 from areal_core.interfaces import LossResult
-from areal_models import compiling
+from areal_fsdp.models import compiling
 
 
 def zero_loss(part, outputs):

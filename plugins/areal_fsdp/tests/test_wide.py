@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from areal_core.errors import RunError
 from areal_core.interfaces import REFERENCE, Follows, LossResult, Role
-from areal_models.wide import Head, compared_role, is_wide, wide_output
+from areal_fsdp.models.wide import Head, compared_role, is_wide, wide_output
 
 TOKENS, HIDDEN, VOCABULARY = 23, 12, 101
 TEACHER = Role("teacher")

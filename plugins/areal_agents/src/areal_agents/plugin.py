@@ -1,4 +1,4 @@
-"""What this plugin supplies: workflows of agents, and ways to bring an agent. Imports nothing heavy."""
+"""What this plugin supplies: workflows of agents and of tools, ways to bring an agent, environments of libraries."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_workflows() -> list[Component]:
-    """How an episode of an agent is played."""
+    """How an episode of an agent, or a conversation with tools, is played."""
     return [
         Component(
             "agent",
             "an agent of yours plays the episode against an address that speaks as OpenAI and Anthropic do",
             target="areal_agents.workflow:AgentWorkflow",
             config="areal_agents.config:AgentSettings",
-        )
+        ),
+        Component(
+            "tools",
+            "the policy calls typed functions of Python, or tools of MCP servers, until it answers",
+            target="areal_agents.environments.tools:ToolWorkflow",
+            config="areal_agents.environments.config:ToolSettings",
+        ),
     ]
 
 
@@ -34,4 +40,42 @@ def areal_agents() -> list[Component]:
             target="areal_agents.agents:ServiceAgent",
             config="areal_agents.config:ServiceSettings",
         ),
+    ]
+
+
+@hookimpl
+def areal_environments() -> list[Component]:
+    """Worlds of libraries that `core/multi_turn` plays with."""
+    return [
+        Component(
+            "gymnasium",
+            "a game of gymnasium, told in words",
+            target="areal_agents.environments.gymnasium_games:GymnasiumEnvironment",
+            config="areal_agents.environments.config:GymnasiumSettings",
+        ),
+        Component(
+            "textarena",
+            "a game of TextArena for one player",
+            target="areal_agents.environments.textarena_games:TextArenaEnvironment",
+            config="areal_agents.environments.config:TextArenaSettings",
+        ),
+        Component(
+            "openenv",
+            "an environment behind a server of OpenEnv",
+            target="areal_agents.environments.openenv_sessions:OpenEnvEnvironment",
+            config="areal_agents.environments.config:OpenEnvSettings",
+        ),
+    ]
+
+
+@hookimpl
+def areal_datasets() -> list[Component]:
+    """Rows for games that need no other data."""
+    return [
+        Component(
+            "seeds",
+            "rows that are nothing but seeds, one for each game",
+            target="areal_agents.environments.seeds:Seeds",
+            config="areal_agents.environments.config:SeedsSettings",
+        )
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.errors import RunError
-from areal_parallel.ranks import fail_together, rank_and_ranks
+from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from areal_attention.kernels import choose_kernel
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
 from areal_deepspeed.checkpoint import Checkpoint
 from areal_deepspeed.refusals import no_pictures, refusals
 from areal_deepspeed.zero import deepspeed, initialize, make_optimizer
-from areal_models.compiling import prepare_layers
-from areal_models.export import write_model
-from areal_models.metrics import means
-from areal_models.model import RoleModule, decoder_of, load_model
-from areal_models.probe import check_module
-from areal_models.schedule import learning_rate_at
-from areal_models.wide import check_outputs, compared_roles
-from areal_parallel.file_names import named_as_in_files
-from areal_parallel.ranks import join_group_of_one, own_device, rank_and_ranks
-from areal_planning.meter import Meter, peak_flops
-from areal_planning.recomputing import Recomputing
-from areal_planning.split import Split
+from areal_fsdp.attention.kernels import choose_kernel
+from areal_fsdp.models.compiling import prepare_layers
+from areal_fsdp.models.export import write_model
+from areal_fsdp.models.metrics import means
+from areal_fsdp.models.model import RoleModule, decoder_of, load_model
+from areal_fsdp.models.probe import check_module
+from areal_fsdp.models.schedule import learning_rate_at
+from areal_fsdp.models.wide import check_outputs, compared_roles
+from areal_fsdp.parallel.file_names import named_as_in_files
+from areal_fsdp.parallel.ranks import join_group_of_one, own_device, rank_and_ranks
+from areal_fsdp.planning.meter import Meter, peak_flops
+from areal_fsdp.planning.recomputing import Recomputing
+from areal_fsdp.planning.split import Split
 from areal_vision.places import is_vision_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_attention.hugging_face import Layout
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
     from areal_deepspeed.config import DeepSpeedConfig
+    from areal_fsdp.attention.hugging_face import Layout
 
 
 class DeepSpeedEngine:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from areal_core.errors import RunError
-from areal_parallel.ranks import rank_and_ranks
+from areal_fsdp.parallel.ranks import rank_and_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,11 +9,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from areal_core.config import LocalPath, Settings
 from areal_core.errors import RunError
-from areal_lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
-from areal_parallel.settings import ParallelSettings
-from areal_planning.memory import MemoryChoices, memory_of, remedies
-from areal_planning.meter import GIB
-from areal_planning.recomputing import Checkpointing, Recomputing
+from areal_fsdp.lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
+from areal_fsdp.parallel.settings import ParallelSettings
+from areal_fsdp.planning.memory import MemoryChoices, memory_of, remedies
+from areal_fsdp.planning.meter import GIB
+from areal_fsdp.planning.recomputing import Checkpointing, Recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.interfaces import Memory, RankLoad, Role, StoredModel
-    from areal_planning.decoder import Decoder
+    from areal_fsdp.planning.decoder import Decoder
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

@@ -19,21 +19,21 @@ from areal_core.errors import RunError
 from areal_fsdp import checkpoint
 from areal_fsdp.loaded import learning, load_role
 from areal_fsdp.masters import Masters
+from areal_fsdp.models.compiling import prepare_layers, should_compile
+from areal_fsdp.models.export import write_model
+from areal_fsdp.models.metrics import means
+from areal_fsdp.models.probe import check_module, outputs_before_division
+from areal_fsdp.models.routing import choices_of
+from areal_fsdp.models.schedule import learning_rate_at
+from areal_fsdp.models.wide import check_outputs, compared_roles, is_wide
 from areal_fsdp.optimizer import make_optimizer, step
+from areal_fsdp.parallel.gradients import gradient_norm, sum_gradients
+from areal_fsdp.parallel.mesh import Ranks, place_ranks
+from areal_fsdp.parallel.ranks import join_group_of_one, own_device, rank_and_ranks
+from areal_fsdp.planning.meter import Meter
+from areal_fsdp.planning.split import Split
 from areal_fsdp.profiling import meter_of, profiled
 from areal_fsdp.sharding import choose_attention, full_parameters, published_parameters, shard, whole_of
-from areal_models.compiling import prepare_layers, should_compile
-from areal_models.export import write_model
-from areal_models.metrics import means
-from areal_models.probe import check_module, outputs_before_division
-from areal_models.routing import choices_of
-from areal_models.schedule import learning_rate_at
-from areal_models.wide import check_outputs, compared_roles, is_wide
-from areal_parallel.gradients import gradient_norm, sum_gradients
-from areal_parallel.mesh import Ranks, place_ranks
-from areal_parallel.ranks import join_group_of_one, own_device, rank_and_ranks
-from areal_planning.meter import Meter
-from areal_planning.split import Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
     from areal_fsdp.config import FSDPConfig
-    from areal_lora.adapter import Adapter
-    from areal_models.model import RoleModule
-    from areal_models.wide import Head
-    from areal_parallel.loading import ModelFiles
+    from areal_fsdp.lora.adapter import Adapter
+    from areal_fsdp.models.model import RoleModule
+    from areal_fsdp.models.wide import Head
+    from areal_fsdp.parallel.loading import ModelFiles
 
 _PEAK = "peak_memory"
 """Where the most bytes of a rank stand among its metrics while ranks put them together."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from areal_attention.kernels import choose_kernel
 from areal_core.plugins import Finding
+from areal_fsdp.attention.kernels import choose_kernel
 
 
 def check_attention() -> Finding:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_lora.adapter import install
-from areal_models.compiling import choose_products
-from areal_models.model import RoleModule, decoder_of, load_model
-from areal_models.routing import Routing
+from areal_fsdp.lora.adapter import install
+from areal_fsdp.models.compiling import choose_products
+from areal_fsdp.models.model import RoleModule, decoder_of, load_model
+from areal_fsdp.models.routing import Routing
 
 if TYPE_CHECKING:
     from areal_core.interfaces import ModelReference, Role
     from areal_fsdp.config import FSDPConfig
-    from areal_lora.adapter import Adapter
-    from areal_parallel.loading import ModelFiles
-    from areal_planning.decoder import Decoder
+    from areal_fsdp.lora.adapter import Adapter
+    from areal_fsdp.parallel.loading import ModelFiles
+    from areal_fsdp.planning.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)

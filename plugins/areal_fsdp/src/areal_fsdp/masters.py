@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_models.compiling import compiled
-from areal_parallel.adamw import numbers_of, scalars_of
-from areal_parallel.adamw import update as adamw
+from areal_fsdp.models.compiling import compiled
+from areal_fsdp.parallel.adamw import numbers_of, scalars_of
+from areal_fsdp.parallel.adamw import update as adamw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

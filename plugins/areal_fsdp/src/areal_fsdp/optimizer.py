@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from areal_models.compiling import compiled
-from areal_parallel.adamw import update
-from areal_parallel.moments import PiecewiseAdamW
+from areal_fsdp.models.compiling import compiled
+from areal_fsdp.parallel.adamw import update
+from areal_fsdp.parallel.moments import PiecewiseAdamW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from areal_parallel.ranks import rank_and_ranks
-from areal_planning.meter import Meter, peak_flops
+from areal_fsdp.parallel.ranks import rank_and_ranks
+from areal_fsdp.planning.meter import Meter, peak_flops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from areal_fsdp.config import ProfileSettings
-    from areal_planning.decoder import Decoder
+    from areal_fsdp.planning.decoder import Decoder
 
 
 @contextmanager

@@ -16,12 +16,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from areal_attention.kernels import choose_kernel
-from areal_parallel.context import Context
-from areal_parallel.experts import divide_experts, experts_sharding
-from areal_parallel.file_names import named_as_in_files
-from areal_parallel.tensor import decoder_layers, divide_layers, divide_vocabulary
-from areal_planning.decoder import experts_of
+from areal_fsdp.attention.kernels import choose_kernel
+from areal_fsdp.parallel.context import Context
+from areal_fsdp.parallel.experts import divide_experts, experts_sharding
+from areal_fsdp.parallel.file_names import named_as_in_files
+from areal_fsdp.parallel.tensor import decoder_layers, divide_layers, divide_vocabulary
+from areal_fsdp.planning.decoder import experts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from areal_fsdp.config import FSDPConfig
-    from areal_lora.adapter import Adapter
-    from areal_models.model import RoleModule
-    from areal_parallel.loading import ModelFiles
-    from areal_parallel.mesh import Ranks
+    from areal_fsdp.lora.adapter import Adapter
+    from areal_fsdp.models.model import RoleModule
+    from areal_fsdp.parallel.loading import ModelFiles
+    from areal_fsdp.parallel.mesh import Ranks
 
 
 def shard(

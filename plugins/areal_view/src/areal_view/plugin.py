@@ -1,4 +1,4 @@
-"""What this plugin supplies: the report at the end of a run, and the command that makes one. Imports nothing heavy."""
+"""What this plugin supplies: diagnostics while a run goes on, the report at its end. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,16 +7,37 @@ from typing import TYPE_CHECKING
 from areal_core.plugins import Command, hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from areal_view.diagnostics import Diagnostics
+
+
+_of_runs: dict[Path, Diagnostics] = {}
 
 
 @hookimpl
-def areal_run_finished(run_dir: Path, outcome: str) -> None:
-    """Write `report.html` when all steps are done."""
-    from areal_view.report import write_report
+def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) -> list[str]:
+    """Say once what the metrics show that is known to go wrong, and what to try."""
+    from areal_view.diagnostics import Diagnostics
 
-    if outcome == "done":
-        write_report(run_dir)
+    if run_dir not in _of_runs:
+        _of_runs[run_dir] = Diagnostics.of_run(run_dir, step)
+    return _of_runs[run_dir].add({"step": step, **metrics})
+
+
+@hookimpl
+def areal_run_finished(run_dir: Path, outcome: str) -> list[str]:
+    """Write `report.html` when all steps are done, and say which half of the run waited for the other."""
+    from areal_core.config import load_run
+    from areal_view.balance import Split, bottleneck
+    from areal_view.report import is_metrics, read_lines, write_report
+
+    if outcome != "done":
+        return []
+    write_report(run_dir)
+    lines, _ = read_lines(run_dir / "metrics.jsonl", is_metrics)
+    return [words] if (words := bottleneck(lines, Split.of(load_run(run_dir).config))) else []
 
 
 @hookimpl

@@ -1,0 +1,131 @@
+"""A game of gymnasium that is played in words."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from areal_agents.environments.libraries import load_library
+from areal_agents.environments.seeds import seed_of
+from areal_agents.environments.spaces import ActionReader, UnreadableError, describe
+from areal_agents.threads import run_in_thread
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from areal_agents.environments.config import GymnasiumSettings
+
+
+class GymnasiumEnvironment:
+    """An `Environment` around a game of gymnasium.
+
+    What names no action is told to the policy, costs `invalid_reward` and does not reach the game.
+
+    Args:
+        settings: which game, and how it is told.
+
+    Raises:
+        ConfigError: gymnasium is not installed.
+    """
+
+    def __init__(self, settings: GymnasiumSettings) -> None:
+        self._settings = settings
+        _library()  # once and here, not by the threads of all first episodes at once
+        self._describe = settings.describe.build() if settings.describe is not None else None
+        self._game: Any = None
+        self._reader: Any = None
+        self._steps = 0
+
+    async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+        """See `Environment.reset`; the row's seed is the game's."""
+        settings, seed = self._settings, seed_of(row, self._settings.seed_key)
+
+        def begin() -> str:
+            self._game, self._reader = open_game(settings)
+            observation, _ = self._game.reset(seed=seed)
+            return self._told(observation)
+
+        told = await self._in_time(begin)
+        opening = settings.opening.format(observation=told, actions=self._reader.choices)
+        system = [{"role": "system", "content": settings.system}] if settings.system else []
+        return [*system, {"role": "user", "content": opening}]
+
+    async def step(self, completion: str) -> tuple[str | None, float]:
+        """See `Environment.step`."""
+        settings = self._settings
+        self._steps += 1
+        is_last = settings.max_steps is not None and self._steps >= settings.max_steps
+        try:
+            action = self._reader.read(completion)
+        except UnreadableError as error:
+            return None if is_last else str(error), settings.invalid_reward
+
+        def play() -> tuple[str | None, float]:
+            observation, reward, terminated, truncated, _ = self._game.step(action)
+            if not math.isfinite(reward):
+                raise ValueError(f"the game {settings.id} gave the reward {reward}")
+            has_ended = is_last or terminated or truncated
+            return None if has_ended else self._told(observation), float(reward)
+
+        answer, reward = await self._in_time(play)
+        told = None if answer is None else settings.turn.format(observation=answer, actions=self._reader.choices)
+        return told, reward
+
+    async def close(self) -> None:
+        """End the game; what it holds is given back."""
+        if self._game is not None:
+            game, self._game = self._game, None
+            await self._in_time(game.close)
+
+    def _told(self, observation: Any) -> str:
+        if self._describe is not None:
+            return str(self._describe(observation))
+        if self._settings.observation == "rendering":
+            return plain(str(self._game.render())).strip()
+        return describe(self._game.observation_space, observation)
+
+    async def _in_time(self, work: Callable[[], Any]) -> Any:
+        """In a thread: a game that computes for long holds up no other episode."""
+        limit = self._settings.step_timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                return await run_in_thread(work)
+        except asyncio.CancelledError:
+            self._game = None  # the thread that is left behind has it
+            raise
+        except TimeoutError:
+            self._game = None
+            words = f"the game {self._settings.id} took longer than workflow.environment.step_timeout_s: {limit:g}"
+            raise TimeoutError(words) from None
+
+
+def plain(rendering: str) -> str:
+    """A rendering without codes of terminals: what is coloured, as the player's place often is, stands in brackets."""
+    marked = re.sub(r"\x1b\[[1-9][\d;]*m(.*?)\x1b\[0?m", r"[\1]", rendering, flags=re.DOTALL)
+    return re.sub(r"\x1b\[[\d;]*m", "", marked)
+
+
+def open_game(settings: GymnasiumSettings) -> tuple[Any, ActionReader]:
+    """A game of its own, and what reads its actions.
+
+    Raises:
+        ConfigError: gymnasium is not installed, has no such game, or the game takes no such arguments or actions.
+    """
+    arguments = dict(settings.arguments)
+    if settings.observation == "rendering":
+        arguments["render_mode"] = "ansi"
+    try:
+        game = _library().make(settings.id, **arguments)
+    except Exception as error:
+        raise ConfigError(
+            f"gymnasium cannot make the game '{settings.id}': {type(error).__name__}: {error}",
+            hints=["id is its name, with `module:` in front where a module registers it; arguments are those of make"],
+        ) from error
+    return game, ActionReader(game.action_space, settings.actions)
+
+
+def _library() -> Any:
+    return load_library("the environment gymnasium", "gymnasium", "gymnasium")

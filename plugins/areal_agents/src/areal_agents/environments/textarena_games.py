@@ -1,0 +1,118 @@
+"""A game of TextArena for one player."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any
+
+from areal_agents.environments.libraries import load_library
+from areal_agents.environments.seeds import seed_of
+from areal_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from areal_agents.environments.config import TextArenaSettings
+
+
+class TextArenaEnvironment:
+    """An `Environment` around a game of TextArena; its reward comes with its end.
+
+    The games draw from the generator of the module `random`, which all episodes of a process share. So each game has a
+    state of it by itself, which is put in place while the game computes; no two games compute at once.
+
+    Args:
+        settings: which game.
+    """
+
+    def __init__(self, settings: TextArenaSettings) -> None:
+        self._settings = settings
+        self._game: Any = None
+        self._state: Any = None
+        self._steps = 0
+
+    async def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+        """See `Environment.reset`; the row's seed is the game's."""
+        seed = seed_of(row, self._settings.seed_key)
+
+        def begin() -> str:
+            random.seed(seed)
+            self._game = open_game(self._settings, seed)
+            return self._heard()
+
+        return [{"role": "user", "content": self._by_itself(begin)}]
+
+    async def step(self, completion: str) -> tuple[str | None, float]:
+        """See `Environment.step`."""
+        self._steps += 1
+
+        def play() -> tuple[str | None, float]:
+            has_ended, _ = self._game.step(action=completion)
+            if not has_ended:
+                is_last = self._settings.max_steps is not None and self._steps >= self._settings.max_steps
+                return None if is_last else self._heard(), 0.0
+            rewards, _ = self._game.close()
+            reward = float((rewards or {}).get(0, 0.0))
+            if not math.isfinite(reward):
+                raise ValueError(f"the game {self._settings.id} gave the reward {reward}")
+            return None, reward
+
+        return self._by_itself(play)
+
+    def _heard(self) -> str:
+        """What the game has said since the last time; what the player said, the conversation has already.
+
+        Past the library's wrappers, which repeat the whole game at each turn.
+        """
+        innermost = self._game
+        while "env" in vars(innermost):
+            innermost = innermost.env
+        _, messages = innermost.get_observation()
+        return "\n".join(text.strip() for _, text, kind in messages if kind.name != "PLAYER_ACTION") or "(nothing)"
+
+    def _by_itself(self, work: Callable[[], Any]) -> Any:
+        others = random.getstate()
+        if self._state is not None:
+            random.setstate(self._state)
+        try:
+            return work()
+        finally:
+            self._state = random.getstate()
+            random.setstate(others)
+
+
+def open_game(settings: TextArenaSettings, seed: int) -> Any:
+    """A game of its own that has begun.
+
+    Raises:
+        ConfigError: TextArena is not installed, has no such game, or the game refuses its arguments or lacks data.
+    """
+    library = load_library("the environment textarena", "textarena", "textarena")
+    if settings.id not in library.envs.registration.ENV_REGISTRY:
+        raise ConfigError(f"textarena has no game '{settings.id}'", hints=["ids are such as GuessTheNumber-v0"])
+    try:
+        game = library.make(settings.id, **settings.arguments)
+        game.reset(num_players=1, seed=seed)
+    except AssertionError as error:
+        raise ConfigError(f"the game '{settings.id}' of textarena is not for one player: {error}") from error
+    except Exception as error:
+        if isinstance(error, LookupError) and "nltk" in str(error).lower():
+            raise ConfigError(
+                f"the game '{settings.id}' of textarena needs data of nltk, which is not on this machine",
+                hints=["python -m nltk.downloader words averaged_perceptron_tagger_eng, wherever workers run"],
+            ) from error
+        raise ConfigError(
+            f"textarena cannot begin the game '{settings.id}': {type(error).__name__}: {error}",
+            hints=["arguments are those of the game's class"],
+        ) from error
+    return game
+
+
+def check_game(settings: TextArenaSettings) -> None:
+    """Begin the game once, and leave the generator of the module `random` as it was; raises as `open_game` does."""
+    others = random.getstate()
+    try:
+        open_game(settings, 0)
+    finally:
+        random.setstate(others)

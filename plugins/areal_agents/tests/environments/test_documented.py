@@ -1,0 +1,83 @@
+"""The configs of docs/agents.md, as they stand there."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_agents.environments.tools import ToolWorkflow
+from areal_core.config import resolve
+from areal_core.errors import ConfigError
+
+pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
+HERE = Path(__file__).parent
+PAGE = (HERE.parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """The config below a heading of the page, over a preset that trains."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # `python` of the page is this one
+    shutil.copy(HERE / "tool_server.py", tmp_path / "server.py")
+
+    def resolved(heading: str) -> Any:
+        found = re.search(rf"^### {heading}$.*?^```yaml$(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        assert found, heading
+        begin = "plugins: [grpo, environments]\npreset: grpo/addition\nrewards: []\n"
+        (tmp_path / "run.yaml").write_text(begin + found[1])
+        return resolve(str(tmp_path / "run.yaml"), [], []).config
+
+    return resolved
+
+
+@pytest.mark.parametrize(("heading", "opening"), [("gymnasium", "[S]FFF"), ("TextArena", "between 1 and 20")])
+def test_a_game_of_the_page_is_played(heading, opening, read):
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("textarena")
+    config = read(heading)
+    environment = config.workflow.settings.environment.build()
+
+    async def play() -> tuple[str, Any]:
+        messages = await environment.reset(config.dataset.build()[0])
+        return messages[-1]["content"], await environment.step("I say [5] and go right")
+
+    said, (answer, _) = asyncio.run(play())
+    assert opening in said
+    assert answer
+
+
+@pytest.mark.slow
+def test_servers_of_the_page_are_started(read):
+    pytest.importorskip("mcp")
+    settings = read("Tools of MCP servers").workflow.settings
+    worker, episode, behind = settings.mcp
+    assert (worker.per, episode.per, behind.url) == ("worker", "episode", "http://127.0.0.1:9000/mcp")
+    for server in (worker, episode):
+        workflow = ToolWorkflow(settings.model_copy(update={"mcp": [server]}))
+
+        async def names(workflow: ToolWorkflow = workflow) -> set[str]:
+            async with workflow._servers.offered() as offered:
+                found = {schema["function"]["name"] for schema, _, _ in offered}
+            await workflow.close()
+            return found
+
+        assert asyncio.run(names()) == {"note", "crash", "fail", "sleep"}
+
+
+def test_the_server_of_the_page_needs_its_library_and_nothing_else(read, monkeypatch):
+    find = importlib.util.find_spec
+    hidden = lambda wanted, *rest: None if wanted == "openenv" else find(wanted, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hidden)
+    with pytest.raises(ConfigError) as caught:
+        read("OpenEnv")
+    assert len(caught.value.problems) == 1
+    assert "pip install 'areal-agents[openenv]'" in str(caught.value)

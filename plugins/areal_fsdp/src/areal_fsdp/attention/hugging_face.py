@@ -1,0 +1,255 @@
+"""Packed attention for Hugging Face models, through transformers' attention interface.
+
+Where the layers are compiled, attention is one operation of their graph, `areal_attention::attention`. What differs
+from batch to batch reaches it in tensors whose sizes may change, so that no batch compiles anything anew: the graph
+knows neither lengths nor their number, and the longest sequence is read from host memory when the operation runs.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from transformers import AttentionInterface
+
+from areal_core.errors import RunError
+from areal_fsdp.attention.kernels import Reach, Three, current_kernel
+from areal_fsdp.attention.packed import PackedLayout, packed_attention
+from areal_fsdp.parallel.context import heads_to_tokens, tokens_to_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+PACKED = "areal_packed"
+"""The name under which models find this attention."""
+
+_NOT_COMPUTED = ("softcap", "s_aux", "position_bias")
+
+
+class GraphLayout(NamedTuple):
+    """A packed batch's lengths as a compiled graph takes them.
+
+    Attributes:
+        bounds: [B + 1] int32, on the device: sequence i is `bounds[i]:bounds[i + 1]`.
+        host_bounds: the same in host memory.
+    """
+
+    bounds: torch.Tensor
+    host_bounds: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What a model needs to know of a packed batch besides its tokens.
+
+    Attributes:
+        position_ids: [T] int64, each token's place in its own sequence.
+        packed: for attention.
+    """
+
+    position_ids: torch.Tensor
+    packed: PackedLayout | GraphLayout
+
+    @classmethod
+    def of(
+        cls, lengths: torch.Tensor | Sequence[int], device: torch.device, *, for_graphs: bool, multiple: int = 1
+    ) -> Layout:
+        """Plan a batch of sequences of these lengths, each at least 1, without waiting for the device.
+
+        Args:
+            lengths: [B], in host memory.
+            device: where the tokens are.
+            for_graphs: as a compiled graph or a GPU's kernel takes it.
+            multiple: what the number of tokens divides by, filled up with a sequence of its own.
+        """
+        if missing := -int(sum(lengths)) % multiple:
+            lengths = [*map(int, lengths), missing]
+        if not for_graphs:
+            packed = PackedLayout.from_lengths(lengths, device)
+            return cls(packed.position_ids, packed)
+        sizes = torch.as_tensor(lengths, dtype=torch.int64)
+        ends = sizes.cumsum(0)
+        position_ids = torch.arange(int(ends[-1])) - torch.repeat_interleave(ends - sizes, sizes)
+        host_bounds = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
+        return cls(to_device(position_ids, device), GraphLayout(to_device(host_bounds, device), host_bounds))
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`; a copy to a GPU is only put in its queue."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _hugging_face_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed_layout: PackedLayout | GraphLayout | None = None,
+    packed_context: tuple[int, str] | None = None,
+    **extras: Any,
+) -> tuple[torch.Tensor, None]:
+    """What a model calls in each layer. Tensors are [1, heads, T, head size]; the layout is handed down by keyword,
+    and so is the group of ranks that each have a share of the tokens (its size and name), where there is one.
+
+    Dropout is not applied: log-probabilities must be those of the policy that sampled.
+    """
+    _refuse_what_is_not_computed(module, packed_layout, extras)
+    assert packed_layout is not None
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if packed_context is not None:
+        q, k, v = tokens_to_heads(q, k, v, *packed_context)
+    if isinstance(packed_layout, PackedLayout):
+        attended = packed_attention(q, k, v, packed_layout, scale=scaling, window=sliding_window)
+    else:
+        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+        attended, _ = torch.ops.areal_attention.attention(
+            q, k, v, packed_layout.bounds, packed_layout.host_bounds, scale, sliding_window or 0
+        )
+    if packed_context is not None:
+        attended = heads_to_tokens(attended, *packed_context)
+    return attended.unsqueeze(0), None
+
+
+def _refuse_what_is_not_computed(
+    module: torch.nn.Module, layout: PackedLayout | GraphLayout | None, extras: Mapping[str, Any]
+) -> None:
+    """Raise RunError rather than leave out something that the model's attention asks for."""
+    kind = type(module).__name__
+    if layout is None:
+        raise RunError(
+            f"{kind} does not hand the batch's layout on to attention, so sequences cannot be packed",
+            hints=["the engine needs a model whose layers pass keyword arguments down to transformers' interface"],
+        )
+    asked = [name for name in _NOT_COMPUTED if extras.get(name) is not None]
+    if asked:
+        raise RunError(f"{kind} asks its attention for {', '.join(asked)}, which packed attention does not compute")
+    if extras.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise RunError(f"{kind} is not causal: this engine trains causal language models")
+
+
+def register_packed_attention() -> None:
+    """Make the name `PACKED` known to transformers; safe to call again."""
+    AttentionInterface.register(PACKED, _hugging_face_attention)
+
+
+def _has_kernel(query: torch.Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+@lru_cache(maxsize=4)
+def _layout(bounds: tuple[int, ...], device: torch.device) -> PackedLayout:
+    """The layout of all layers of a batch, for where there is no kernel."""
+    return PackedLayout.from_lengths([end - start for start, end in pairwise(bounds)], device)
+
+
+def _reach(host_bounds: torch.Tensor, scale: float, window: int) -> Reach:
+    longest = int(host_bounds.diff().max())
+    return Reach(longest, scale, 0 if window >= longest else window)
+
+
+@contextmanager
+def _autograd_inside_an_operation() -> Iterator[None]:
+    """Operations run below autograd, which has to be let in again where one wants gradients of its own."""
+    core: Any = torch._C
+    excluded = core._dispatch_tls_local_exclude_set()
+    for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        excluded = excluded.remove(core.DispatchKey.__members__[name])
+    with core._ForceDispatchKeyGuard(core._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
+@torch.library.custom_op("areal_attention::attention", mutates_args=())
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    host_bounds: torch.Tensor,
+    scale: float,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal packed attention as one node of a graph; see `GraphLayout`.
+
+    Args:
+        query: [T, heads, head size].
+        key: [T, key heads, head size].
+        value: [T, key heads, head size].
+        bounds: on the device.
+        host_bounds: in host memory.
+        scale: factor of the scores.
+        window: tokens in sight, 0 for all.
+
+    Returns:
+        [T, heads, head size], and what the backward pass needs: the logarithm of the softmax's denominator, [heads, T]
+        float32, unused where there is no kernel.
+    """
+    if _has_kernel(query):
+        reach = _reach(host_bounds, scale, window)
+        return current_kernel(reach).forward(query, key, value, bounds, reach)
+    layout = _layout(tuple(host_bounds.tolist()), query.device)
+    attended = packed_attention(query, key, value, layout, scale=scale, window=window or None)
+    return attended.contiguous(), query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("areal_attention::attention_backward", mutates_args=())
+def attention_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attended: torch.Tensor,
+    denominator: torch.Tensor,
+    bounds: torch.Tensor,
+    host_bounds: torch.Tensor,
+    scale: float,
+    window: int,
+) -> Three:
+    """The gradients of query, key and value, in their shapes; without a kernel attention is computed once more."""
+    if _has_kernel(query):
+        reach = _reach(host_bounds, scale, window)
+        return current_kernel(reach).backward(
+            gradient.contiguous(), query, key, value, attended, denominator, bounds, reach
+        )
+    layout = _layout(tuple(host_bounds.tolist()), query.device)
+    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
+    with _autograd_inside_an_operation():
+        again = packed_attention(leaves[0], leaves[1], leaves[2], layout, scale=scale, window=window or None)
+        of_query, of_key, of_value = torch.autograd.grad(again, leaves, gradient)
+    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
+
+
+@attention.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    count, heads, size = query.shape
+    return query.new_empty(count, heads, size), query.new_empty(heads, count, dtype=torch.float32)
+
+
+@attention_backward.register_fake
+def _(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> Three:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    *tensors, ctx.scale, ctx.window = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _gradients(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    query, key, value, bounds, host_bounds, attended, denominator = ctx.saved_tensors
+    found = torch.ops.areal_attention.attention_backward(
+        gradient, query, key, value, attended, denominator, bounds, host_bounds, ctx.scale, ctx.window
+    )
+    return (*found, None, None, None, None)
+
+
+attention.register_autograd(_gradients, setup_context=_remember)

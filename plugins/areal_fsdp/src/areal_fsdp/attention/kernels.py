@@ -1,0 +1,183 @@
+"""Variable-length attention kernels for half precision on a GPU, and the choice between them.
+
+A kernel is a pair of functions over packed tensors: `query` [T, heads, head size], `key` and `value` [T, key heads,
+head size], `bounds` [B + 1] int32 on the device. Grouped-query heads are the kernel's own business: nothing is copied.
+Forward gives the output and the logarithm of the softmax's denominator, float32 [heads, T]; backward takes both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from areal_core.errors import RunError
+from areal_fsdp.attention.packed import PackedLayout, packed_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+_PROBE_LENGTHS = (130, 1, 67)
+_PROBE_TOLERANCE = 0.03
+"""Largest relative distance (norms) of a kernel's result or gradient from float32's; bfloat16 gives 0.005."""
+
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a kernel must know besides tensors: the longest sequence, the scores' factor, tokens in sight (0: all)."""
+
+    longest: int
+    scale: float
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Forward and backward of one library.
+
+    Attributes:
+        forward: (query, key, value, bounds, reach) to (output, log of the denominator).
+        backward: (gradient, query, key, value, output, log of the denominator, bounds, reach) to three gradients.
+        has_windows: whether it takes sliding windows; PyTorch's takes its place where it does not.
+    """
+
+    name: str
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    backward: Callable[..., Three]
+    has_windows: bool = True
+
+
+def _torch_kernel() -> Kernel:
+    """PyTorch's own (FlashAttention 2), always there."""
+
+    def sides(reach: Reach) -> dict[str, int | None]:
+        return {"window_size_left": reach.window - 1 if reach.window else None, "window_size_right": 0}
+
+    def forward(q: Any, k: Any, v: Any, bounds: Any, reach: Reach) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = (bounds, bounds, reach.longest, reach.longest, 0.0, True)
+        window = sides(reach) if reach.window else {}
+        found = torch.ops.aten._flash_attention_forward(q, k, v, *packed, False, scale=reach.scale, **window)
+        return found[0], found[1]
+
+    def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bounds: Any, reach: Reach) -> Three:
+        state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
+        unused = torch.empty(0, device=q.device)
+        packed = (bounds, bounds, reach.longest, reach.longest, 0.0, True, state, unused)
+        window = sides(reach) if reach.window else {}
+        return torch.ops.aten._flash_attention_backward(grad, q, k, v, out, lse, *packed, scale=reach.scale, **window)
+
+    return Kernel("torch", forward, backward)
+
+
+def _flash4_kernel() -> Kernel:
+    """FlashAttention 4 (package flash-attn-4), which compiles itself for Hopper and Blackwell at its first call."""
+    library: Any = importlib.import_module("flash_attn.cute.interface")
+
+    def options(bounds: torch.Tensor, reach: Reach) -> dict[str, Any]:
+        return {
+            "softmax_scale": reach.scale,
+            "causal": not reach.window,
+            "window_size_left": reach.window - 1 if reach.window else None,
+            "window_size_right": 0 if reach.window else None,
+            "cu_seqlens_q": bounds,
+            "cu_seqlens_k": bounds,
+            "max_seqlen_q": reach.longest,
+            "max_seqlen_k": reach.longest,
+        }
+
+    def forward(q: Any, k: Any, v: Any, bounds: Any, reach: Reach) -> tuple[torch.Tensor, torch.Tensor]:
+        found = library._flash_attn_fwd(q, k, v, **options(bounds, reach), return_lse=True)
+        return found[0], found[1]
+
+    def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bounds: Any, reach: Reach) -> Three:
+        found = library._flash_attn_bwd(q, k, v, out, grad, lse, **options(bounds, reach))
+        return found[0], found[1], found[2]
+
+    return Kernel("flash4", forward, backward)
+
+
+def _cudnn_kernel() -> Kernel:
+    """The library cuDNN through its Python front end (package nvidia-cudnn-frontend)."""
+    from areal_fsdp.attention.cudnn import backward, forward
+
+    return Kernel("cudnn", forward, backward, has_windows=False)
+
+
+_MAKERS = {"flash4": _flash4_kernel, "cudnn": _cudnn_kernel, "torch": _torch_kernel}
+"""Fastest first."""
+
+_chosen: dict[str, Kernel] = {}
+
+
+def current_kernel(reach: Reach) -> Kernel:
+    """The kernel of this process: what `choose_kernel` found, PyTorch's before it was called."""
+    found = _chosen.get("kernel")
+    return found if found is not None and (found.has_windows or not reach.window) else _torch_kernel()
+
+
+def choose_kernel(wanted: str, heads: int, key_heads: int, head_size: int, device: torch.device) -> str:
+    """Try the kernels, fastest first, on this device and these heads, and keep the first that computes attention.
+
+    Args:
+        wanted: `auto`, or the name of one.
+        heads: of the model.
+        key_heads: of the model.
+        head_size: of the model.
+        device: a GPU.
+
+    Returns:
+        The chosen kernel's name.
+
+    Raises:
+        RunError: the kernel that was asked for by name is missing or wrong.
+    """
+    for name in _MAKERS if wanted == "auto" else [wanted]:
+        try:
+            kernel = _MAKERS[name]()
+            distance = _distance(kernel, heads, key_heads, head_size, device)
+        except Exception as error:  # noqa: BLE001 - other people's compilers fail in their own ways
+            reason = f"{type(error).__name__}: {str(error)[:300]}"
+            log.log(logging.DEBUG if isinstance(error, ImportError) else logging.WARNING, "%s: %s", name, reason)
+        else:
+            if distance <= _PROBE_TOLERANCE:
+                log.info("attention kernel: %s (distance from float32 %.4f)", name, distance)
+                _chosen["kernel"] = kernel
+                return name
+            reason = f"its results are {distance:.2g} from float32's"
+            log.warning("attention kernel %s is not used: %s", name, reason)
+    if wanted in (
+        "auto",
+        "torch",
+    ):  # PyTorch's own fails only for heads that no kernel takes; the model's probe decides
+        _chosen["kernel"] = _torch_kernel()
+        return "torch"
+    raise RunError(
+        f"train_engine.attention_kernel: {wanted} cannot be used here: {reason}",
+        hints=["auto takes the fastest kernel that works; torch is always there"],
+    )
+
+
+def _distance(kernel: Kernel, heads: int, key_heads: int, head_size: int, device: torch.device) -> float:
+    """Largest relative distance of output and gradients from a float32 computation, on a few random tokens."""
+    generator = torch.Generator(device).manual_seed(0)
+    layout = PackedLayout.from_lengths(_PROBE_LENGTHS, device)
+    count = sum(_PROBE_LENGTHS)
+    shapes = [(count, n, head_size) for n in (heads, key_heads, key_heads, heads)]
+    *inputs, grad = (torch.randn(s, generator=generator, device=device, dtype=torch.bfloat16) for s in shapes)
+    reach = Reach(layout.longest, head_size**-0.5, 0)
+    with torch.no_grad():
+        out, lse = kernel.forward(*inputs, layout.cumulative_lengths, reach)
+        found = [out, *kernel.backward(grad, *inputs, out, lse, layout.cumulative_lengths, reach)]
+    exact = [tensor.float().requires_grad_() for tensor in inputs]
+    with torch.enable_grad():
+        attended = packed_attention(exact[0], exact[1], exact[2], layout)
+        wanted = [attended.detach(), *torch.autograd.grad(attended, exact, grad.float())]
+    pairs = zip(found, wanted, strict=True)
+    return max(float((mine - right).norm() / right.norm()) for mine, right in pairs)

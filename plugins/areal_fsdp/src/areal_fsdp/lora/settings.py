@@ -1,0 +1,252 @@
+"""The section `adapter` of a training engine. Imports no torch, so that a config is checked anywhere."""
+
+from __future__ import annotations
+
+import filecmp
+import importlib.util
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from areal_core.config import LocalPath, Settings
+from areal_core.errors import RunError
+from areal_fsdp.lora.stored import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_shapes, refuse_misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from areal_core.config import RunConfig
+    from areal_core.interfaces import StoredModel
+
+ALL_LINEAR: Final = "all-linear"
+_MATRIX = re.compile(r".*?\.\d+\.(?:.*\.)?([^.]+)\.weight")
+"""A tensor of a layer, and the last part of its module's name."""
+_EXPERTS = re.compile(r"\.experts\.")
+_OF_MIXTURE = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.")
+"""The part of a layer that has experts, and what stands beside them."""
+_OF_VISION = re.compile(r"(?:.*\.)?(?:visual|vision_tower|vision_model)\.")
+"""What sees pictures, which has no adapter."""
+_LARGEST_SCALE = 1e6
+"""Of alpha / rank: far beyond whatever learns, and far from what float32 holds."""
+_OF_FILES = ("rank", "alpha", "modules", "initialization")
+"""Settings that a saved adapter has of its own."""
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "use_rslora": (False, None),
+    "lora_bias": (False, None),
+    "lora_dropout": (0, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "exclude_modules": (None,),
+    "layers_to_transform": (None,),
+    "target_parameters": (None,),
+}
+"""What PEFT's config of a plain adapter says, as far as it says it."""
+
+
+class LoraSettings(Settings):
+    """A low-rank adapter, LoRA (arXiv 2106.09685): y = W x + alpha / rank x B A x, of which A and B alone learn."""
+
+    rank: int = Field(16, ge=1, description="rows of A and columns of B")
+    alpha: float = Field(32.0, gt=0, description="what B A is multiplied by is alpha / rank")
+    modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = Field(
+        "all-linear",
+        description="which matrices have an adapter: all of the layers, or those of these names, such as "
+        "[q_proj, v_proj]; never embeddings and head",
+    )
+    initialization: Literal["kaiming", "gaussian"] = Field(
+        "kaiming", description="of A, from a fixed seed; B is 0, so that the model begins as its base"
+    )
+    from_folder: LocalPath | None = Field(
+        None,
+        description="begin from an adapter that was saved in PEFT's format, which says rank, alpha and modules (null "
+        "here means that as well); relative to the config",
+    )
+
+    publish: Literal["merged", "alone"] = Field(
+        "merged",
+        description="what inference engines get: the model's weights with the adapter merged into them, which all of "
+        "them take, or the adapter alone, which servers must take (adapter_rank)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_folders(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("from_folder") is None:
+            return value
+        return {key: said for key, said in value.items() if said is not None or key not in _OF_FILES}
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _names_matrices(cls, value: Any) -> Any:
+        if value != ALL_LINEAR and not (
+            isinstance(value, list | tuple) and value and all(isinstance(n, str) for n in value)
+        ):
+            raise ValueError("must be all-linear, or a list of names such as [q_proj, v_proj]")
+        return value
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> LoraSettings:
+        told = {name: field.default for name, field in type(self).model_fields.items() if name in _OF_FILES}
+        said = sorted(name for name, default in told.items() if getattr(self, name) != default)
+        if self.from_folder is not None and said:
+            raise ValueError(f"from_folder says what the adapter is: leave out {', '.join(said)}, or make it null")
+        if self.alpha / self.rank > _LARGEST_SCALE:
+            raise ValueError(f"alpha / rank is {self.alpha / self.rank:.3g}; at most {_LARGEST_SCALE:,.0f} is taken")
+        return self
+
+    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+        """An adapter is not laid over a model with which it is merged already, wherever it has been copied to."""
+        del config
+        if self.from_folder is None:
+            return
+        own, merged = (folder / ADAPTER_WEIGHTS for folder in (self.from_folder, model.folder / "adapter"))
+        if own.is_file() and merged.is_file() and filecmp.cmp(own, merged, shallow=False):
+            yield (
+                f"adapter.from_folder {self.from_folder} is the adapter of the export {model.folder}, with which it is "
+                "merged already: set model.path to the model that it was trained on"
+            )
+
+    def problems(self, config: RunConfig) -> Iterator[str]:
+        """What is known to be wrong before a model is loaded."""
+        if importlib.util.find_spec("peft") is None:
+            yield "adapter needs the library peft, which is not installed: pip install 'areal-fsdp[lora]'"
+        try:
+            rank = self.resolved().rank
+            if self.from_folder is not None:
+                read_shapes(self.from_folder)
+        except RunError as error:
+            yield "; ".join([error.message, *error.hints])
+            return
+        if self.publish == "merged" or config.inference_engine is None:
+            return
+        if (room := getattr(config.inference_engine.settings, "adapter_rank", None) or 0) < rank:
+            takes = f"adapter.publish is alone, its rank {rank}, and {config.inference_engine.reference} takes"
+            if "adapter_rank" in config.inference_engine.keywords():
+                yield (
+                    f"{takes} adapters of rank {room} at most: set inference_engine.adapter_rank={rank}, or publish: "
+                    "merged"
+                )
+            else:
+                yield f"{takes} no adapters: set adapter.publish to merged, or take servers of vllm or sglang"
+        if config.publication.transport.target not in {"core/memory", "core/disk"}:
+            yield "adapter.publish is alone, and adapters travel in files: set publication.transport to memory"
+
+    def resolved(self) -> LoraSettings:
+        """With rank, alpha and modules of the folder that it begins from, where there is one.
+
+        Raises:
+            RunError: the folder has no adapter of this kind.
+        """
+        if self.from_folder is None:
+            return self
+        path = self.from_folder / ADAPTER_CONFIG
+        try:
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise OSError("it is no file")
+            known = json.loads(path.read_text(encoding="utf-8"))
+            size = {"rank": known["r"], "alpha": known["lora_alpha"]}
+            named = {"modules": found} if isinstance(found := known.get("target_modules"), list) else {}
+            read = type(self).model_validate({**size, **named})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            raise RunError(
+                f"adapter.from_folder: {path} cannot be read: {told}",
+                hints=[f"name a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as PEFT and exports write it"],
+            ) from error
+        odd = [f"{key}={known[key]}" for key, plain in _PLAIN.items() if key in known and known[key] not in plain]
+        if not isinstance(modules := known.get("target_modules"), list):
+            odd.append(f"target_modules={modules}")
+        if odd:
+            raise RunError(
+                f"adapter.from_folder: the adapter in {self.from_folder} is not plain LoRA: {', '.join(odd)}",
+                hints=["save it again with those at PEFT's defaults and target_modules as a list, or merge it first"],
+            )
+        return self.model_copy(update={"rank": read.rank, "alpha": read.alpha, "modules": modules})
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Of the names of tensors of a model, those of matrices that have an adapter.
+
+        Raises:
+            RunError: a name of `modules` is none of the layers' matrices.
+        """
+        matrices = {name: found[1] for name in names if (found := _MATRIX.fullmatch(name))}
+        wanted = self.modules
+        if wanted == ALL_LINEAR:
+            return list(matrices)
+        if strangers := [module for module in wanted if not any(_is_of(name, module) for name in matrices)]:
+            raise RunError(
+                f"adapter.modules: no matrix in the model's layers is called {', '.join(sorted(strangers))}",
+                hints=[f"its layers have {', '.join(sorted(set(matrices.values())))}; or write modules: all-linear"],
+            )
+        return [name for name in matrices if any(_is_of(name, module) for module in wanted)]
+
+    def refuse_experts(self, names: Collection[str]) -> None:
+        """Experts of a mixture have no adapters, and neither have matrices beside them.
+
+        Args:
+            names: of a model's tensors in its files.
+
+        Raises:
+            RunError: the settings mean some of these.
+        """
+        layers = [found for name in names if (found := _MATRIX.fullmatch(name))]
+        if not any(map(_EXPERTS.search, names)):
+            return
+        attention = sorted({found[1] for found in layers if "attn" in found[0] and found[1].endswith("proj")})
+        hints = [f"name matrices of attention: modules: [{', '.join(attention)}]"]
+        if self.modules == ALL_LINEAR:
+            raise RunError(
+                "adapter.modules: all-linear would leave out the experts, and the model is a mixture of them",
+                hints=hints,
+            )
+        of_experts = {found[1] for found in layers if _OF_MIXTURE.search(found[0])}
+        if odd := sorted(of_experts & {module.rpartition(".")[2] for module in self.modules}):
+            raise RunError(
+                f"adapter.modules: {', '.join(odd)} are matrices of the model's experts, or beside them, and experts "
+                "have no adapters",
+                hints=hints,
+            )
+
+    def parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Elements of A and B together.
+
+        Args:
+            shapes: of the model's tensors, by name.
+
+        Raises:
+            RunError: see `resolved`, `chosen` and `refuse_rank`; or the folder has the adapter of another model.
+        """
+        known = self.resolved()
+        names = [name for name in shapes if not _OF_VISION.match(name)]
+        known.refuse_experts(names)
+        chosen = {name: shapes[name] for name in known.chosen(name for name in names if len(shapes[name]) == 2)}
+        known.refuse_rank(chosen)
+        if known.from_folder is not None:
+            refuse_misfit(known.from_folder, known.rank, chosen)
+        return sum(known.rank * sum(shape) for shape in chosen.values())
+
+    def refuse_rank(self, matrices: Mapping[str, tuple[int, ...]]) -> None:
+        """A product of a higher rank than any matrix has is none of low rank; a narrow matrix among them does no harm.
+
+        Args:
+            matrices: shapes of those with an adapter, by name.
+
+        Raises:
+            RunError: all of them are smaller than the adapter's rank.
+        """
+        name, shape = max(matrices.items(), key=lambda named: min(named[1]))
+        if self.rank > min(shape):
+            raise RunError(
+                f"adapter.rank {self.rank} is more than any matrix has: '{name}' is of shape {tuple(shape)}",
+                hints=[f"take an adapter of rank {min(shape)} at most; 8 to 64 are usual"],
+            )
+
+
+def _is_of(name: str, module: str) -> bool:
+    """Whether a tensor is the weight of a module: of its whole name, or of the end of it behind a dot."""
+    return name == f"{module}.weight" or name.endswith(f".{module}.weight")

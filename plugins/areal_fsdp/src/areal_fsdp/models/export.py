@@ -1,0 +1,68 @@
+"""A model as a folder of Hugging Face's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoImageProcessor, AutoTokenizer
+
+from areal_fsdp.parallel.ranks import fail_together, rank_and_ranks
+from areal_vision.places import is_vision_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from transformers import PreTrainedModel
+
+    from areal_core.interfaces import ModelReference
+
+_processors: Any = AutoImageProcessor
+
+
+def write_model(
+    folder: Path,
+    model: PreTrainedModel,
+    reference: ModelReference,
+    parameters: Iterator[tuple[str, torch.Tensor]],
+) -> None:
+    """Write a Hugging Face folder; collective.
+
+    Args:
+        folder: its place.
+        model: for config and names; its own parameters are not read.
+        reference: where the model came from, for its tokenizer and dtype.
+        parameters: as of `named_full_parameters`; every rank exhausts it, rank 0 keeps it.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    rank, _ = rank_and_ranks()
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in parameters:
+        if rank == 0:
+            weights[name] = tensor.to("cpu", copy=True)
+    failure: Exception | None = None
+    if rank == 0:
+        try:
+            model.save_pretrained(
+                folder, state_dict=weights, save_original_format=False
+            )  # names are the files' already
+            model.config.dtype = reference.dtype  # the weights', while the model in memory may be in float32
+            model.config.save_pretrained(folder)
+            _copy_tokenizer(reference, folder)
+            if is_vision_config(model.config):
+                _processors.from_pretrained(reference.path).save_pretrained(folder)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait in the next line
+            failure = error
+    fail_together(failure, f"exporting the model to '{folder}'")
+
+
+def _copy_tokenizer(reference: ModelReference, folder: Path) -> None:
+    """Write the source's tokenizer, where it has one."""
+    source = Path(reference.path)
+    if source.is_dir() and not any(source.glob("tokenizer*")) and not (source / "vocab.json").is_file():
+        return
+    tokenizer = AutoTokenizer.from_pretrained(reference.path, trust_remote_code=reference.trust_remote_code)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,293 @@
+"""Log-probabilities and entropy from hidden states, without ever holding the logits of all tokens.
+
+The logits of a chunk of tokens are made, reduced to one or two numbers a token, and thrown away; the backward pass
+makes them again. Its formulas, with z = logits / T, p = softmax(z), H = -sum(p log p):
+
+    d log p_y / d z_j = [j = y] - p_j          d H / d z_j = -p_j (log p_j + H)
+
+On a GPU half-precision hidden states give float32 logits (the product is rounded nowhere), and the weight's gradient
+adds up float32 products. With `compiled`, what is done to the logits is one kernel that reads them once, and one that
+turns them into their gradient, so that entropy costs a few operations on numbers that are read anyway.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from areal_fsdp.models.compiling import compiled as compile_function
+from areal_fsdp.models.compiling import mark_dynamic
+from areal_fsdp.planning.memory import chunk_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from areal_fsdp.parallel.tensor import Vocabulary
+
+_SMALL_CHUNK_ELEMENTS = 2**20
+"""Logits that a chunk may have in any case: 4 MiB in float32, so that a tiny vocabulary is not cut into many calls."""
+
+
+def default_chunk_tokens(vocabulary: int, device: torch.device) -> int:
+    """Tokens whose logits may exist at once, by the device's memory."""
+    is_gpu = device.type == "cuda"
+    return chunk_tokens(vocabulary, torch.cuda.get_device_properties(device).total_memory if is_gpu else None)
+
+
+def token_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    with_entropy: bool,
+    compiled: bool = False,
+    vocabulary: Vocabulary | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """log_softmax((hidden @ weight.T + bias) / temperature) at `targets`, and its entropy.
+
+    Args:
+        hidden: [T, hidden size].
+        weight: [vocabulary, hidden size], in the dtype of `hidden`; this rank's rows, where ranks divide them.
+        bias: [vocabulary] or None, likewise.
+        targets: [T] int64.
+        temperature: above 0.
+        chunk_tokens: tokens whose logits exist at once (more where the vocabulary is tiny).
+        with_entropy: whether to give the entropy.
+        compiled: whether to compile what is done to the logits.
+        vocabulary: how ranks divide it; None where each has all of it.
+
+    Returns:
+        log-probabilities [T] float32 and the entropy in nats, [T] float32, or None.
+    """
+    chunk = max(chunk_tokens, _SMALL_CHUNK_ELEMENTS // len(weight))
+    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, temperature, chunk, with_entropy, compiled, vocabulary
+    )
+    return logprobs, entropy
+
+
+def chunks(total: int, size: int) -> Iterator[slice]:
+    """As few as possible, and all of nearly the same length."""
+    size = -(-total // max(1, -(-total // size)))
+    return (slice(start, start + size) for start in range(0, total, size))
+
+
+def logits_of(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """[tokens, vocabulary] float32, a tensor of its own."""
+    if not hidden.is_cuda or hidden.dtype == torch.float32:
+        return F.linear(hidden, weight, bias).float()
+    logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return logits if bias is None else logits.add_(bias)
+
+
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """`total` += left.T @ right, where `total` is float32."""
+    if left.dtype == torch.float32:
+        total.addmm_(left.T, right)
+    elif left.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left.T, right, torch.float32, out=total)
+    else:
+        total += left.T @ right
+
+
+def head_gradients(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    chunk: int,
+    gradient: Callable[[slice], torch.Tensor],
+    wanted: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """What hidden states, weight and bias of a head get, in their dtypes; the latter two are summed in float32.
+
+    Args:
+        hidden, weight, bias: as in `token_logprobs`.
+        chunk: tokens whose logits exist at once.
+        gradient: of the logits of some tokens, [tokens, vocabulary] in the dtype of `hidden`.
+        wanted: of hidden states, weight and bias, which need one; a frozen head's product is never computed.
+    """
+    of_hidden = torch.empty_like(hidden)
+    of_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted[1] else None
+    of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wanted[2] else None
+    for part in chunks(len(hidden), chunk):
+        of_logits = gradient(part)
+        if of_bias is not None:
+            of_bias += of_logits.sum(0, dtype=torch.float32)
+        torch.mm(of_logits, weight, out=of_hidden[part])
+        if of_weight is not None:
+            add_product(of_weight, of_logits, hidden[part])
+        del of_logits  # before the next chunk's logits are made
+    of_head = [None if value is None else value.to(weight.dtype) for value in (of_weight, of_bias)]
+    return of_hidden, of_head[0], of_head[1]
+
+
+def _reduce(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Logarithm of the denominator, log-probability of the target, entropy; `logits` is used up.
+
+    Of a target that is none of these logits, the log-probability is any number.
+    """
+    scaled = logits if temperature == 1 else logits.div_(temperature)
+    normalizer = scaled.logsumexp(-1)
+    logprobs = scaled.gather(1, _nearest(targets, logits))[:, 0] - normalizer
+    if not with_entropy:
+        return normalizer, logprobs, None
+    scaled -= normalizer[:, None]
+    return normalizer, logprobs, -(scaled.exp() * scaled).sum(-1)
+
+
+def _reduce_at_once(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, with_entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """As `_reduce`, written so that a compiler reads the logits once and writes none: in blocks that registers hold."""
+    scaled = (logits if temperature == 1 else logits / temperature).view(len(logits), -1, _block(logits.shape[1]))
+    tops = scaled.amax(-1)
+    shifted = scaled - tops[..., None]
+    powers = shifted.exp()
+    sums, weighted = powers.sum(-1), (powers * shifted).sum(-1)
+    top = tops.amax(-1)
+    below = tops - top[:, None]
+    factors = below.exp()
+    total = (sums * factors).sum(-1)
+    lse = total.log()
+    logprobs = logits.gather(1, _nearest(targets, logits))[:, 0] / temperature - top - lse
+    mean = (factors * (weighted + sums * below)).sum(-1) / total  # of the scaled logits, less their top
+    return top + lse, logprobs, lse - mean if with_entropy else None
+
+
+def _nearest(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """[tokens, 1]: targets, and for one that another rank has any of these."""
+    return targets.clamp(0, logits.shape[1] - 1)[:, None]
+
+
+def _block(vocabulary: int) -> int:
+    """Logits that are reduced at once; all where the vocabulary does not split evenly, which reads them twice."""
+    return next((size for size in (512, 256, 128, 64) if vocabulary % size == 0), vocabulary)
+
+
+def _of_logits(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    normalizer: torch.Tensor,
+    of_logprobs: torch.Tensor,
+    entropy: torch.Tensor | None,
+    of_entropy: torch.Tensor | None,
+    temperature: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The logits' gradient, by the formulas above; `logits` is used up."""
+    log_p = (logits if temperature == 1 else logits.div_(temperature)).sub_(normalizer[:, None])
+    p = log_p.exp()
+    scale = -of_logprobs[:, None]
+    if of_entropy is not None and entropy is not None:
+        scale = log_p.add_(entropy[:, None]).mul_(-of_entropy[:, None]).add_(scale)
+    of_target = of_logprobs * ((targets >= 0) & (targets < logits.shape[1]))
+    result = p.mul_(scale).scatter_add_(1, _nearest(targets, logits), of_target[:, None])
+    return result.div_(temperature).to(dtype)
+
+
+def _of_logits_at_once(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    normalizer: torch.Tensor,
+    of_logprobs: torch.Tensor,
+    entropy: torch.Tensor | None,
+    of_entropy: torch.Tensor | None,
+    temperature: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As `_of_logits`, written so that a compiler reads the logits once and writes the gradient once."""
+    log_p = (logits if temperature == 1 else logits / temperature) - normalizer[:, None]
+    scale = of_logprobs[:, None]
+    if of_entropy is not None and entropy is not None:
+        scale = scale + of_entropy[:, None] * (log_p + entropy[:, None])
+    is_target = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    result = torch.where(is_target, of_logprobs[:, None], 0.0) - log_p.exp() * scale
+    return (result / temperature).to(dtype)
+
+
+@cache
+def _functions(compiled: bool) -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
+    if not compiled:
+        return _reduce, _of_logits
+    return _any_tokens(compile_function(_reduce_at_once)), _any_tokens(compile_function(_of_logits_at_once))
+
+
+def _any_tokens(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        for value in inputs:
+            mark_dynamic(value, 0)
+        return function(*inputs)
+
+    return call
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        chunk: int,
+        with_entropy: bool,
+        compiled: bool,
+        vocabulary: Vocabulary | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if vocabulary is not None:
+            targets = vocabulary.places(targets, len(weight))
+        normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        logprobs = torch.empty_like(normalizer)
+        entropy = torch.empty_like(normalizer) if with_entropy else None
+        reduce, _ = _functions(compiled)
+        for part in chunks(len(hidden), chunk):
+            logits = logits_of(hidden[part], weight, bias)
+            normalizer[part], logprobs[part], found = reduce(logits, targets[part], temperature, with_entropy)
+            del logits  # before the next chunk's are made
+            if entropy is not None:
+                entropy[part] = found
+        if vocabulary is not None:
+            inside = (targets >= 0) & (targets < len(weight))
+            chosen = torch.where(inside, logprobs + normalizer, 0.0)
+            normalizer, logprobs, entropy = vocabulary.combine(normalizer, chosen, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+        ctx.temperature, ctx.chunk, ctx.compiled = temperature, chunk, compiled
+        ctx.vocabulary = vocabulary
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, of_logprobs: torch.Tensor | None, of_entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        if of_logprobs is None:
+            of_logprobs = torch.zeros_like(normalizer)
+        _, gradient_of_logits = _functions(ctx.compiled)
+
+        def gradient(part: slice) -> torch.Tensor:
+            return gradient_of_logits(
+                logits_of(hidden[part], weight, bias),
+                targets[part],
+                normalizer[part],
+                of_logprobs[part],
+                None if of_entropy is None else entropy[part],
+                None if of_entropy is None else of_entropy[part],
+                ctx.temperature,
+                hidden.dtype,
+            )
+
+        of_hidden, *others = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
+        if ctx.vocabulary is not None:
+            of_hidden = ctx.vocabulary.sum(of_hidden)
+        return of_hidden, *others, *(None for _ in range(6))

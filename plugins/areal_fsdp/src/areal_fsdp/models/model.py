@@ -1,0 +1,304 @@
+"""Loading a Hugging Face model, and the module around it that computes what a role is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+)
+
+from areal_core.errors import RunError
+from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
+from areal_fsdp.models.logprobs import default_chunk_tokens, token_logprobs
+from areal_fsdp.models.norms import speed_up_norms
+from areal_fsdp.models.wide import Head, is_wide, wide_output
+from areal_fsdp.parallel.experts import mixtures
+from areal_fsdp.parallel.loading import load
+from areal_fsdp.parallel.tensor import decoder_layers, own_part, whole
+from areal_fsdp.planning.decoder import Decoder
+from areal_vision.places import VisionTokens, is_vision_config, set_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+    from areal_core.data import PackedBatch
+    from areal_core.interfaces import ModelReference, Role
+    from areal_fsdp.parallel.context import Context
+    from areal_fsdp.parallel.loading import ModelFiles
+    from areal_fsdp.parallel.tensor import Vocabulary
+    from areal_vision.places import Seen
+
+
+class RoleModule(torch.nn.Module):
+    """A model with its head taken apart: packed tokens in, values of each token out.
+
+    The head's product is computed here and not in the model, so that logits exist for a chunk of tokens at a time.
+    This module is the root of sharding: the head's parameters are whole while `forward` runs.
+
+    Args:
+        model: with packed attention.
+        role: what is computed.
+        temperature: logits are divided by it.
+        chunk_tokens: tokens whose logits exist at once, None for the device's own number.
+        compiled: whether the head's reductions are compiled.
+        for_graphs: the kind of layout that `forward` takes.
+
+    Attributes:
+        context: where ranks have a share of the tokens each.
+        vocabulary: where they have a share of the head each.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        role: Role,
+        *,
+        temperature: float,
+        chunk_tokens: int | None = None,
+        compiled: bool = False,
+        for_graphs: bool = False,
+    ) -> None:
+        super().__init__()
+        self.context: Context | None = None
+        self.vocabulary: Vocabulary | None = None
+        self.compiled = compiled
+        self.for_graphs = for_graphs
+        self.model = model
+        self.head_name = _scalar_head_name(model) if role.head == "scalar" else ""
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
+        self.vision = VisionTokens(model) if is_vision_config(model.config) else None
+
+    @property
+    def head(self) -> torch.nn.Linear:
+        """What turns a hidden state into logits, or into one value."""
+        model: Any = self.model
+        head: torch.nn.Linear = model.get_submodule(self.head_name) if self.head_name else model.get_output_embeddings()
+        return head
+
+    def layout(self, lengths: torch.Tensor | Sequence[int], device: torch.device) -> Layout:
+        """What `forward` has to know of sequences of these lengths; see `Layout.of`."""
+        multiple = 1 if self.context is None else self.context.size
+        return Layout.of(lengths, device, for_graphs=self.for_graphs, multiple=multiple)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        layout: Layout,
+        targets: torch.Tensor,
+        outputs: Sequence[str],
+        others: Mapping[str, Head] = MappingProxyType({}),
+        seen: Seen | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Args: input_ids and targets, [T] int64; outputs, by name; others, of the roles that these compare with;
+        seen, the pictures.
+
+        Returns:
+            By name, with gradients unless they are off; float32 [T] but for wide ones.
+        """
+        hidden = self._hidden(input_ids, layout, seen)
+        if self.context is None:
+            return self._outputs(hidden, targets, outputs, others)
+        own = self.context.own(targets, len(layout.position_ids))
+        found = self._outputs(hidden, own, outputs, others)
+        return {name: self.context.whole(value, len(targets)) for name, value in found.items()}
+
+    def _outputs(
+        self, hidden: torch.Tensor, targets: torch.Tensor, outputs: Sequence[str], others: Mapping[str, Head]
+    ) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        if "values" in outputs:
+            found["values"] = self.head(hidden)[:, 0].to(torch.float32, copy=True)  # see "hidden" in `wide_output`
+        elif not all(map(is_wide, outputs)):
+            found |= self._logprobs(hidden, targets, with_entropy="entropy" in outputs)
+        for name in filter(is_wide, outputs):
+            found |= wide_output(name, self._head_of(hidden), others, self._chunk_tokens(hidden))
+        return found
+
+    def head_state(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> Head:
+        """What this model's logits are made from, for another one that is compared with it: of this rank's tokens."""
+        own = self._head_of(self._hidden(input_ids, layout, seen))
+        return replace(own, weight=own.weight.detach(), bias=None if own.bias is None else own.bias.detach())
+
+    def _head_of(self, hidden: torch.Tensor) -> Head:
+        weight, bias = whole(self.head.weight), getattr(self.head, "bias", None)
+        return Head(hidden, weight, None if bias is None else whole(bias), self.temperature)
+
+    def see(self, batch: PackedBatch, device: torch.device) -> Seen | None:
+        """The pictures of a batch, for `forward`; None for a model that sees none.
+
+        Raises:
+            RunError: the batch has pictures, and the model sees none; or they do not fit its tokens.
+        """
+        if self.vision is None:
+            if "patches" in batch.levels:
+                raise RunError(f"the batch has pictures, and the model type '{self.model.config.model_type}' sees none")
+            return None
+        try:
+            return self.vision.see(batch, device, self.model.dtype)
+        except ValueError as error:
+            raise RunError(f"the batch cannot be trained on: {error}") from error
+
+    def _hidden(self, input_ids: torch.Tensor, layout: Layout, seen: Seen | None = None) -> torch.Tensor:
+        """[T, hidden size], of this rank's tokens."""
+        position_ids, context = layout.position_ids, self.context
+        if seen is not None:
+            return self._hidden_seeing(layout, seen)
+        if context is not None:
+            total = len(position_ids)
+            input_ids, position_ids = context.own(input_ids, total), context.own(position_ids, total)
+        hidden: torch.Tensor = self.model.base_model(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            use_cache=False,
+            packed_layout=layout.packed,
+            packed_context=None if context is None else (context.size, context.group),
+        )[0][0]
+        return hidden
+
+    def _hidden_seeing(self, layout: Layout, seen: Seen) -> torch.Tensor:
+        """The same of a model that sees pictures."""
+        hidden: torch.Tensor = self.model.base_model(
+            input_ids=seen.input_ids.unsqueeze(0),
+            position_ids=seen.positions.unsqueeze(1),
+            use_cache=False,
+            packed_layout=layout.packed,
+            packed_context=None,
+            **seen.pictures,
+        )[0][0]
+        if not seen.pictures and torch.is_grad_enabled() and self.vision is not None:
+            hidden = hidden + self.vision.unseen(hidden.device, hidden.dtype)
+        return hidden
+
+    def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor, *, with_entropy: bool) -> dict[str, torch.Tensor]:
+        bias = getattr(self.head, "bias", None)
+        logprobs, entropy = token_logprobs(
+            hidden,
+            own_part(self.head.weight),
+            None if bias is None else own_part(bias),
+            targets,
+            temperature=self.temperature,
+            chunk_tokens=self._chunk_tokens(hidden),
+            with_entropy=with_entropy,
+            compiled=self.compiled,
+            vocabulary=self.vocabulary,
+        )
+        return {"logprobs": logprobs, **({} if entropy is None else {"entropy": entropy})}
+
+    def _chunk_tokens(self, hidden: torch.Tensor) -> int:
+        return self.chunk_tokens or default_chunk_tokens(len(self.head.weight), hidden.device)
+
+    def unpacked(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What transformers itself computes, of [B, T] int64: logits [B, T, vocabulary] or values [B, T], float32.
+
+        Eager attention, experts one after another, the model's own forward; only for checking `forward` on a few
+        tokens.
+        """
+        set_attention(self.model, "eager")
+        products = self.model.get_experts_implementation()
+        if has_experts := next(mixtures(self.model), None) is not None:
+            self.model.set_experts_implementation("eager")
+        try:
+            if self.head_name:
+                return self.head(self.model.base_model(input_ids=input_ids, use_cache=False)[0])[..., 0].float()
+            return self.model(input_ids=input_ids, use_cache=False).logits.float()
+        finally:
+            set_attention(self.model, PACKED)
+            if has_experts:
+                self.model.set_experts_implementation(products)
+
+
+def _scalar_head_name(model: PreTrainedModel) -> str:
+    heads = [
+        name
+        for name, child in model.named_children()
+        if child is not model.base_model and getattr(child, "out_features", 0) == 1
+    ]
+    if len(heads) != 1:
+        raise RunError(
+            f"model type {model.config.model_type}: no single linear head of one output was found ({heads}), so it can "
+            "be neither critic nor reward model in this engine"
+        )
+    return heads[0]
+
+
+def load_model(
+    reference: ModelReference, role: Role, *, compiled: bool = False, in_parts: bool = False, frozen: bool = False
+) -> tuple[PreTrainedModel, ModelFiles | None]:
+    """Load a model on the CPU, in eval mode, with packed attention.
+
+    Norms in layers that will be compiled stay as they are: the compiler merges them with their neighbours.
+
+    A model that learns is held in float32 whatever `reference.dtype` says: small updates vanish in bfloat16. A frozen
+    one is held in the dtype that it computes in.
+
+    Args:
+        reference: where it is.
+        role: what it is for.
+        compiled: whether its layers will be.
+        in_parts: whether its parameters shall stay in the files until ranks have divided them.
+        frozen: whether they stay as they are even in a role that learns, by an adapter.
+
+    Returns:
+        The model; and its files where its parameters are still there.
+
+    Raises:
+        RunError: it cannot be read, or weights that the role needs are missing.
+    """
+    register_packed_attention()
+    path = Path(reference.path)
+    if (path.is_absolute() or reference.path.startswith(".")) and not (path / "config.json").is_file():
+        raise RunError(
+            f"no model in '{reference.path}': the folder has no config.json",
+            hints=["name a Hugging Face model folder (config.json, *.safetensors, tokenizer files) or a hub name"],
+        )
+    options: dict[str, Any] = {
+        "dtype": torch.float32 if role.changes and not frozen else getattr(torch, reference.dtype),
+        "trust_remote_code": reference.trust_remote_code,
+        "attn_implementation": "eager",
+        **({"num_labels": 1} if role.head == "scalar" else {}),
+    }
+    model, report, files = load(_factory_of(reference, role), reference.path, in_parts=in_parts, **options)
+    _refuse_missing(reference, role, model, sorted(report["missing_keys"]))
+    speed_up_norms(model, except_in=decoder_layers(model) if compiled else None)
+    set_attention(model, PACKED)
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(role.changes and not frozen)
+    return model, files
+
+
+def _factory_of(reference: ModelReference, role: Role) -> Any:
+    if role.head == "scalar":
+        return AutoModelForSequenceClassification
+    config = AutoConfig.from_pretrained(reference.path, trust_remote_code=reference.trust_remote_code)
+    return AutoModelForImageTextToText if is_vision_config(config) else AutoModelForCausalLM
+
+
+def _refuse_missing(reference: ModelReference, role: Role, model: PreTrainedModel, missing: list[str]) -> None:
+    """A critic may start with a new head, which was drawn in loading; nothing else may be made up."""
+    if role.head == "scalar" and role.changes:
+        head = _scalar_head_name(model)
+        missing = [name for name in missing if not name.startswith(f"{head}.")]
+    if missing:
+        kind = "scalar head" if role.head == "scalar" else "causal language model"
+        raise RunError(
+            f"the model '{reference.path}' lacks weights that a {kind} needs: {', '.join(missing[:5])}"
+            + (f" and {len(missing) - 5} more" if len(missing) > 5 else ""),
+            hints=[f"role '{role.name}' needs the folder of a complete {type(model).__name__}"],
+        )
+
+
+def decoder_of(model: PreTrainedModel, role: Role) -> Decoder | None:
+    """The sizes that memory and arithmetic follow from; None where the model's layers are not known."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return Decoder.of(model.config.to_dict(), shapes, scalar=role.head == "scalar")

@@ -1,0 +1,223 @@
+"""Outputs that need whole distributions, or have more than one number a token; the latter never leave the device.
+
+As in `logprobs`, logits exist for a chunk of tokens at a time, and the backward pass makes them again. With z the
+logits over the temperature, q = softmax(z), and p of the role that is compared with, fixed:
+
+    D = β KL(p ‖ m) + (1 - β) KL(q ‖ m), m = β p + (1 - β) q:   d D / d z_j = (1 - β) q_j (log q_j/m_j - KL(q ‖ m))
+    KL(p ‖ q), for β = 0:                                       d D / d z_j = q_j - p_j
+    KL(q ‖ p), for β = 1:                                       d D / d z_j = q_j (log q_j/p_j - KL(q ‖ p))
+    log q_y of several y:                                       d / d z_j   = [j = y] - q_j, summed over them
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from areal_core.errors import RunError
+from areal_fsdp.models.logprobs import chunks, head_gradients, logits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from areal_core.interfaces import Role
+
+_TOPK = re.compile(r"topk:([1-9]\d*)")
+_DIVERGENCE = re.compile(r"divergence:([\w-]+):(\d+(?:\.\d*)?(?:e-\d+)?)")
+_LOGITS_AT_ONCE = 3
+"""How many times the memory of one model's logits a divergence takes, its gradient included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the logits of a role are made from.
+
+    Attributes:
+        hidden: [T, hidden size].
+        weight: [vocabulary, hidden size].
+        bias: [vocabulary] or None.
+        temperature: logits are divided by it.
+    """
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    temperature: float
+
+    def first(self, ids: int) -> Head:
+        """Without the ids from this one on."""
+        if ids == len(self.weight):
+            return self
+        return replace(self, weight=self.weight[:ids], bias=None if self.bias is None else self.bias[:ids])
+
+    def log_distribution(self, part: slice) -> torch.Tensor:
+        """log softmax of some tokens, [tokens, vocabulary] float32, without gradients."""
+        logits = logits_of(self.hidden[part], self.weight, self.bias)
+        return (logits if self.temperature == 1 else logits.div_(self.temperature)).log_softmax(-1)
+
+
+def is_wide(name: str) -> bool:
+    """Whether this is the name of an output that is computed here."""
+    return name == "hidden" or topk_of(name) is not None or compared_role(name) is not None
+
+
+def topk_of(name: str) -> int | None:
+    """K of `topk:K`."""
+    found = _TOPK.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def compared_role(name: str) -> str | None:
+    """The role that an output is compared with; None for all outputs but `divergence:ROLE:BETA`, 0 <= BETA <= 1."""
+    found = _DIVERGENCE.fullmatch(name)
+    return found[1] if found and float(found[2]) <= 1 else None
+
+
+def compared_roles(names: Iterable[str]) -> list[str]:
+    """The roles that these outputs are compared with, each once."""
+    return list(dict.fromkeys(role for name in names if (role := compared_role(name)) is not None))
+
+
+def check_outputs(names: Iterable[str], role: Role, vocabulary: int, *, narrow: bool = False) -> None:
+    """Raise RunError for an output that a role does not compute, or, where `narrow` ones are wanted, a wide one."""
+    is_scalar = role.head == "scalar"
+    known = ["values"] if is_scalar else ["logprobs", "entropy"]
+    wide = ["hidden"] if is_scalar else ["hidden", "topk:K", "divergence:ROLE:BETA"]
+    for name in names:
+        if name not in known and not (is_wide(name) and (name == "hidden" or not is_scalar)):
+            raise RunError(f"an engine in the role '{role.name}' computes {', '.join(known + wide)}, not '{name}'")
+        if (topk_of(name) or 0) > vocabulary:
+            raise RunError(f"'{name}' asks for more tokens than the {vocabulary} of the vocabulary")
+        if narrow and is_wide(name) and compared_role(name) is None:
+            raise RunError(f"'{name}' has more than one number a token: only a loss may ask for it, in `train`")
+
+
+def wide_output(name: str, own: Head, others: Mapping[str, Head], chunk_tokens: int) -> dict[str, torch.Tensor]:
+    """One output, by name, with gradients unless they are off.
+
+    Args:
+        name: `hidden`, `topk:K` or `divergence:ROLE:BETA`; see `TrainEngine.train`.
+        own: of the model.
+        others: of the roles that it is compared with; no gradient reaches them.
+        chunk_tokens: tokens whose log-probabilities may be computed at once.
+    """
+    if name == "hidden":
+        return {name: own.hidden.clone()}  # sharding hooks into what a module returns, and must not find a view
+    if (count := topk_of(name)) is not None:
+        topk = TopK(count)
+        values = _reduced(own, topk, chunk_tokens)
+        return {name: values, f"{name}:ids": torch.cat([topk.ids[start] for start in sorted(topk.ids)])}
+    found = _DIVERGENCE.fullmatch(name)
+    assert found is not None
+    # Models of one family pad their vocabularies to different lengths: ids that one of the two lacks are left out.
+    shared = min(len(own.weight), len(others[found[1]].weight))
+    compared = Divergence(others[found[1]].first(shared), float(found[2]))
+    return {name: _reduced(own.first(shared), compared, max(1, chunk_tokens // _LOGITS_AT_ONCE))}
+
+
+class Reduction(Protocol):
+    """What becomes of a chunk's log-distributions [tokens, vocabulary], which may be used up."""
+
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """[tokens] or [tokens, K] float32."""
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """Of the logits over the temperature, given that of the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The generalised Jensen-Shannon divergence from another role, in nats (GKD, arXiv 2306.13649, equation 1)."""
+
+    other: Head
+    beta: float
+
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """See `Reduction`."""
+        log_p, beta = self.other.log_distribution(part), self.beta
+        if beta == 0:
+            return _kl(log_p, log_q)
+        if beta == 1:
+            return _kl(log_q, log_p)
+        log_m = self._mixed(log_p, log_q)
+        return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """See `Reduction`."""
+        log_p, beta = self.other.log_distribution(part), self.beta
+        if beta == 0:
+            return (log_q.exp() - log_p.exp()).mul_(upstream[:, None])
+        log_m = log_p if beta == 1 else self._mixed(log_p, log_q)
+        distance = torch.where(log_q.isneginf(), 0.0, log_q - log_m)
+        q = log_q.exp()
+        mean = (q * distance).sum(-1, keepdim=True)
+        return distance.sub_(mean).mul_(q).mul_((1.0 if beta == 1 else 1 - beta) * upstream[:, None])
+
+    def _mixed(self, log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+        return torch.logaddexp(log_p + math.log(self.beta), log_q + math.log1p(-self.beta))
+
+
+@dataclass(slots=True)
+class TopK:
+    """The log-probabilities of the likeliest tokens, the likeliest first; `ids` by the start of a chunk."""
+
+    count: int
+    ids: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def values(self, log_q: torch.Tensor, part: slice) -> torch.Tensor:
+        """See `Reduction`."""
+        found = log_q.topk(self.count)
+        self.ids[part.start] = found.indices
+        return found.values
+
+    def gradient(self, log_q: torch.Tensor, part: slice, upstream: torch.Tensor) -> torch.Tensor:
+        """See `Reduction`."""
+        return log_q.exp_().mul_(-upstream.sum(-1, keepdim=True)).scatter_add_(1, self.ids[part.start], upstream)
+
+
+def _kl(of: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+    """KL(of ‖ to) from log-distributions; a token that `of` never gives counts 0, whatever `to` says."""
+    return torch.where(of.isneginf(), 0.0, of.exp() * (of - to)).sum(-1)
+
+
+def _reduced(own: Head, reduction: Reduction, chunk_tokens: int) -> torch.Tensor:
+    values: torch.Tensor = _Reduce.apply(  # type: ignore[no-untyped-call]
+        own.hidden, own.weight, own.bias, own.temperature, reduction, chunk_tokens
+    )
+    return values
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        temperature: float,
+        reduction: Reduction,
+        chunk: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.temperature, ctx.reduction, ctx.chunk = temperature, reduction, chunk
+        own = Head(hidden, weight, bias, temperature)
+        parts = chunks(len(hidden), chunk)
+        return torch.cat([reduction.values(own.log_distribution(part), part) for part in parts])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias = ctx.saved_tensors
+        own = Head(hidden, weight, bias, ctx.temperature)
+
+        def gradient(part: slice) -> torch.Tensor:
+            of_logits = ctx.reduction.gradient(own.log_distribution(part), part, upstream[part])
+            scaled: torch.Tensor = of_logits.div_(ctx.temperature).to(hidden.dtype)
+            return scaled
+
+        found = head_gradients(hidden, weight, bias, ctx.chunk, gradient, ctx.needs_input_grad)
+        return *found, None, None, None

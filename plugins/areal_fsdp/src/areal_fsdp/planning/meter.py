@@ -1,0 +1,100 @@
+"""What an engine has done between two questions: the figures `engine/...` of a run's metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from areal_fsdp.planning.decoder import Decoder
+    from areal_fsdp.planning.split import Split
+
+PEAK_FLOPS: Final = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H20": 148e12,
+    "GH200": 989e12,
+    "A100": 312e12,
+    "A800": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+}
+"""Dense bfloat16 products a second by a part of the device's name, from its data sheet."""
+GIB: Final = 1 << 30
+
+
+def peak_flops(device: str) -> float | None:
+    """Of a device by its name, such as `NVIDIA H100 80GB HBM3`; None where it is not known."""
+    words = f" {device} ".replace("-", " ")
+    return next((rate for name, rate in PEAK_FLOPS.items() if f" {name} " in words), None)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up what was done.
+
+    Args:
+        model: whose arithmetic is counted, None where its layers are not known.
+        ranks: of the trainer.
+        peak: FLOP/s of a rank's device in the dtype that is computed in, None where it is not known.
+        memory: bytes of the device, 0 for a CPU.
+        learning: parameters of an adapter, which alone learns; None where all do.
+    """
+
+    model: Decoder | None
+    ranks: int
+    peak: float | None = None
+    memory: int = 0
+    learning: int | None = None
+    _train_s: float = field(default=0.0, init=False)
+    _forward_s: float = field(default=0.0, init=False)
+    _flops: float = field(default=0.0, init=False)
+    _tokens: int = field(default=0, init=False)
+    _slots: int = field(default=0, init=False)
+    _rounds: int = field(default=0, init=False)
+    _held: float = field(default=0.0, init=False)
+
+    def passed(self, seconds: float) -> None:
+        """A forward pass without gradients."""
+        self._forward_s += seconds
+
+    def trained(self, seconds: float, done: Iterable[tuple[Sequence[int], Split]], held: float) -> None:
+        """An update.
+
+        Args:
+            seconds: it took.
+            done: for each batch the lengths of all its sequences, and how it was split.
+            held: bytes that a rank has held at most, 0 where nobody counts.
+        """
+        self._train_s += seconds
+        self._held = max(self._held, held)
+        for lengths, split in done:
+            self._tokens += sum(lengths)
+            self._slots += split.slots
+            self._rounds += split.rounds
+            self._flops += self.model.training_flops(lengths, self.learning) if self.model is not None else 0.0
+
+    def take(self) -> dict[str, float]:
+        """What was done since the last call, by name; what does not apply is left out."""
+        found = {"forward_s": self._forward_s} if self._forward_s else {}
+        if self._train_s:
+            found |= {
+                "train_s": self._train_s,
+                "tokens_per_s": self._tokens / self._train_s,
+                "microbatches": float(self._rounds),
+                "waste": 1 - self._tokens / self._slots,
+            }
+            rate = self._flops / self._train_s / self.ranks
+            found |= {"tflops_per_s": rate / 1e12} if rate else {}
+            found |= {"mfu": rate / self.peak} if rate and self.peak is not None else {}
+        if self._held:
+            found |= {"peak_memory_gib": self._held / GIB, "peak_memory_share": self._held / self.memory}
+        self._train_s = self._forward_s = self._flops = self._held = 0.0
+        self._tokens = self._slots = self._rounds = 0
+        return found

@@ -1,0 +1,188 @@
+"""An adapter in a model, against PEFT's own use of it."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
+
+from areal_core.errors import RunError
+from areal_fsdp.lora.adapter import install
+from areal_fsdp.lora.settings import LoraSettings
+
+SIZES = {
+    "vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32,
+}  # fmt: skip
+CONFIGS = {
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False, attention_bias=True),
+    "gpt2": lambda: GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2, n_positions=32),
+}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A function that makes a model, its folder, and an adapter in it whose B is not 0."""
+
+    def build(kind="qwen3", settings=None, *, learns=True, dtype=torch.float32, head=""):
+        torch.manual_seed(0)
+        factory = AutoModelForSequenceClassification if head else AutoModelForCausalLM
+        folder = tmp_path / kind
+        options = {"num_labels": 1} if head else {}
+        if not folder.exists():
+            config = CONFIGS[kind]()
+            if head:
+                config.num_labels = 1
+                config.pad_token_id = 0
+            factory.from_config(config).save_pretrained(folder)
+        model = factory.from_pretrained(folder, dtype=dtype, **options).eval()
+        adapter = install(model, settings or LoraSettings(rank=3), source=str(folder), head=head, learns=learns)
+        if settings is None or settings.from_folder is None:
+            with torch.no_grad():
+                for name, value in adapter.own().items():
+                    if "lora_B" in name:
+                        value.normal_()
+        return folder, model, adapter
+
+    return build
+
+
+def logits(model):
+    ids = torch.arange(14).view(2, 7)
+    with torch.no_grad():
+        return model(input_ids=ids).logits
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_base_and_adapter_by_peft_merged_and_here_are_one_model(tmp_path, make, kind):
+    folder, model, adapter = make(kind)
+    adapter.export(tmp_path / "adapter", {}, torch.detach)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    own = logits(model)
+    assert float((own - logits(base)).abs().max()) > 0.1
+    merged = {name: value.clone() for name, value in adapter.merged(torch.detach)}
+    assert merged.keys() == dict(base.named_parameters()).keys()
+    by_peft = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    torch.testing.assert_close(logits(by_peft), own, atol=1e-5, rtol=0)
+    unloaded = dict(by_peft.merge_and_unload().named_parameters())
+    for name, value in merged.items():
+        torch.testing.assert_close(value, unloaded[name].detach(), atol=1e-5, rtol=0)
+
+
+def test_its_files_say_short_names_and_whose_adapter_it_is(tmp_path, make):
+    folder, _, adapter = make("llama", LoraSettings(rank=3, alpha=6))
+    adapter.export(tmp_path / "adapter", {}, torch.detach)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    every = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert (sorted(config["target_modules"]), config["r"], config["lora_alpha"]) == (every, 3, 6)
+    assert config["base_model_name_or_path"] == str(folder)
+    assert type(config["lora_alpha"]) is int, "vLLM and SGLang read an integer"
+
+
+def test_only_the_adapter_learns_in_float32_and_the_base_stays_half(make):
+    _, model, adapter = make(dtype=torch.bfloat16)
+    learning = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert len(learning) == len(adapter.own()) == 2 * 2 * 7
+    for name, value in model.named_parameters():
+        assert value.dtype == (torch.float32 if name in learning else torch.bfloat16), name
+
+
+def test_asked_without_it_the_model_is_its_base(make):
+    folder, model, adapter = make()
+    base, own = logits(AutoModelForCausalLM.from_pretrained(folder)), logits(model)
+    with adapter.without().applied():
+        assert torch.equal(logits(model), base)
+    with adapter.applied():
+        assert torch.equal(logits(model), own)
+    assert all(value.requires_grad for value in adapter.own().values()), "sharding asks once and for all"
+    for name, value in adapter.without().merged(torch.detach):
+        assert torch.equal(value, load_file(folder / "model.safetensors")[name])
+
+
+def test_every_process_draws_the_same_and_no_other_number_changes(make):
+    _, _, first = make()
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    folder, _, _ = make()
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(7)
+    second = install(model, LoraSettings(rank=3), source="", learns=True)
+    assert torch.equal(torch.rand(3), wanted)
+    for name, value in second.own().items():
+        if "lora_A" in name:
+            assert torch.equal(value, first.own()[name])
+        else:
+            assert not value.any()
+
+
+def test_an_adapter_goes_on_from_its_files(tmp_path, make):
+    _, model, adapter = make()
+    adapter.export(tmp_path / "adapter", {}, torch.detach)
+    wanted = logits(model)
+    _, again, frozen = make(settings=LoraSettings(from_folder=tmp_path / "adapter"), learns=False)
+    torch.testing.assert_close(logits(again), wanted)
+    assert not any(value.requires_grad for value in again.parameters())
+    assert frozen.begins_elsewhere
+
+
+def test_a_scalar_head_learns_and_is_saved_with_its_adapter(tmp_path, make):
+    folder, model, adapter = make("llama", dtype=torch.bfloat16, head="score")
+    assert model.score.weight.dtype == torch.float32
+    assert model.score.weight.requires_grad
+    with torch.no_grad():
+        model.score.weight.normal_()
+    adapter.export(tmp_path / "adapter", {}, lambda value: value.detach().float())
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    by_peft = PeftModel.from_pretrained(loaded, tmp_path / "adapter")
+    torch.testing.assert_close(by_peft.base_model.model.score.weight, model.score.weight.detach())
+    _, again, _ = make("llama", LoraSettings(from_folder=tmp_path / "adapter"), head="score")
+    assert torch.equal(again.score.weight, model.score.weight)
+
+
+def test_files_of_another_model_are_refused_by_the_tensors_name(tmp_path, make):
+    _, _, adapter = make()
+    adapter.export(tmp_path / "adapter", {}, torch.detach)
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    first = min(tensors)
+    smaller = {**tensors, first: tensors[first][:, 1:].contiguous()}
+    without = {name: value for name, value in tensors.items() if name != first}
+    for changed in (smaller, without):
+        save_file(changed, path)
+        with pytest.raises(RunError, match=first.removeprefix("base_model.model.")):
+            make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
+    for odd, words in ((torch.nan, "holds NaN or infinity"), (3, "no floating-point number")):
+        kind = torch.float32 if odd is torch.nan else torch.int8
+        save_file({**tensors, first: torch.full_like(tensors[first], odd, dtype=kind)}, path)
+        with pytest.raises(RunError, match=words) as caught:
+            make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
+        assert str(path) in caught.value.message
+    path.write_bytes(b"cut")
+    with pytest.raises(RunError, match="cannot be read"):
+        make(settings=LoraSettings(from_folder=tmp_path / "adapter"))
+
+
+def test_a_rank_above_what_a_matrix_has_is_refused_before_memory_is_asked_for(make):
+    with pytest.raises(RunError, match=r"adapter.rank 1000000000 is more than any matrix has"):
+        make(settings=LoraSettings(rank=1_000_000_000, alpha=1e9))
+
+
+def test_layers_of_more_than_matrices_want_names():
+    sizes = {**SIZES, "num_local_experts": 2, "num_experts_per_tok": 1}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(MixtralConfig(**sizes))
+    with pytest.raises(RunError, match="more than plain matrices") as caught:
+        install(model, LoraSettings(), source="", learns=True)
+    assert "q_proj" in caught.value.hints[0]
+    assert len(install(model, LoraSettings(modules=["q_proj"]), source="", learns=True).own()) == 2 * 2

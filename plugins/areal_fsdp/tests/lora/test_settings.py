@@ -1,0 +1,244 @@
+"""What is said before a model is loaded, and how many parameters an adapter has."""
+
+import json
+import os
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from pydantic import ConfigDict, ValidationError
+from safetensors.numpy import save_file
+
+from areal_core.config import Selection, Settings
+from areal_core.errors import RunError
+from areal_core.interfaces import StoredModel
+from areal_fsdp.lora.settings import LoraSettings
+
+SHAPES = {
+    "model.embed_tokens.weight": (11, 8),
+    "model.layers.0.self_attn.q_proj.weight": (8, 8),
+    "model.layers.0.mlp.down_proj.weight": (8, 24),
+    "model.layers.0.input_layernorm.weight": (8,),
+    "model.layers.1.self_attn.q_proj.weight": (8, 8),
+    "model.layers.1.mlp.down_proj.weight": (8, 24),
+    "lm_head.weight": (11, 8),
+}
+
+
+class Run:
+    """What is asked of a config."""
+
+    inference_engine = None
+    model = SimpleNamespace(path="elsewhere")
+
+
+def saved(folder, **changes):
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "bias": "none", **changes}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors(), folder / "adapter_model.safetensors")
+    return folder
+
+
+def tensors(rank=4, dtype=np.float32, layers=2):
+    """By PEFT's names, on q_proj of each layer."""
+    places = [f"base_model.model.model.layers.{layer}.self_attn.q_proj" for layer in range(layers)]
+    shapes = {"A": (rank, 8), "B": (8, rank)}
+    return {f"{place}.lora_{part}.weight": np.ones(s, dtype) for place in places for part, s in shapes.items()}
+
+
+def test_parameters_of_all_layers_or_of_those_named():
+    assert LoraSettings(rank=2).parameters(SHAPES) == 2 * 2 * (8 + 8 + 8 + 24)
+    assert LoraSettings(rank=3, modules=["q_proj"]).parameters(SHAPES) == 2 * 3 * (8 + 8)
+    assert LoraSettings(rank=3, modules=["layers.1.mlp.down_proj"]).parameters(SHAPES) == 3 * (8 + 24)
+
+
+@pytest.mark.parametrize("name", ["query", "lm_head", "embed_tokens", "proj", "input_layernorm"])
+def test_a_name_that_no_layer_has_is_refused_with_those_that_it_has(name):
+    with pytest.raises(RunError, match=f"called {name}") as caught:
+        LoraSettings(modules=["q_proj", name]).parameters(SHAPES)
+    assert "down_proj, q_proj" in caught.value.hints[0]
+
+
+def test_a_folder_says_what_the_adapter_is(tmp_path):
+    known = LoraSettings(from_folder=saved(tmp_path)).resolved()
+    assert (known.rank, known.alpha, known.modules) == (4, 8, ["q_proj"])
+    assert LoraSettings(from_folder=tmp_path).parameters(SHAPES) == 2 * 4 * (8 + 8)
+    with pytest.raises(ValidationError, match="leave out alpha, rank, or make it null"):
+        LoraSettings(from_folder=tmp_path, rank=4, alpha=8)
+    written = LoraSettings(from_folder=tmp_path).model_dump()  # a run's own config has every default
+    assert LoraSettings.model_validate(written).from_folder == tmp_path
+    nulls = {"from_folder": tmp_path, "rank": None, "alpha": None, "modules": None}  # over what a file says
+    assert LoraSettings.model_validate(nulls) == LoraSettings(from_folder=tmp_path)
+    with pytest.raises(ValidationError, match="rank"):
+        LoraSettings.model_validate({"rank": None})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 8}}, {"target_modules": ".*proj"},
+     {"peft_type": "LOHA"}, {"use_rslora": True}, {"lora_dropout": 0.1}],
+)  # fmt: skip
+def test_an_adapter_that_is_not_plain_is_refused(tmp_path, changes):
+    (problem,) = LoraSettings(from_folder=saved(tmp_path, **changes)).problems(Run())
+    assert next(iter(changes)) in problem
+
+
+def test_what_is_missing_is_said_before_the_start(tmp_path, monkeypatch):
+    (problem,) = LoraSettings(from_folder=tmp_path).problems(Run())
+    assert "adapter_config.json cannot be read" in problem
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert list(LoraSettings().problems(Run())) == [
+        "adapter needs the library peft, which is not installed: pip install 'areal-fsdp[lora]'"
+    ]
+
+
+class Engine(Settings):
+    model_config = ConfigDict(extra="allow")
+
+
+def chosen(name, **settings):
+    return Selection("inference_engines", f"{name}/{name}", Engine(**settings), reference=name)
+
+
+def chosen_transport(name):
+    return Selection("weight_transports", f"core/{name}", {}, reference=name)
+
+
+class Published(Run):
+    class publication:
+        transport = chosen_transport("memory")
+
+    inference_engine = chosen("vllm", adapter_rank=8)
+
+
+def test_who_publishes_an_adapter_alone_needs_servers_that_take_it():
+    assert list(LoraSettings(rank=8, publish="alone").problems(Published())) == []
+    (problem,) = LoraSettings(rank=9, publish="alone").problems(Published())
+    assert "set inference_engine.adapter_rank=9" in problem
+    other = Published()
+    other.publication = type("Section", (), {"transport": chosen_transport("broadcast")})
+    (problem,) = LoraSettings(rank=8, publish="alone").problems(other)
+    assert "publication.transport" in problem
+    other.inference_engine = chosen("vllm", adapter_rank=None)
+    assert "rank 0 at most: set inference_engine.adapter_rank=16" in next(LoraSettings(publish="alone").problems(other))
+    other.inference_engine = chosen("hf", threads=1)
+    (problem, _) = LoraSettings(publish="alone").problems(other)
+    assert problem.endswith("hf takes no adapters: set adapter.publish to merged, or take servers of vllm or sglang")
+
+
+def test_a_pipe_and_what_is_nested_too_deeply_are_no_adapter(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "adapter_config.json").write_text('{"r":' * 100_000)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "adapter_config.json")
+    for name, words in (("deep", "recursion depth"), ("pipe", "it is no file")):
+        (problem,) = LoraSettings(from_folder=tmp_path / name).problems(Run())
+        assert words in problem
+        assert problem.count("name a folder with") == 1
+
+
+@pytest.mark.parametrize("changes", [{"r": 0}, {"r": 8.9}, {"lora_alpha": float("nan")}, {"target_modules": [3]}])
+def test_sizes_of_a_folder_that_mean_nothing_are_refused(tmp_path, changes):
+    saved(tmp_path, **changes)
+    (told,) = LoraSettings(from_folder=tmp_path).problems(Run())
+    assert "adapter_config.json cannot be read" in told
+
+
+def test_an_adapter_is_not_laid_over_the_export_with_which_it_is_merged(tmp_path):
+    for name in ("adapter", "copy", "other"):
+        (tmp_path / name).mkdir()
+        saved(tmp_path / name)
+    save_file({**tensors(), next(iter(tensors())): np.zeros((4, 8), np.float32)}, weights(tmp_path / "other"))
+    model = StoredModel(tmp_path, {}, SHAPES)
+    for name in ("adapter", "copy"):
+        (told,) = LoraSettings(from_folder=tmp_path / name).check_model(None, model)
+        assert "is merged already: set model.path to the model that it was trained on" in told
+    assert list(LoraSettings(from_folder=tmp_path / "other").check_model(None, model)) == []
+    assert list(LoraSettings().check_model(None, model)) == []
+
+
+def weights(folder):
+    return folder / "adapter_model.safetensors"
+
+
+def replaced(folder, by):
+    weights(folder).unlink()
+    by(weights(folder))
+
+
+UNREADABLE = {
+    "missing": (lambda path: None, "No such file"),
+    "a folder": (lambda path: path.mkdir(), "it is no file"),
+    "a pipe": (os.mkfifo, "it is no file"),
+    "a dangling link": (lambda path: path.symlink_to("nowhere"), "No such file"),
+    "empty": (lambda path: path.touch(), "header"),
+    "truncated": (lambda path: path.write_bytes(safetensors.numpy.save(tensors())[:-1]), "not fully covered"),
+    "of integers": (
+        lambda path: save_file(tensors(dtype=np.int8), path),
+        "' is I8, and no floating-point number",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_weights_that_are_none_are_named_before_the_start(tmp_path, kind):
+    write, words = UNREADABLE[kind]
+    replaced(saved(tmp_path), write)
+    (told,) = LoraSettings(from_folder=tmp_path).problems(Run())
+    assert told.startswith(f"the adapter '{weights(tmp_path)}' cannot be read: ")
+    assert words in told
+    assert "name a folder with adapter_config.json and adapter_model.safetensors" in told
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (tensors(rank=8), "'model.layers.0.self_attn.q_proj.weight' A and B must be (4, 8) and (8, 4), and are (8, 8)"),
+        (tensors(layers=1), "'model.layers.1.self_attn.q_proj.weight' A and B must be (4, 8) and (8, 4), and are none"),
+        (
+            tensors(layers=3),
+            "layers.2.self_attn.q_proj.lora_A.weight', and the model no such matrix",
+        ),
+        (
+            {**tensors(), "base_model.model.lm_head.lora_A.weight": np.ones(2)},
+            "it has 'base_model.model.lm_head",
+        ),
+    ],
+)
+def test_weights_of_another_model_or_rank_are_told_by_the_models_headers(tmp_path, found, words):
+    save_file(found, weights(saved(tmp_path)))
+    with pytest.raises(RunError, match=re.escape(words)) as caught:
+        LoraSettings(from_folder=tmp_path).parameters(SHAPES)
+    assert "of the same base model" in caught.value.hints[0]
+
+
+def test_a_head_beside_the_adapter_is_its_own_affair(tmp_path):
+    save_file({**tensors(), "base_model.model.score.weight": np.ones((1, 8))}, weights(saved(tmp_path)))
+    assert LoraSettings(from_folder=tmp_path).parameters(SHAPES) == 2 * 4 * (8 + 8)
+
+
+def test_a_rank_above_what_a_matrix_has_is_refused():
+    assert LoraSettings(rank=8).parameters(SHAPES)
+    assert LoraSettings(rank=8).parameters({**SHAPES, "model.layers.0.gate.weight": (4, 8)}), (
+        "a narrow one among others"
+    )
+    with pytest.raises(RunError, match=r"rank 1000000000 is more than any matrix has: '.*q_proj.weight'") as told:
+        LoraSettings(rank=1_000_000_000, alpha=1e9).parameters(SHAPES)
+    assert "of rank 8 at most" in told.value.hints[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"modules": []}, "must be all-linear, or a list of names such as [q_proj, v_proj]"),
+        ({"modules": 7}, "must be all-linear, or a list of names"),
+        ({"alpha": 1e308}, "alpha / rank is 6.25e+306; at most 1,000,000 is taken"),
+    ],
+)
+def test_settings_that_mean_nothing_are_one_sentence(settings, words):
+    with pytest.raises(ValidationError) as caught:
+        LoraSettings.model_validate(settings)
+    (error,) = caught.value.errors()
+    assert words in error["msg"]

@@ -1,0 +1,187 @@
+"""What a run's metrics say where something known goes wrong, and what to try; each is said once."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from areal_core.config import load_run
+from areal_view.balance import Split, bottleneck
+from areal_view.report import is_metrics, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+STEPS: Final = 5
+"""In so many steps, one after another, it must show; and so many are what a run began with."""
+KEPT_STEPS: Final = 200
+"""For the balance of GPUs, which leaves out steps with an evaluation or a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One thing that is known to go wrong.
+
+    Attributes:
+        shows: by the steps that a run began with and its last ones, as functions from a metric's name to its values;
+            the second one takes a number of steps as well.
+        words: what it is, and what to try; `{NAME}` is the last value of a metric, its slashes as underscores.
+    """
+
+    shows: Callable[[Callable[[str], Sequence[float]], Callable[..., Sequence[float]]], bool]
+    words: str
+
+
+def _above(values: Sequence[float], limit: float) -> bool:
+    return len(values) == STEPS and min(values) > limit
+
+
+def _below(values: Sequence[float], limit: float) -> bool:
+    return len(values) == STEPS and max(values) < limit
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+DIAGNOSTICS: Final = (
+    Diagnostic(
+        # A policy that explores more may double its entropy too, but not while its rewards fall.
+        lambda first, last: (
+            _above(last("train/entropy"), 2 * min(first("train/entropy"), default=math.inf))
+            and _below(last("reward/all_episodes"), 0.5 * max(first("reward/all_episodes"), default=0.0))
+            and bool(last("train/learning_rate", 1))
+        ),
+        "the policy has diverged: its entropy has risen to {train_entropy:.2f} nats a token, more than twice what "
+        "it was, and its rewards have fallen to less than half: lower train_engine.learning_rate (now "
+        "{train_learning_rate:.2g}), and go on from a model or a checkpoint of before",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("agents/malformed_calls"), max(0.5, _mean(last("agents/calls")))),
+        "most calls of tools cannot be read: {agents_malformed_calls:.2g} an episode; look at them in samples.jsonl: "
+        "where they are cut, raise sampling.max_new_tokens; where they are another family's, set workflow.tool_form; "
+        "where they have become so, lower the learning rate and go on from a checkpoint of before",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("reward/groups_all_equal"), 0.95),
+        f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learnt from that; where not "
+        "all are right, look at them in samples.jsonl and at the reward, and take easier or harder prompts",
+    ),
+    Diagnostic(
+        # Answers of one token are cut wherever one is asked for.
+        lambda first, last: _above(last("batch/truncated"), 1 / 3) and not _below(last("batch/response_length"), 1.5),
+        "{batch_truncated:.0%} of the answers are cut at their longest length: raise sampling.max_new_tokens, or shape "
+        "them (group_stages: overlong_penalty, mask_truncated)",
+    ),
+    Diagnostic(
+        lambda first, last: (
+            _below(last("train/entropy"), 0.05 * _mean(first("train/entropy")))
+            and _above(last("reward/groups_all_equal"), 0.5)
+        ),
+        "the policy hardly samples any more: its entropy has fallen to {train_entropy:.3f} nats a token, less than a "
+        "twentieth of what it was; lower the learning rate, raise policy_loss.clip_high, or add regularisers: "
+        "[entropy_bonus]",
+    ),
+    Diagnostic(
+        lambda first, last: (
+            _above(last("train/behaviour_kl"), 0.1)
+            or _above(last("train/behaviour_kl"), max(0.02, 5 * _mean(first("train/behaviour_kl"))))
+        ),
+        "the policy that samples has left the one that learns: a KL of {train_behaviour_kl:.3f} nats a token; lower "
+        "rollout.max_staleness or the learning rate, or compare number formats by publication.verify_every=1",
+    ),
+    Diagnostic(
+        lambda first, last: _below(last("train/effective_sample_share"), 0.3),
+        "importance weights leave {train_effective_sample_share:.0%} of the samples' worth: lower "
+        "rollout.max_staleness, or take a correction that masks",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("train/clip_fraction"), 0.3),
+        "clipping takes the gradient from {train_clip_fraction:.0%} of the tokens: lower the learning rate or "
+        "training.updates_per_batch",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("train/gradient_norm"), 10_000),
+        "the gradient's norm is {train_gradient_norm:,.0f}: look for huge rewards, and for advantages divided by 0",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("engine/waste"), 0.3),
+        "{engine_waste:.0%} of what the trainer's ranks could compute is nothing but waiting for the one with the most "
+        "tokens: take larger batches, a larger train_engine.max_tokens_per_microbatch, or fewer ranks",
+    ),
+    Diagnostic(
+        lambda first, last: _above(last("engine/peak_memory_share"), 0.92),
+        "the trainer has held {engine_peak_memory_share:.0%} of a GPU's memory: longer sequences may not fit; lower "
+        "train_engine.max_tokens_per_microbatch, or set train_engine.activation_checkpointing",
+    ),
+    Diagnostic(
+        # A critic knows nothing at first, so it has twice the time; where rewards hardly differ there is nothing to
+        # explain; and a run whose reward rises is well without its critic.
+        lambda first, last: (
+            sum(value < 0 for value in last("train/critic/explained_variance", 2 * STEPS)) >= 8
+            and _mean(last("reward/groups_all_equal", 2 * STEPS)) < 0.5
+            and _mean(last("reward/all_episodes", 2 * STEPS))
+            < _mean(first("reward/all_episodes")) + 0.5 * _mean(first("reward/std"))
+        ),
+        "rewards stand still, and the critic is worse than a mean: raise roles.critic.learning_rate or warmup_steps",
+    ),
+)
+
+
+class Diagnostics:
+    """Looks at each new line of metrics.
+
+    Args:
+        split: of the run's GPUs, None where it has none for each half.
+    """
+
+    def __init__(self, split: Split | None = None) -> None:
+        self._split = split
+        self._left = list(DIAGNOSTICS)
+        self._balance_told = split is None
+        self._first: dict[str, list[float]] = {}
+        self.lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_STEPS)
+
+    @classmethod
+    def of_run(cls, run_dir: Path, step: int) -> Diagnostics:
+        """For a run that goes on with a step; what was said of the steps before is not said again."""
+        made = cls(Split.of(load_run(run_dir).config))
+        for line in read_lines(run_dir / "metrics.jsonl", is_metrics)[0]:
+            if line["step"] < step:
+                made.add(line)
+        return made
+
+    def add(self, line: Mapping[str, Any]) -> list[str]:
+        """What shows now, of what has not been said before.
+
+        Args:
+            line: the metrics of the next step.
+        """
+        self.lines.append(line)
+        # Of each metric its own first steps: some come only when a critic has warmed up, and old lines are forgotten.
+        for key, value in line.items():
+            known = self._first.setdefault(key, [])
+            if len(known) < STEPS:
+                known.append(value)
+        if len(self.lines) < STEPS:
+            return []
+        every = list(self.lines)  # a deque has no slices
+
+        def first(key: str) -> list[float]:
+            return self._first.get(key, [])
+
+        def last(key: str, steps: int = STEPS) -> list[float]:
+            return [line[key] for line in every[-steps:] if key in line]
+
+        found = [one for one in self._left if one.shows(first, last)]
+        self._left = [one for one in self._left if one not in found]
+        numbers = {key.replace("/", "_"): value for key, value in line.items()}
+        told = [one.words.format(**numbers) for one in found]
+        if not self._balance_told and (words := bottleneck(every, self._split)):
+            self._balance_told = True
+            told.append(words)
+        return told
