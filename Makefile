@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := areal_hf areal_vision areal_fsdp areal_deepspeed areal_grpo areal_rewards areal_trackers areal_finetuning areal_evaluation areal_view areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_sandboxes
-# torch is of the version in constraints.txt, and of the build that the index has: see the README.
+# torch is of the version in constraints.txt, and of the build that the index has: see docs/plugins.md.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml) constraints.txt
 RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)

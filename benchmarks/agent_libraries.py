@@ -183,7 +183,7 @@ def train(name: str, library: Library, folder: Path, model: Path, run_dir: Path,
         f"run_dir={run_dir}", f"steps={STEPS}", f"model.path={model}", "dataset=grpo/additions",
         f"workflow={json.dumps(workflow)}", "rewards=[grpo/right_result]",
         f"sampling.max_new_tokens={200 if scripted else 16}", f"rollout.batch_size={BATCH}",
-        f"rollout.group_size={GROUP}", "rollout.max_staleness=0", "rollout.pipeline_depth=1",
+        f"rollout.group_size={GROUP}", "rollout.max_staleness=0", "rollout.max_pending_batches=1",
         f"inference_engine={json.dumps(engine)}", "train_engine={type: fsdp/fsdp, learning_rate: 1e-3}",
         "algorithm=grpo", "evaluation=null",
     ]  # fmt: skip
@@ -211,7 +211,7 @@ def figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
     found["episodes"] = len(lines) * BATCH * GROUP
     found["trained"] = round(sum(line["batch/sampled_tokens"] for line in lines))
     found["said"] = round(sum(line.get("scripted/tokens", 0.0) for line in lines))
-    found["difference"] = max(line["train/behaviour_difference"] for line in lines)
+    found["difference"] = max(line["train/behavior_difference"] for line in lines)
     return found
 
 

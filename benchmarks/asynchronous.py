@@ -21,7 +21,7 @@ What asynchronous training can gain at most, from what was measured without it:
 
 - In turns, the same GPUs do both, so it can only spare the time in which they wait for the last answers:
   (T_generate,sync + T_train) / (tokens / peak rate + T_train), over (a). Both times are (a)'s, and the peak rate is
-  that of all GPUs. Releasing memory and publishing weights are in the measured ratio and not in the bound.
+  that of all GPUs. Releasing memory and syncing weights are in the measured ratio and not in the bound.
 - On GPUs of their own the slower side decides: T_sync / max(tokens / peak rate, T_train), with the step of (a) or (b)
   as T_sync, T_train of (b), and the peak rate of the GPUs that generate.
 
@@ -58,7 +58,7 @@ from typing import Any
 import yaml
 from asynchronous_parts import CUT
 from asynchronous_peak import free_port, measure_peak, wait_until_healthy
-from asynchronous_table import summarise, table
+from asynchronous_table import summarize, table
 from gpu_runs import SIZES
 
 AREAL = [sys.executable, "-m", "areal_core"]
@@ -82,7 +82,7 @@ class Row:
 
     title: str
     max_staleness: int
-    in_turns: bool = False
+    colocated: bool = False
     mode: str = "recompute"
     stale: str = "mask"
     engine: str = "sglang"
@@ -96,7 +96,7 @@ class Row:
 
 
 ROWS = {
-    "turns-sync": Row("(a) synchronous, in turns", 0, in_turns=True),
+    "turns-sync": Row("(a) synchronous, in turns", 0, colocated=True),
     "sync": Row("(b) synchronous, apart", 0),
     "async-1": Row("asynchronous, at most 1", 1),
     "async-2": Row("asynchronous, at most 2", 2),
@@ -107,11 +107,11 @@ ROWS = {
     "async-2-drained": Row("at most 2, drained before an update", 2, engine="DrainingEngine"),
     "async-4-drained": Row("at most 4, drained before an update", 4, engine="DrainingEngine"),
     "async-2-drop": Row("at most 2, stale groups dropped", 2, stale="drop"),
-    "turns-async-2": Row("asynchronous in turns, at most 2", 2, in_turns=True),
+    "turns-async-2": Row("asynchronous in turns, at most 2", 2, colocated=True),
     "async-2-workers": Row("at most 2, four workflow workers", 2, workers=4),
     "verified": Row("at most 1, verified after every update", 1, verified=True),
 }
-ORDER = ",".join(["peak", *sorted(ROWS, key=lambda name: ROWS[name].in_turns)])
+ORDER = ",".join(["peak", *sorted(ROWS, key=lambda name: ROWS[name].colocated)])
 
 
 def prepare_model(arguments: argparse.Namespace, folder: Path) -> int:
@@ -135,7 +135,7 @@ def make_config(
 ) -> dict[str, Any]:
     """The run of a row, as a config file would have it; without addresses the run starts servers of its own."""
     gpus = list(range(arguments.servers + arguments.trainers))
-    generation, training = (gpus, gpus) if row.in_turns else (gpus[: arguments.servers], gpus[arguments.servers :])
+    generation, training = (gpus, gpus) if row.colocated else (gpus[: arguments.servers], gpus[arguments.servers :])
     parts = Path(__file__).with_name("asynchronous_parts.py")
     bounds = {"minimum": len(generation), "maximum": 0 if addresses else len(generation)}
     lengths = {"median": arguments.median, "answers": arguments.group, "prompt": arguments.prompt}
@@ -151,22 +151,22 @@ def make_config(
             "batch_size": arguments.batch,
             "group_size": arguments.group,
             "max_staleness": row.max_staleness,
-            "pipeline_depth": row.max_staleness + 1,
+            "max_pending_batches": row.max_staleness + 1,
             "stale": row.stale,
             "workers": row.workers,
         },
         "inference_engine": {
             "type": "sglang" if row.engine == "sglang" else f"{parts}:{row.engine}",
             "program": shlex.split(arguments.program),
-            "memory_saver": row.in_turns,
+            "memory_saver": row.colocated,
             "update_mode": row.mode,
             "options": SERVER_OPTIONS | json.loads(arguments.options),
-            "servers": len(generation) if row.in_turns else bounds,
+            "servers": len(generation) if row.colocated else bounds,
             "addresses": addresses,
         },
-        "publication": {
-            "transport": "memory" if row.in_turns else "broadcast",
-            "verify_every": int(row.verified),
+        "weight_sync": {
+            "transport": "memory" if row.colocated else "broadcast",
+            "logprob_check_every": int(row.verified),
         },
         "placement": {"generation": generation, "training": training},
         "launcher": {"type": "core/local", "trainer_processes": len(training)},
@@ -206,14 +206,14 @@ class Bench:
             self.results["peak"] = measure_peak(next(iter(self._servers)), self._arguments, self._vocabulary)
         else:
             row = ROWS[name]
-            if row.in_turns:
+            if row.colocated:
                 self.stop_servers()
             else:
                 self._start_servers()
             lines = self._run(name, row)
             warm_up = self._warm_up(row)
             self.results["rows"][name] = {
-                **summarise(lines, warm_up, self._arguments.prompt),
+                **summarize(lines, warm_up, self._arguments.prompt),
                 "lines": lines,
                 "warm_up": warm_up,
             }
@@ -255,7 +255,7 @@ class Bench:
 
     def _run(self, name: str, row: Row) -> list[dict[str, float]]:
         """The journal of a run of a row."""
-        addresses = [] if row.in_turns else list(self._servers)
+        addresses = [] if row.colocated else list(self._servers)
         config = self._write(name, make_config(self._arguments, row, self._model, self._vocabulary, addresses))
         run_dir = self._folder / "runs" / name
         run = self._start(name, ["run", str(config), f"run_dir={run_dir}"])
@@ -265,7 +265,7 @@ class Bench:
         try:
             while len(lines) < wanted and run.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
-                lines = read_journal(run_dir / "metrics.jsonl")
+                lines = read_metrics_logger(run_dir / "metrics.jsonl")
         finally:
             end_run(run, run_dir)
         if len(lines) < self._warm_up(row) + 2:
@@ -289,7 +289,7 @@ class Bench:
             )
 
 
-def read_journal(path: Path) -> list[dict[str, float]]:
+def read_metrics_logger(path: Path) -> list[dict[str, float]]:
     """The complete lines of a journal, none where it is not there yet."""
     text = path.read_text() if path.is_file() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

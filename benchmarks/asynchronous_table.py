@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 APART, TURNS = "sync", "turns-sync"
 """The two synchronous rows that all others are compared with."""
-PARTS = ("wait", "release", "train", "publish")
+PARTS = ("wait", "release", "train", "sync")
 HEAD = (
-    "| | samples/s | tokens/s | s/step, median | mean | wait_s | release_s | train_s | publish_s | staleness |"
+    "| | samples/s | tokens/s | s/step, median | mean | wait_s | release_s | train_s | sync_s | staleness |"
     " over the bound | x (a) | bound | x (b) | bound | share of the bound |"
 )
 
 
-def summarise(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -> dict[str, float]:
+def summarize(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -> dict[str, float]:
     """One row from the journal of its run.
 
     Args:
@@ -44,7 +44,7 @@ def summarise(lines: Sequence[Mapping[str, float]], warm_up: int, prompt: int) -
         "staleness": total("staleness/mean") / len(window),
         "over_bound": total("staleness/tokens_over_bound") / tokens,
         "groups_dropped": total("groups/stale"),
-        "longest_publish_s": max(line["time/publish_s"] for line in window),
+        "longest_sync_s": max(line["time/weight_sync_s"] for line in window),
     }
     return row | {f"{part}_s": total(f"time/{part}_s") / len(window) for part in PARTS}
 

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/checkpoint_pause.py [--rounds 5] [--hidden 512] [--folder FOLDER]
 
-The saver, the ledger and the training engine of a run, without rollouts: Qwen3 in float32 with AdamW, one rank. In each
-round one checkpoint of either kind is begun, and train steps are made until it is committed. Medians are printed.
+The checkpointer, the ledger and the training engine of a run without rollouts: Qwen3 in float32, AdamW, one rank. In
+each round one checkpoint of either kind is begun, and train steps are made until it is committed. Medians are printed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from areal_core.config.sections import CheckpointSection
 from areal_core.data import PackedBatch, Ragged
 from areal_core.disk import tree_size
-from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_core.ledger.store import Ledger
-from areal_core.training.checkpoint import Witness
-from areal_core.training.saver import Saver
+from areal_core.training.checkpoint import ConsumptionLog
+from areal_core.training.checkpointer import Checkpointer
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -74,7 +74,7 @@ def train(engine: FSDPEngine) -> float:
     ids = torch.arange(TOKENS) % VOCABULARY
     batch = PackedBatch(Ragged(torch.full((TOKENS // 64,), 64), {"input_ids": ids, "targets": ids}))
     began = time.perf_counter()
-    engine.train([Work("actor", batch, ("logprobs",), lambda _, outputs: LossResult(-outputs["logprobs"].sum()))])
+    engine.train([LossSpec("actor", batch, ("logprobs",), lambda _, outputs: LossResult(-outputs["logprobs"].sum()))])
     return time.perf_counter() - began
 
 
@@ -91,14 +91,16 @@ def main() -> int:
         engine, source = make_engine(f"{folder}/model", arguments.hidden), Commits(run_dir)
         checkpoints = run_dir / "attempts/1/checkpoints"
         rest: Any = ({"actor": engine}, source, None, source.phase, print)
-        savers = {k: Saver(CheckpointSection(asynchronous=k), run_dir, checkpoints, *rest) for k in (False, True)}
+        savers = {
+            k: Checkpointer(CheckpointSection(asynchronous=k), run_dir, checkpoints, *rest) for k in (False, True)
+        }
         alone = median(train(engine) for _ in range(5))
         waits: dict[bool, list[float]] = {False: [], True: []}
         beside: list[float] = []
         for step in range(1, 2 * arguments.rounds + 1):
             kind = step % 2 == 0
             source.waited_s = 0.0
-            savers[kind].save(step, Witness(), is_last=False)
+            savers[kind].save(step, ConsumptionLog(), is_last=False)
             while savers[kind].is_writing:
                 beside.append(train(engine))
                 savers[kind].look()

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asynchronous import end_run, machine, read_journal
+from asynchronous import end_run, machine, read_metrics_logger
 from curve_picture import draw
 from curve_table import by_time, table
 
@@ -47,7 +47,7 @@ KEPT = (
     "time/step_s",
     "time/wait_s",
     "time/train_s",
-    "time/publish_s",
+    "time/weight_sync_s",
     "time/evaluate_s",
     "train/entropy",
     "train/gradient_norm",
@@ -66,7 +66,7 @@ def overrides(row: str) -> list[str]:
     way, _, seed = row.partition("/")
     bound = 0 if way == "sync" else int(way.removeprefix("async-"))
     # One batch beyond the bound may be in the pipeline: with a bound of 0 that is the one that is waited for.
-    words = [f"rollout.max_staleness={bound}", f"rollout.pipeline_depth={bound + 1}"]
+    words = [f"rollout.max_staleness={bound}", f"rollout.max_pending_batches={bound + 1}"]
     return [*words, f"seed={int(seed)}"] if seed else words
 
 
@@ -132,11 +132,11 @@ class Curves:
         try:
             while (code := run.poll()) is None and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-                lines = read_journal(run_dir / "metrics.jsonl")
+                lines = read_metrics_logger(run_dir / "metrics.jsonl")
                 if len(lines) > seen:
                     seen = len(lines)
                     take(lines)
-            take(read_journal(run_dir / "metrics.jsonl"))
+            take(read_metrics_logger(run_dir / "metrics.jsonl"))
         finally:
             end_run(run, run_dir)
         return code

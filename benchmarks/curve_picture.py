@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     Curve = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 300, 48, 12, 34, 44
-COLOURS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9")
+COLORS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9")
 
 
 def draw(rows: Mapping[str, Sequence[Point]]) -> str:
-    """Both panels side by side with one legend; rows of one way and several seeds share a colour."""
+    """Both panels side by side with one legend; rows of one way and several seeds share a color."""
     ways = list(dict.fromkeys(row.partition("/")[0] for row in rows))
-    colours = {row: COLOURS[ways.index(row.partition("/")[0]) % len(COLOURS)] for row in rows}
+    colors = {row: COLORS[ways.index(row.partition("/")[0]) % len(COLORS)] for row in rows}
     seconds = max((point["seconds"] for points in rows.values() for point in points), default=1.0)
     trained = {row: rewards(points, SMOOTHED) for row, points in rows.items()}
     held_out = {row: scores(points) for row, points in rows.items()}
     highest = max((y for curves in (trained, held_out) for curve in curves.values() for _, y in curve), default=0.0)
-    parts = _panel(0, f"training reward, mean of {SMOOTHED} steps", trained, colours, seconds, highest, dots=False)
-    parts += _panel(WIDTH, "held-out score", held_out, colours, seconds, highest, dots=True)
+    parts = _panel(0, f"training reward, mean of {SMOOTHED} steps", trained, colors, seconds, highest, dots=False)
+    parts += _panel(WIDTH, "held-out score", held_out, colors, seconds, highest, dots=True)
     for number, way in enumerate(ways):
         x, y = 2 * WIDTH - 210, HEIGHT - BOTTOM - 14 - 18 * (len(ways) - 1 - number)
-        parts.append(f'<rect x="{x}" y="{y - 8}" width="14" height="4" fill="{COLOURS[number % len(COLOURS)]}"/>')
+        parts.append(f'<rect x="{x}" y="{y - 8}" width="14" height="4" fill="{COLORS[number % len(COLORS)]}"/>')
         parts.append(f'<text x="{x + 20}" y="{y}">{escape(title(way))}</text>')
     size = f'width="{2 * WIDTH}" height="{HEIGHT}" viewBox="0 0 {2 * WIDTH} {HEIGHT}"'
     style = 'font-family="sans-serif" font-size="12" fill="#222"'
@@ -43,7 +43,7 @@ def _panel(
     offset: float,
     name: str,
     curves: Mapping[str, Curve],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     seconds: float,
     highest: float,
     *,
@@ -71,9 +71,9 @@ def _panel(
     for row, curve in curves.items():
         places = [place(x, y) for x, y in curve]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colours[row]}" stroke-width="1.8"/>')
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colors[row]}" stroke-width="1.8"/>')
         if dots:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[row]}"/>' for x, y in places]
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colors[row]}"/>' for x, y in places]
     return parts
 
 

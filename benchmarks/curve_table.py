@@ -56,7 +56,7 @@ def marks(rows: Mapping[str, Sequence[Point]]) -> list[float]:
 def table(rows: Mapping[str, Sequence[Point]]) -> str:
     """All rows, in Markdown."""
     wanted = marks(rows)
-    heads = ["", "steps", "seconds", "evaluating", "samples/s", "s/step", "wait", "train", "publish", "staleness"]
+    heads = ["", "steps", "seconds", "evaluating", "samples/s", "s/step", "wait", "train", "sync", "staleness"]
     heads += ["answer tokens", "reward", "held-out"] + [f"s to {mark:.3f}" for mark in wanted]
     lines = [heads, ["---"] * len(heads)]
     lines += [_cells(row, points, wanted) for row, points in rows.items() if points]
@@ -101,7 +101,7 @@ def _cells(row: str, points: Sequence[Point], wanted: Sequence[float]) -> list[s
         f"{(seconds - evaluating) / max(1, len(trained)):.2f}",
         each("time/wait_s"),
         each("time/train_s"),
-        each("time/publish_s", 3),
+        each("time/weight_sync_s", 3),
         each("staleness/mean"),
         each("batch/response_length", 0),
         ends([value for _, value in gained], LAST),

@@ -22,7 +22,7 @@ import torch
 from gpu_train_step import GIB, Setting, loss_of, make_batch, make_setting, matrix_rate
 from transformers import AutoModelForCausalLM
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_fsdp.sharding import whole_of
@@ -55,8 +55,8 @@ class Measured:
 
     updates: list[tuple[str, int, int, float]] = field(default_factory=list)
 
-    def publish(self, setting: Setting, name: str, read: Callable[[], Iterator[torch.Tensor]]) -> None:
-        """Read each tensor of an update as a publication does, one at a time; the second time counts."""
+    def sync(self, setting: Setting, name: str, read: Callable[[], Iterator[torch.Tensor]]) -> None:
+        """Read each tensor of an update as a weight sync does, one at a time; the second time counts."""
         for _ in range(2):
             start, sizes = time.perf_counter(), [tensor.nbytes for tensor in read()]
             setting.wait()
@@ -81,12 +81,14 @@ def measure(setting: Setting, folder: str, name: str, settings: dict[str, Any], 
         setting.say(f"{name}: setup {time.perf_counter() - start:.1f} s, {learning:,} parameters learn")
         batch, loss = make_batch(setting), loss_of(setting.tokens, 0.0)
         share = done_flops(engine, setting) / setting.flops()
-        setting.measure(name, lambda: engine.train([Work("actor", batch, ["logprobs", "entropy"], loss)]), share=share)
+        setting.measure(
+            name, lambda: engine.train([LossSpec("actor", batch, ["logprobs", "entropy"], loss)]), share=share
+        )
         if "lora-" not in name:
-            measured.publish(setting, f"{name}: all weights", lambda: (t for _, t in engine.named_full_parameters()))
+            measured.sync(setting, f"{name}: all weights", lambda: (t for _, t in engine.named_full_parameters()))
         if engine._adapter is not None:
             own = partial(whole_of, device=setting.device, dtype=torch.bfloat16)
-            measured.publish(setting, f"{name}: the adapter alone", lambda: map(own, engine._parameters.values()))
+            measured.sync(setting, f"{name}: the adapter alone", lambda: map(own, engine._parameters.values()))
     except torch.OutOfMemoryError as error:
         setting.say(f"{name}: no memory: {str(error).partition('.')[0]}")
     finally:

@@ -35,7 +35,7 @@ AREAL = [sys.executable, "-m", "areal_core"]
 OPTIONS = {"attention_backend": "triton", "sampling_backend": "pytorch", "grammar_backend": "none",
            "mem_fraction_static": 0.3, "disable_custom_all_reduce": True, "cuda_graph_bs": [8, 32]}  # fmt: skip
 ASK_TIMEOUT_S, POLL_S = 2.0, 0.004
-SHOWN = ("step", "time/step_s", "time/publish_s", "publish/transfer_s", "verify/logprob_difference_mean")
+SHOWN = ("step", "time/step_s", "time/weight_sync_s", "weight_sync/transfer_s", "verify/logprob_difference_mean")
 
 
 def tell(**fact: Any) -> None:
@@ -69,7 +69,7 @@ def make_config(arguments: argparse.Namespace) -> dict[str, Any]:
         "sampling": {"max_new_tokens": 8 if on_cpu else 256},
         "rollout": {"batch_size": 2 if on_cpu else 16, "group_size": 4, "max_staleness": 1, "workers": 1},
         "inference_engine": engine | {"update_mode": "recompute"},
-        "publication": {"transport": "broadcast", "verify_every": 2},
+        "weight_sync": {"transport": "broadcast", "logprob_check_every": 2},
     }
 
 
@@ -126,11 +126,11 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
     while driving is None or len(run.steps) < goal or not now == phase != former != "":
         if time.monotonic() > deadline:
             raise SystemExit(f"no '{phase}' behind {len(run.steps)} steps: {run.output.read_text()[-3000:]}")
-        base = base if now == "publish" else run.open_updates()
+        base = base if now == "sync" else run.open_updates()
         time.sleep(POLL_S)
         driving = run.look()
         former, now = now, phase_of(driving)
-    if phase == "publish":
+    if phase == "sync":
         while run.open_updates() <= base and time.monotonic() < deadline:
             time.sleep(POLL_S / 8)
     else:
@@ -149,8 +149,8 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
         seen = {
             "told_s": any("killed" in line for _, line in run.lines[said:]),
             "next_attempt_s": has_begun,
-            "server_updating_s": has_begun and now == "publish",
-            "server_updated_s": has_begun and was == "publish" != now,
+            "server_updating_s": has_begun and now == "sync",
+            "server_updated_s": has_begun and was == "sync" != now,
             "other_server_s": server_of(driving) not in (0, server),
             "step_s": has_begun and len(run.steps) > done,
         }
@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("what", choices=("killed", "touched", "touched-by-ranks"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--program", default="python3 -m sglang.launch_server")
-    parser.add_argument("--inside", nargs="*", default=["publish", "train"], help="phases in which to kill")
+    parser.add_argument("--inside", nargs="*", default=["sync", "train"], help="phases in which to kill")
     parser.add_argument("--limit-s", type=float, default=300)
     parser.add_argument("--folder", type=Path, help="for the run and its output")
     parser.add_argument("--cpu", action="store_true")

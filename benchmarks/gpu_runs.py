@@ -87,18 +87,18 @@ SHOWN = (
     "time/wait_s",
     "time/release_s",
     "time/train_s",
-    "time/publish_s",
+    "time/weight_sync_s",
     "time/verify_s",
-    "publish/stop_s",
-    "publish/transfer_s",
-    "publish/resume_s",
+    "weight_sync/stop_s",
+    "weight_sync/transfer_s",
+    "weight_sync/resume_s",
     "batch/sampled_tokens",
     "servers/continued",
     "verify/logprob_difference_mean",
     "verify/logprob_difference_p99",
     "train/router_disagreement",
-    "train/behaviour_difference",
-    "train/behaviour_kl",
+    "train/behavior_difference",
+    "train/behavior_kl",
 )
 
 
@@ -134,7 +134,7 @@ def make_model(folder: Path, size: str) -> None:
 def make_config(arguments: argparse.Namespace) -> dict:
     """The run, as a config file would have it."""
     parts = Path(__file__).with_name("gpu_parts.py")
-    in_turns = arguments.what == "colocated"
+    colocated = arguments.what == "colocated"
     options = {
         "attention_backend": "triton",
         "sampling_backend": "pytorch",
@@ -155,11 +155,13 @@ def make_config(arguments: argparse.Namespace) -> dict:
         "inference_engine": {
             "type": "sglang",
             "program": shlex.split(arguments.program),
-            "memory_saver": in_turns,
+            "memory_saver": colocated,
             "update_mode": arguments.mode,
             "options": options | json.loads(arguments.options),
         },
-        "publication": {"verify_every": 2},  # in turns from GPU memory, else by broadcast; `shared` takes a folder
+        "weight_sync": {
+            "logprob_check_every": 2
+        },  # in turns from GPU memory, else by broadcast; `shared` takes a folder
         "placement": PLACEMENTS[arguments.what],
         "train_engine": {
             "type": "fsdp",

@@ -34,7 +34,7 @@ from gpu_train_step import Setting, ShardedEngine, loss_of, make_batch, make_set
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
-from areal_core.interfaces import ACTOR, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -147,7 +147,7 @@ class Rank:
             engine._module.set_reshard_after_forward(False)
         copies = 1 if case.is_together else self._ranks * case.microbatches
         batch, loss = make_batch(setting, copies), loss_of(copies * setting.tokens, 0.0)
-        works = [Work("actor", batch, OUTPUTS, loss)]
+        works = [LossSpec("actor", batch, OUTPUTS, loss)]
         setting.measure(f"rank {self._rank}", lambda: engine.train(works), case.microbatches)
         if self._arguments.profile:
             profile(setting, f"rank {self._rank}", lambda: engine.train(works))
@@ -182,7 +182,7 @@ class Rank:
             return {}
 
         engine._update = keep  # type: ignore[method-assign]
-        engine.train([Work("actor", make_batch(setting), OUTPUTS, loss_of(setting.tokens, 0.01))])
+        engine.train([LossSpec("actor", make_batch(setting), OUTPUTS, loss_of(setting.tokens, 0.01))])
         engine.close()
         path = self._folder / "gradient.pt"
         if self._ranks == 1 and not path.exists():

@@ -31,7 +31,7 @@ from plain_loop import plain_loop
 from transformers import AutoModelForCausalLM
 
 from areal_core.data import Metric, PackedBatch, Ragged
-from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.attention.hugging_face import Layout
 from areal_fsdp.attention.kernels import _MAKERS, Reach
 from areal_fsdp.config import FSDPConfig
@@ -302,7 +302,7 @@ def engine_rows(setting: Setting, folder: str, kernel: str, options: argparse.Na
     metric, both = loss_of(total, 0.0), ["logprobs", "entropy"]
 
     def learn(batch, loss, outputs):
-        engine.train([Work("actor", batch, outputs, loss)])
+        engine.train([LossSpec("actor", batch, outputs, loss)])
 
     if kind == "engine":
         setting.measure(f"{label}: log-probabilities", lambda: learn(batch, metric, ["logprobs"]))

@@ -6,7 +6,7 @@
 The path is that of a run: the rollout controller gives slots and changes weights, rollout workers (processes of their
 own) ask the server themselves and write segments, which are read back here. Episodes have two turns, and the siblings
 of a group share a prompt, so that a prefix which outlives an update shows. Groups go on until all versions have been
-published; `--freeze` sends a worker SIGSTOP in the middle of that, and SIGCONT some seconds later.
+synced; `--freeze` sends a worker SIGSTOP in the middle of that, and SIGCONT some seconds later.
 
 Versions are random models that have nothing in common. Each token's log-probability is compared with a plain float32
 forward pass under every version: a token is wrong where its label's differs, and another version's where that of some
@@ -230,7 +230,7 @@ class CountedSlots:
 
 
 class Audited:
-    """The controller's side: groups that are played, and versions that are published under them.
+    """The controller's side: groups that are played, and versions that are synced under them.
 
     Args:
         arguments: of the program.
@@ -241,10 +241,10 @@ class Audited:
 
     Attributes:
         turns: of an episode.
-        live: requests under way when a version was published, for each.
+        live: requests under way when a version was synced, for each.
         batches: what was generated, a group each.
         counts: what the engine has counted.
-        stopped: versions that were published while a worker was stopped.
+        stopped: versions that were synced while a worker was stopped.
     """
 
     turns = TURNS
@@ -260,7 +260,7 @@ class Audited:
         self._version, self._numbers = 0, itertools.count()
 
     async def play(self) -> None:
-        """Groups one after another, until all versions are published."""
+        """Groups one after another, until all versions are synced."""
         sampling = SamplingParameters(max_new_tokens=self.arguments.tokens)
         while self._version < self.arguments.updates:
             number = next(self._numbers)
@@ -269,7 +269,7 @@ class Audited:
             self.batches.append(PackedBatch.from_bytes(read_record(self.folder, ended.record)))
             assert len(self.batches[-1]) == GROUP, ended.facts.failure
 
-    async def publish(self, began: float, pids: list[int]) -> None:
+    async def sync(self, began: float, pids: list[int]) -> None:
         """All versions, after pauses that differ; in the middle a worker is stopped for a while."""
         drawn, thaw = random.Random(0), None
         for version in range(1, self.arguments.updates + 1):
@@ -301,7 +301,7 @@ class Audited:
     @property
     def version(self) -> str:
         """Of the engine's program."""
-        members = [*self.engine.roster.members.values()] if hasattr(self.engine, "roster") else []
+        members = [*self.engine.pool.members.values()] if hasattr(self.engine, "pool") else []
         return members[0].identity.version if members else f"(transformers {transformers_version})"
 
 
@@ -326,7 +326,7 @@ async def control(arguments: argparse.Namespace, settings: Any, folder: Path) ->
         audited, began = Audited(arguments, engine, slots, workers, folder), time.monotonic()
         playing = [audited.play() for _ in range(arguments.live // GROUP)]
         async with asyncio.timeout(arguments.limit):
-            await asyncio.gather(audited.publish(began, [process.pid or 0 for process in processes]), *playing)
+            await asyncio.gather(audited.sync(began, [process.pid or 0 for process in processes]), *playing)
         return audited, audited.version
     except TimeoutError:
         print(f"not ended after {arguments.limit:g} s: {engine.describe()}; {workers.waiting} wait", file=sys.stderr)

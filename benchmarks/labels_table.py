@@ -84,7 +84,7 @@ def judge(audited: Audited, version: str) -> bool:
     print(f"versions in an answer: {dict(sorted(Counter(spread.tolist()).items()))}; {dict(audited.counts)}")
     print(f"difference from the label's forward pass: mean {found.own.mean():.1e}, largest {found.own.max():.1e}")
     if arguments.freeze:
-        print(f"published while a worker was stopped: {audited.stopped}")
+        print(f"synced while a worker was stopped: {audited.stopped}")
     for place in torch.nonzero(found.wrong)[:10, 0].tolist():
         others = torch.nonzero(found.others[:, place])[:, 0].tolist()
         told = f"label {labels[place]}, off by {found.own[place]:.4f}, explained by {others}"

@@ -21,7 +21,7 @@ from toy_task import POSITIONS, learn
 
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "dr_grpo": {"aggregation": {"length": POSITIONS}},
+    "dr_grpo": {"loss_aggregation": {"length": POSITIONS}},
     "dapo": {},
     "gspo": {},
     "cispo": {},
@@ -68,7 +68,7 @@ def main() -> None:
             flush=True,
         )
         if min(ends) <= first:
-            sys.stderr.write(f"{name} has learnt nothing: {first:.2f} to {min(ends):.2f}\n")
+            sys.stderr.write(f"{name} has learned nothing: {first:.2f} to {min(ends):.2f}\n")
     if asked.output:
         asked.output.write_text(json.dumps(curves))
     if asked.picture:

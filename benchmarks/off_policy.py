@@ -2,8 +2,8 @@
 
     python benchmarks/off_policy.py [--seeds 3] [--steps 60] [--output FILE]
 
-On the task of `toy_task.py`, GRPO with four updates a batch. *Naive* centres its clipping on the policy that sampled
-and corrects for nothing; *decoupled* centres it on the policy at the start of the batch and weighs tokens by their
+On the task of `toy_task.py`, GRPO with four updates a batch. *Naive* centers its clipping on the policy that sampled
+and corrects for nothing; *decoupled* centers it on the policy at the start of the batch and weighs tokens by their
 capped importance; *interpolated* takes a policy between the two by their versions, without a pass. The table has the
 mean reward over batches 16 to 30, and over the last ten.
 """
@@ -20,7 +20,7 @@ import torch
 from toy_task import learn
 
 VARIANTS = {
-    "naive": {"type": "grpo/grpo", "proximal": "behaviour", "corrections": []},
+    "naive": {"type": "grpo/grpo", "proximal": "behavior", "corrections": []},
     "decoupled": {"type": "grpo/grpo"},
     "interpolated": {"type": "grpo/grpo", "proximal": "interpolated"},
 }

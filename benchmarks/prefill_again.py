@@ -1,4 +1,4 @@
-"""How much of a conversation a server computes again because weights were published between its turns.
+"""How much of a conversation a server computes again because weights were synced between its turns.
 
     python tests/servers_on_cpu/make_environment.py sglang
     python benchmarks/prefill_again.py [--server vllm] [--steps 12] [section.key=value ...]
@@ -39,14 +39,14 @@ OVERRIDES = [
     "sampling.max_new_tokens=48",
     "rollout.batch_size=8",
     "rollout.group_size=8",
-    "publication.verify_every=0",
+    "weight_sync.logprob_check_every=0",
     "evaluation=null",
     "checkpoint.every=1000",
     "steps=100000",
     "rewards=[]",
 ]
 ROWS = {
-    "synchronous": ["rollout.max_staleness=0", "rollout.pipeline_depth=1"],
+    "synchronous": ["rollout.max_staleness=0", "rollout.max_pending_batches=1"],
     "keep_cache": ["rollout.max_staleness=4", "inference_engine.update_mode=keep_cache"],
     "recompute": ["rollout.max_staleness=4", "inference_engine.update_mode=recompute"],
 }
@@ -118,7 +118,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12, help="measured, for each row")
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=[*ROWS])
     arguments, overrides = parser.parse_known_args()
-    names = ["", "publications", "staleness", "prompt tokens an episode", "cached", "computed an episode"]
+    names = ["", "weight_syncs", "staleness", "prompt tokens an episode", "cached", "computed an episode"]
     began, table = time.monotonic(), [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name in arguments.rows:
         table.append(measure(name, arguments.server, arguments.steps, overrides))

@@ -3,7 +3,7 @@
     python benchmarks/rollout_controller.py [--batches N] [--tokens 64] [--sizes 256 1024 4096] [--workers 2]
 
 Each episode is a group of its own, or of `--group-size`, with a trajectory of `--tokens` tokens and all that is known
-of them. Every batch is durable in the ledger before it is handed out, and its weights are "published" at once, so that
+of them. Every batch is durable in the ledger before it is handed out, and its weights are "synced" at once, so that
 generation never waits. With `--workers` episodes run in so many rollout workers, each generation in a slot that the
 controller gives, as in a run; without, in this process.
 """
@@ -123,7 +123,9 @@ async def measure(
     """Episodes per second after the first batch, and growth of memory in MiB from the tenth batch on."""
     engine = ZeroLatencyEngine(tokens)
     ledger = Ledger(folder / "attempts/1/ledger", folder)
-    section = RolloutSection(batch_size=size // group_size, max_staleness=2, pipeline_depth=2, group_size=group_size)
+    section = RolloutSection(
+        batch_size=size // group_size, max_staleness=2, max_pending_batches=2, group_size=group_size
+    )
     async with running(folder, engine, ledger, section, tokens, workers) as groups:
         return await pull(folder, groups, engine, ledger, section, size, batches, tokens)
 
@@ -176,7 +178,7 @@ async def pull(
             began = time.perf_counter()
         if step == min(10, batches // 2):
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        await controller.publish(WeightUpdate(step + 1, folder), step + 1)
+        await controller.sync(WeightUpdate(step + 1, folder), step + 1)
         if step % 10 == 9:
             await controller.commit(step + 1, folder / f"step-{step + 1}")
     seconds = time.perf_counter() - began

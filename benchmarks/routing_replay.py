@@ -27,10 +27,10 @@ from areal_core.interfaces import (
     ACTOR,
     GenerationRequest,
     LossResult,
+    LossSpec,
     ModelReference,
     OptimizerSettings,
     SamplingParameters,
-    Work,
 )
 from areal_core.servers.experts import ROUTED_EXPERTS
 from areal_fsdp.config import FSDPConfig
@@ -112,7 +112,7 @@ def disagreement(engine: FSDPEngine, batch: PackedBatch) -> float:
     def nothing(part: PackedBatch, outputs: dict[str, torch.Tensor]) -> LossResult:
         return LossResult(outputs["logprobs"].sum() * 0.0, {"tokens": Metric.sum(float(part.token_count))})
 
-    return float(engine.train([Work("any", batch, ["logprobs"], nothing)])["router_disagreement"].values)
+    return float(engine.train([LossSpec("any", batch, ["logprobs"], nothing)])["router_disagreement"].values)
 
 
 def compare(batch: PackedBatch, model: ModelReference) -> None:

@@ -2,7 +2,7 @@
 
 The answers are the script's; everything else is true: they are spelled in tokens as no tokenizer would, and their
 log-probabilities are those of the run's weights, so that a trainer which sees other tokens, or the same ones behind
-another prefix, computes other numbers (`train/behaviour_difference`).
+another prefix, computes other numbers (`train/behavior_difference`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 48 contexts, answers of 24 positions with 16 tokens each. The policy is a table of logits of rank 12; a warm start hits
 the right token at 0.42 of the positions, and an answer is worth 1 where more than 0.55 of it is right, else 0. So few
-answers are right at first, and the low rank makes what is learnt of one context change all others: stale samples hurt.
+answers are right at first, and the low rank makes what is learned of one context change all others: stale samples hurt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from areal_core.training.context import BatchContext
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from areal_core.interfaces import Algorithm, Work
+    from areal_core.interfaces import Algorithm, LossSpec
 
 CONTEXTS, POSITIONS, TOKENS, RANK = 48, 24, 16, 12
 PROMPTS, SAMPLES = 16, 8
@@ -72,7 +72,7 @@ class Table:
             found = self._outputs(batch)
         return {name: found[name] for name in outputs}
 
-    def train(self, works: Sequence[Work]) -> dict[str, Metric]:
+    def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
         """See `TrainEngine.train`; the gradient is clipped to a norm of 1."""
         self._optimizer.zero_grad()
         results = [work.loss(work.batch, self._outputs(work.batch)) for work in works]
@@ -174,7 +174,7 @@ def learn(
     rollouts, state = Rollouts(right, staleness, seed), dict[str, torch.Tensor]()
     for step in range(steps):
         batch = rollouts.batch(policy, step)
-        context = BatchContext(section or TrainingSection(updates_per_batch=4), engines, seed, step, step, state)
+        context = BatchContext(section or TrainingSection(num_minibatches=4), engines, seed, step, step, state)
         prepared = made.prepare(batch, context)
         parts: list[dict[str, Metric]] = []
         for works in made.updates(prepared, context):

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from areal_core.data import Metric, PackedBatch, Ragged
-from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 
@@ -92,7 +92,7 @@ class ShardedEngine(FSDPEngine):
 def engine_step(folder: str, batch: PackedBatch, engine: FSDPEngine) -> Callable[[], None]:
     """One update of the engine."""
     engine.setup(ModelReference(folder), ACTOR, OptimizerSettings(total_updates=1000, temperature=1.0))
-    return lambda: engine.train([Work("actor", batch, ["logprobs", "entropy"], policy_gradient)]) and None
+    return lambda: engine.train([LossSpec("actor", batch, ["logprobs", "entropy"], policy_gradient)]) and None
 
 
 def main() -> None:

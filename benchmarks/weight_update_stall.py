@@ -56,7 +56,7 @@ TIMEOUT = timedelta(seconds=120)
 class Staying(SGLangAdapter):
     """Goes the way of servers that label tokens themselves, which keep their requests during an update.
 
-    Where the server is too old for that, all tokens of a piece are labelled with its last version: the times are those
+    Where the server is too old for that, all tokens of a piece are labeled with its last version: the times are those
     of a newer server, the labels are not.
     """
 
@@ -218,7 +218,7 @@ def report(transport, version, joined, seconds, metrics, arrivals, began) -> Non
         met = [gap for gap, before, after in gaps if before <= began + seconds and after >= began]
         silences += [max(met)] if met else []
     parts = "  ".join(
-        f"{name} {1000 * metrics.get(f'publish/{name}_s', 0):.0f}" for name in ("stop", "transfer", "resume")
+        f"{name} {1000 * metrics.get(f'weight_sync/{name}_s', 0):.0f}" for name in ("stop", "transfer", "resume")
     )
     print(
         f"{transport} version {version}: join {1000 * joined:.0f} ms, update {1000 * seconds:.0f} ms ({parts}), "
@@ -319,7 +319,7 @@ async def throughput(arguments: argparse.Namespace) -> None:
         settings_of(arguments, arguments.interval), log, gpus=[0] if torch.cuda.is_available() else None
     )
     await engine.start(ModelReference(arguments.model, arguments.dtype))
-    (connection,) = (member.connection for member in engine.roster.members.values())
+    (connection,) = (member.connection for member in engine.pool.members.values())
     address = connection.address
     ratios = []
     try:

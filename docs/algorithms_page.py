@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 PLUGINS: Final = ("grpo", "finetuning")
 PARTS: Final = (
-    "algorithms", "group_stages", "stages", "advantages", "policy_losses", "corrections", "regularisers", "objectives",
-    "aggregations", "encoders",
+    "algorithms", "group_stages", "stages", "advantages", "policy_losses", "corrections", "regularizers",
+    "auxiliary_losses",
+    "loss_aggregations", "encoders",
 )  # fmt: skip
 COMPOSITION: Final = "areal_core.algorithms.composition:PolicyGradient"
 BASE: Final = "areal_core.algorithms.settings:PolicyGradientSettings"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROTOCOLS: Final = {
     "train_engines": (
-        interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.Work,
+        interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.LossSpec,
         interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.LendingEngine, interfaces.MeasuringEngine,
         interfaces.SnapshotEngine, interfaces.PlansMemory, interfaces.RankLoad, interfaces.Memory,
     ),
@@ -38,15 +38,15 @@ PROTOCOLS: Final = {
     "sandboxes": (interfaces.Sandbox, interfaces.SandboxResult),
     "reward_functions": (interfaces.Reward,),
     "datasets": (interfaces.Dataset,),
-    "algorithms": (interfaces.Algorithm, interfaces.Context, interfaces.Pass, interfaces.LossResult),
+    "algorithms": (interfaces.Algorithm, interfaces.Context, interfaces.ForwardPass, interfaces.LossResult),
     "group_stages": (interfaces.GroupStage,),
     "stages": (interfaces.Stage,),
     "advantages": (interfaces.Advantage,),
     "policy_losses": (interfaces.PolicyLoss, interfaces.PolicyTerms),
     "corrections": (interfaces.Correction,),
-    "aggregations": (interfaces.Aggregation,),
-    "regularisers": (interfaces.Regulariser,),
-    "objectives": (interfaces.Objective,),
+    "loss_aggregations": (interfaces.LossAggregation,),
+    "regularizers": (interfaces.Regularizer,),
+    "auxiliary_losses": (interfaces.AuxiliaryLoss,),
     "encoders": (interfaces.Encoder,),
     "models": (interfaces.ModelSource, interfaces.FindsModel, interfaces.ModelReference),
     "weight_transports": (interfaces.WeightTransport,),

@@ -49,7 +49,7 @@ class AskAgain:
 
 
 def best_of_group(batch: PackedBatch) -> torch.Tensor:
-    """The distance to the group's mean, cut at zero from below: only what is better than its siblings is learnt."""
+    """The distance to the group's mean, cut at zero from below: only what is better than its siblings is learned."""
     return (batch["reward"] - group_mean(batch, batch["reward"])).clamp(min=0)
 
 

@@ -1,4 +1,4 @@
-"""Policy gradients composed of stages, an advantage, corrections, a loss, regularisers and an aggregation.
+"""Policy gradients composed of stages, an advantage, corrections, a loss, regularizers and an loss aggregation.
 
 The order of things for one batch: `prepare` runs the passes and stages and computes advantages on the whole batch;
 `updates` cuts it into minibatches, fixes every token's weight in the update's loss, and hands out the work; `loss` is
@@ -17,8 +17,8 @@ from areal_core.algorithms.passes import run_passes
 from areal_core.config.needs import needs_of
 from areal_core.data.metrics import Metric
 from areal_core.errors import RunError
-from areal_core.interfaces.algorithm import LossResult, PolicyTerms, Work
-from areal_core.interfaces.training import ACTOR
+from areal_core.interfaces.algorithm import LossResult, LossSpec, PolicyTerms
+from areal_core.interfaces.model import ACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,9 +45,9 @@ class PolicyGradient:
         self._update_stages = [stage.build() for stage in settings.update_stages]
         self._corrections = [correction.build() for correction in settings.corrections]
         self._policy_loss = settings.policy_loss.build()
-        self._regularisers = [regulariser.build() for regulariser in settings.regularisers]
-        self._objectives = [objective.build() for objective in settings.objectives]
-        self._aggregation = settings.aggregation.build()
+        self._regularizers = [regularizer.build() for regularizer in settings.regularizers]
+        self._auxiliary_losses = [auxiliary_loss.build() for auxiliary_loss in settings.auxiliary_losses]
+        self._loss_aggregation = settings.loss_aggregation.build()
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """See `Algorithm.prepare`."""
@@ -80,54 +80,56 @@ class PolicyGradient:
         for name, metric in metrics.items():
             context.log(name, metric)
 
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
         """See `Algorithm.updates`."""
         for cut in context.minibatches(batch):
             minibatch = cut
             for stage in self._update_stages:
                 minibatch = minibatch.with_columns(stage(minibatch, context))
-            minibatch = minibatch.with_tokens(loss_weights=self._aggregation(minibatch))
-            works = [objective(minibatch, context) for objective in self._objectives]
+            minibatch = minibatch.with_tokens(loss_weights=self._loss_aggregation(minibatch))
+            works = [auxiliary_loss(minibatch, context) for auxiliary_loss in self._auxiliary_losses]
             if context.step >= self._settings.warmup_steps:
-                works.insert(0, Work(ACTOR.name, minibatch, OUTPUTS, self.loss))
+                works.insert(0, LossSpec(ACTOR.name, minibatch, OUTPUTS, self.loss))
             yield works
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
-        """Σ w_t c_t (L_t + R_t), with w from the aggregation, c the product of the corrections, R the regularisers."""
+        """Σ w_t c_t (L_t + R_t): w from the loss aggregation, c the product of the corrections, R the regularizers."""
         terms = self._terms(batch, outputs)
         losses, logged = self._policy_loss(terms)
         if losses.shape != terms.mask.shape:
             told = f"the policy loss '{self._settings.policy_loss.target}' gave a tensor of shape {tuple(losses.shape)}"
             raise RunError(f"{told}, and one value for each of {tuple(terms.mask.shape)} tokens is needed")
-        for regulariser in self._regularisers:
-            added, also = regulariser(terms)
+        for regularizer in self._regularizers:
+            added, also = regularizer(terms)
             losses, logged = losses + added, logged | also
         for correction in self._corrections:
             weights, also = correction(terms)
             losses, logged = losses * weights, logged | also
         if terms.logprobs.requires_grad and not losses.requires_grad:
-            raise RunError("nothing in the loss depends on the model: from it nothing is learnt", hints=["a detach()?"])
+            raise RunError(
+                "nothing in the loss depends on the model: from it nothing is learned", hints=["a detach()?"]
+            )
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
         counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
         losses = torch.where(counts, losses, 0.0)
         if "proximal_share" in batch:  # how far a policy is that was made from the sampling one says nothing
             terms = replace(terms, proximal_logprobs=terms.logprobs.detach())
         metrics = {name: Metric.mean(value, terms.mask) for name, value in (logged | _mismatch(terms)).items()}
-        metrics |= {"effective_sample_share": Metric.effective_share(_behaviour_weight(terms), terms.mask)}
+        metrics |= {"effective_sample_share": Metric.effective_share(_behavior_weight(terms), terms.mask)}
         return LossResult((losses * batch["loss_weights"]).sum(), metrics)
 
     def _proximal_share(self, batch: PackedBatch, context: Context) -> torch.Tensor:
-        """[T]: how far the proximal policy is on the way from the behaviour policy to the current one."""
-        if self._settings.proximal == "behaviour":
+        """[T]: how far the proximal policy is on the way from the behavior policy to the current one."""
+        if self._settings.proximal == "behavior":
             return torch.zeros(batch.token_count)
         gap = (context.version - batch["versions"]).clamp(min=0).float()
         return torch.where(batch["versions"] >= 0, gap / (gap + 1), 0.0)
 
     @staticmethod
     def _terms(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> PolicyTerms:
-        logprobs, behaviour = outputs["logprobs"], batch["logprobs"]
+        logprobs, behavior = outputs["logprobs"], batch["logprobs"]
         if "proximal_share" in batch:  # the choice of the settings; a stage may have asked for the column below
-            proximal = behaviour + batch["proximal_share"] * (logprobs.detach() - behaviour)
+            proximal = behavior + batch["proximal_share"] * (logprobs.detach() - behavior)
         elif "proximal_logprobs" in batch:
             proximal = batch["proximal_logprobs"]
         else:
@@ -135,7 +137,7 @@ class PolicyGradient:
         return PolicyTerms(
             logprobs=logprobs,
             proximal_logprobs=proximal,
-            behaviour_logprobs=behaviour,
+            behavior_logprobs=behavior,
             advantages=batch["advantages"],
             mask=batch["loss_mask"],
             row_index=batch.tokens.row_index,
@@ -145,29 +147,29 @@ class PolicyGradient:
         )
 
 
-def _behaviour_weight(terms: PolicyTerms) -> torch.Tensor:
-    """[T]: proximal over behaviour probability, 1 outside of the mask."""
-    difference = torch.where(terms.mask, terms.proximal_logprobs - terms.behaviour_logprobs, 0.0)
+def _behavior_weight(terms: PolicyTerms) -> torch.Tensor:
+    """[T]: proximal over behavior probability, 1 outside of the mask."""
+    difference = torch.where(terms.mask, terms.proximal_logprobs - terms.behavior_logprobs, 0.0)
     return difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
 
 
 def _mismatch(terms: PolicyTerms) -> dict[str, torch.Tensor]:
     """How far the sampling policy is from the one that learns; logged whatever corrects for it, and where nothing does.
 
-    Of KL(behaviour ‖ proximal), from tokens that the former has sampled: k1 is the mean log-ratio, k3 a lower-variance
+    Of KL(behavior ‖ proximal), from tokens that the former has sampled: k1 is the mean log-ratio, k3 a lower-variance
     estimate that is never negative (Schulman, "Approximating KL divergence", 2020). The last two are the shares that
     usual corrections would bound: of tokens with a ratio above 2, and of tokens in sequences of which the geometric
     mean of the ratios is out of 0.99 to 1.01.
     """
-    difference = torch.where(terms.mask, terms.behaviour_logprobs - terms.proximal_logprobs, 0.0)
-    weight = _behaviour_weight(terms)
+    difference = torch.where(terms.mask, terms.behavior_logprobs - terms.proximal_logprobs, 0.0)
+    weight = _behavior_weight(terms)
     mean = (-terms.row_mean(difference)).exp()[terms.row_index]
     logged = {
-        "behaviour_kl_k1": difference,
-        "behaviour_kl": weight - 1 + difference,
-        "behaviour_difference": difference.abs(),
-        "behaviour_above_two": (weight > 2).float(),
-        "behaviour_mean_off": ((mean < 0.99) | (mean > 1.01)).float(),
+        "behavior_kl_k1": difference,
+        "behavior_kl": weight - 1 + difference,
+        "behavior_difference": difference.abs(),
+        "behavior_above_two": (weight > 2).float(),
+        "behavior_mean_off": ((mean < 0.99) | (mean > 1.01)).float(),
         "logprob": terms.logprobs,
     }
     if terms.entropy is not None:

@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from areal_core.config import Selection, Settings, component
-from areal_core.interfaces.algorithm import Pass
-from areal_core.interfaces.training import ACTOR
+from areal_core.interfaces.algorithm import ForwardPass
+from areal_core.interfaces.model import ACTOR, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces.training import Role
 
 
 class PolicyLossSettings(Settings):
     """The base of a policy loss's settings.
 
     Attributes:
-        anchor: the policy in the denominator of the loss's ratio. A loss that is anchored at the behaviour policy has
+        anchor: the policy in the denominator of the loss's ratio. A loss that is anchored at the behavior policy has
             the whole importance weight in it already: corrections may mask its tokens, and not weigh them again. One
             without a ratio is right for the first update on a batch alone.
     """
 
-    anchor: ClassVar[Literal["proximal", "behaviour", "none"]] = "proximal"
+    anchor: ClassVar[Literal["proximal", "behavior", "none"]] = "proximal"
 
 
 class CorrectionSettings(Settings):
@@ -59,7 +58,7 @@ class PolicyGradientSettings(Settings):
         "stages", default=[], description="compute columns of a whole batch before the advantages, in order"
     )
     advantage: Selection = component("advantages", description="turns rewards into advantages")
-    proximal: Literal["recomputed", "behaviour", "interpolated"] = Field(
+    proximal: Literal["recomputed", "behavior", "interpolated"] = Field(
         "recomputed",
         description="the policy that ratios and corrections start from: recomputed by a pass over the batch (with one "
         "update it is the current one, and no pass is needed); the one that sampled, which leaves nothing to correct; "
@@ -74,24 +73,26 @@ class PolicyGradientSettings(Settings):
         description="correct for the distance between the sampling policy and the learning one; their weights multiply",
     )
     policy_loss: Selection = component("policy_losses", description="the loss of a token")
-    regularisers: list[Selection] = component(
-        "regularisers", default=[], description="terms added to the loss of each token, such as a penalty"
+    regularizers: list[Selection] = component(
+        "regularizers", default=[], description="terms added to the loss of each token, such as a penalty"
     )
-    objectives: list[Selection] = component(
-        "objectives", default=[], description="what an update learns beside the policy, such as a critic"
+    auxiliary_losses: list[Selection] = component(
+        "auxiliary_losses", default=[], description="what an update learns beside the policy, such as a critic"
     )
-    aggregation: Selection = component(
-        "aggregations", default="core/token_mean", description="how the tokens' losses are added up"
+    loss_aggregation: Selection = component(
+        "loss_aggregations", default="core/token_mean", description="how the tokens' losses are added up"
     )
     warmup_steps: int = Field(
-        0, ge=0, description="batches of which only the objectives learn; the policy stays, and nothing is published"
+        0,
+        ge=0,
+        description="batches of which only the auxiliary losses learn; the policy stays, and nothing is synced",
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The policy, and what it was at the start of the batch where several updates follow."""
         yield ACTOR
-        if updates > 1 and self.proximal == "recomputed" and self._anchor != "behaviour":
-            yield Pass(ACTOR, "logprobs", "proximal_logprobs")
+        if updates > 1 and self.proximal == "recomputed" and self._anchor != "behavior":
+            yield ForwardPass(ACTOR, "logprobs", "proximal_logprobs")
 
     def idle_steps(self, role: str) -> int:
         """Batches from which a role learns nothing, so that its learning rate decays over the others alone."""
@@ -106,7 +107,7 @@ class PolicyGradientSettings(Settings):
         if config.workflow is None:
             yield "it learns from what the policy writes, and nothing generates: set workflow and inference_engine"
         weighing = [c.target for c in self.corrections if not getattr(c.settings, "only_masks", False)]
-        if self._anchor == "behaviour" and weighing:
+        if self._anchor == "behavior" and weighing:
             yield (
                 f"'{self.policy_loss.target}' has the ratio to the policy that sampled in it already, and "
                 f"{', '.join(weighing)} would weigh by it twice; leave it out, or choose one that only masks"
@@ -116,14 +117,14 @@ class PolicyGradientSettings(Settings):
                 home = stage.settings.belongs_in if isinstance(stage.settings, StageSettings) else None
                 if home not in {None, key}:
                     yield f"'{stage.target}' stands in {key} and belongs into {home}, where what it computes is read"
-        for key in ("group_stages", "stages", "update_stages", "corrections", "regularisers", "objectives"):
+        for key in ("group_stages", "stages", "update_stages", "corrections", "regularizers", "auxiliary_losses"):
             parts = getattr(self, key)
             for part in (part for number, part in enumerate(parts) if part in parts[:number]):
                 yield f"'{part.target}' stands twice in {key}, with the same settings: leave one out"
         if self.warmup_steps >= config.steps:
             yield f"warmup_steps is {self.warmup_steps} of {config.steps} steps: the policy would never learn"
-        if self.warmup_steps and not self.objectives:
-            yield "warmup_steps is set, and nothing learns in them: there are no objectives"
+        if self.warmup_steps and not self.auxiliary_losses:
+            yield "warmup_steps is set, and nothing learns in them: there are no auxiliary losses"
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """What works and is biased."""
@@ -131,7 +132,7 @@ class PolicyGradientSettings(Settings):
             yield (
                 f"'{self.policy_loss.target}' knows no ratio, and of the {config.training.updates} updates on a batch "
                 "all but the first learn from tokens that are no longer the policy's own: choose a loss such as "
-                "grpo/ppo_clip, or training.updates_per_batch: 1"
+                "grpo/ppo_clip, or training.num_minibatches: 1"
             )
 
 

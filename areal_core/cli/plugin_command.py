@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from areal_core.cli.output import say
 from areal_core.errors import PluginBrokenError, UsageError
 from areal_core.plugins import PluginManager
-from areal_core.plugins.records import normalise
+from areal_core.plugins.records import normalize
 from areal_core.plugins.survey import survey
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def run_plugin_command(word: str, rest: Sequence[str], core_commands: Sequence[s
         PluginError: the plugin is broken, or has no command of this name.
     """
     manager = PluginManager()
-    plugin = normalise(word)
+    plugin = normalize(word)
     if plugin not in manager.catalog.names():
         command = _only_command(manager.catalog, word, core_commands)
         manager.add([command.plugin])
@@ -46,7 +46,7 @@ def _only_command(catalog: Catalog, word: str, core_commands: Sequence[str]) -> 
     """The command of this name, if exactly one installed plugin has it; plugins that are broken have none."""
     records = [each for plugin in survey(catalog) for each in plugin.records]
     commands = cast("list[Command]", [record for kind, record in records if kind == "commands"])
-    matches = [command for command in commands if command.name == normalise(word)]
+    matches = [command for command in commands if command.name == normalize(word)]
     if len(matches) > 1:
         raise UsageError(
             f"the command '{word}' is supplied by {' and by '.join(command.supplier for command in matches)}",

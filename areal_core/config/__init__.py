@@ -10,19 +10,19 @@ A plugin's settings are a model derived from `Settings`; a field in which the re
 
     class Mine(Settings):
         clip: float = Field(default=0.2, gt=0, description="half width of the interval of unclipped ratios")
-        advantage: Selection = component("advantages", default="group_normalised")
+        advantage: Selection = component("advantages", default="group_normalized")
 
 A bare name in such a default means the plugin's own component of that name, whatever other plugins are loaded. A path
 is annotated `LocalPath`: it is relative to the config that names it. A span of time is annotated `Seconds`.
 """
 
 from areal_core.config.context import LocalPath
-from areal_core.config.launching import LauncherSettings, ServerBounds
+from areal_core.config.launching import LauncherSettings
 from areal_core.config.needs import needs_of
 from areal_core.config.place import component
 from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
-from areal_core.config.sections import EvaluationSection, RewardTerm
+from areal_core.config.sections import EvaluationSection, RewardTerm, ServerBounds
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Seconds, Secret, Settings
 

@@ -1,26 +1,21 @@
-"""What the core reads of the settings of launchers, which are derived from these, and of inference servers."""
+"""What the core reads of the settings of launchers, which are derived from these."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from areal_core.config.settings import Settings
+from areal_core.config.settings import Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from areal_core.config.run_config import RunConfig
 
-MOST_SERVERS = 100_000
-"""Of a run: nobody has as many GPUs."""
 
-
-class LauncherSettings(Settings):
+class LauncherSettings(Section):
     """What the core reads of every launcher's settings."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     trainer_processes: int | None = Field(None, ge=1)
     """ranks of the trainer, over which the model is sharded; null: one for each GPU in placement.training, or one"""
@@ -38,21 +33,3 @@ class LauncherSettings(Settings):
         if gpus is not None and ranks > len(gpus):
             room = f"{len(gpus)} GPUs in placement.training"
             yield f"{ranks} ranks do not fit on {room}; lower launcher.trainer_processes"
-
-
-class ServerBounds(Settings):
-    """How many servers there are where they come and go with their nodes."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    minimum: int = Field(1, ge=1, le=MOST_SERVERS)
-    """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
-    `start_timeout_s`"""
-    maximum: int = Field(ge=0, le=MOST_SERVERS)
-    """servers that the run starts, wherever and whenever a node has room for one"""
-
-    def __bool__(self) -> bool:
-        return self.maximum > 0
-
-    def __str__(self) -> str:
-        return f"{self.minimum} to {self.maximum}"

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 from areal_core.config.selection import Selection, selections
 from areal_core.config.settings import Settings
 from areal_core.errors import ConfigError
-from areal_core.interfaces.algorithm import Pass
-from areal_core.interfaces.training import ACTOR
+from areal_core.interfaces.algorithm import ForwardPass
+from areal_core.interfaces.model import ACTOR, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from areal_core.interfaces.training import Role
 
-
-def needs_of(part: object, updates: int) -> Iterator[Role | Pass]:
+def needs_of(part: object, updates: int) -> Iterator[Role | ForwardPass]:
     """What an algorithm's settings, or a choice in them, and everything chosen below it need.
 
     Args:
@@ -38,7 +36,7 @@ def needs_of(part: object, updates: int) -> Iterator[Role | Pass]:
 
 
 def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
-    """The roles of a run, by name; the first is the one whose weights are published and exported.
+    """The roles of a run, by name; the first is the one whose weights are synced and exported.
 
     An algorithm that says of no model that it needs it has the actor.
 
@@ -47,7 +45,7 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
     """
     roles: dict[str, Role] = {}
     for need in needs_of(algorithm, updates):
-        role = need.role if isinstance(need, Pass) else need
+        role = need.role if isinstance(need, ForwardPass) else need
         if roles.setdefault(role.name, role) != role:
             one, other = asdict(roles[role.name]), asdict(role)
             told = ", ".join(f"{key} is {one[key]} and {other[key]}" for key in one if one[key] != other[key])
@@ -56,7 +54,7 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
     for role in roles.values():
         _check_follows(role, roles)
     if not (first := next(iter(roles.values()))).trains:
-        raise ConfigError(f"the first role that is needed, '{first.name}', does not learn: there is nothing to publish")
+        raise ConfigError(f"the first role that is needed, '{first.name}', does not learn: there is nothing to sync")
     return roles
 
 

@@ -10,27 +10,26 @@ from areal_core.config.problems import Problem, RejectedError
 from areal_core.config.settings import Settings
 
 if TYPE_CHECKING:
-    from areal_core.config.run_config import RunConfig
+    from areal_core.config.sections import PlacementSection
     from areal_core.config.selection import Selection
 
 NUMBERED = {("inference_engine", "servers"), ("inference_engine", "tensor_parallel")}
 """Settings that follow from the words, where they are not written."""
 
 
-def numbered(config: RunConfig) -> RunConfig:
-    """A config whose placement is counted, with GPUs that are counted through; the driver finds their nodes.
+def numbered(placement: PlacementSection, launcher: Selection, engine: Selection | None) -> dict[str, Any]:
+    """What a config becomes whose placement is counted: GPUs are counted through, and the driver finds their nodes.
 
     Raises:
         RejectedError: the words are wrong, contradict what is written elsewhere, or ask for what the launcher has not.
     """
-    launcher, placement = config.launcher.keywords(), config.placement
     try:
         layout = Layout.parse(placement.layout or "")
-        engine = _served(config.inference_engine, layout)
+        engine = _served(engine, layout)
         _refuse(
             f"train={layout.trainer_gpus}",
             "launcher.trainer_processes",
-            launcher.get("trainer_processes"),
+            launcher.keywords().get("trainer_processes"),
             layout.trainer_gpus,
         )
         copies = engine.keywords().get("data_parallel", 1) if engine is not None else 1
@@ -39,7 +38,7 @@ def numbered(config: RunConfig) -> RunConfig:
         hints = (error.hint,) if error.hint else ()
         raise RejectedError([Problem(("placement",), str(error), hints)]) from None
     lists = {"training": training, "generation": generation}
-    return config.model_copy(update={"placement": placement.model_copy(update=lists), "inference_engine": engine})
+    return {"placement": placement.model_copy(update=lists), "inference_engine": engine}
 
 
 def _served(engine: Selection | None, layout: Layout) -> Selection | None:

@@ -16,7 +16,7 @@ from areal_core.config.problems import MOST_TOLD, Problem, RejectedError, dotted
 from areal_core.config.selection import Selection
 from areal_core.config.settings import Settings
 from areal_core.errors import ComponentNotFoundError, PluginError
-from areal_core.plugins.records import KINDS, Component, normalise, with_article
+from areal_core.plugins.records import KINDS, Component, normalize, with_article
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -96,7 +96,7 @@ class Place:
 
     def _find(self, reference: str, context: ResolutionContext) -> Component:
         """The component of a name. Why a plugin cannot be loaded is said once, with the plugins, and not here again."""
-        manager, plugin = context.manager, normalise(reference.rpartition("/")[0])
+        manager, plugin = context.manager, normalize(reference.rpartition("/")[0])
         if plugin in manager.failed:
             raise RejectedError([])
         home = getattr(reference, "plugin", "") or (context.home if reference in self._default_types() else "")

@@ -33,6 +33,27 @@ _VALUE_IS_SHOWN: Final = re.compile(
 """Kinds of mistake that a secret cannot make: only for these is the value that was written printed."""
 
 
+RENAMED: Final = {
+    "publication": "weight_sync",
+    "verify_every": "weight_sync.logprob_check_every",
+    "tolerance": "weight_sync.logprob_tolerance",
+    "pipeline_depth": "rollout.max_pending_batches",
+    "epochs_per_batch": "training.num_epochs",
+    "updates_per_batch": "training.num_minibatches",
+    "aggregation": "loss_aggregation",
+    "objectives": "auxiliary_losses",
+    "regularisers": "regularizers",
+    # what others call it: TRL, verl, AReaL
+    **dict.fromkeys(("num_generations", "n_samples", "n"), "rollout.group_size"),
+    **dict.fromkeys(("epsilon", "eps_clip", "clip_ratio_low"), "policy_loss.clip_low"),
+    **dict.fromkeys(("beta", "kl_ctl", "kl_loss_coef"), "reference_kl"),
+    **dict.fromkeys(("max_completion_length", "response_length"), "sampling.max_new_tokens"),
+    **dict.fromkeys(("max_head_offpolicyness", "staleness_threshold"), "rollout.max_staleness"),
+    **dict.fromkeys(("max_concurrent_rollouts", "max_inflight_tasks"), "rollout.max_pending_batches (of batches)"),
+}
+"""Keys that areal knows under another name: its own former ones until the first release, and other frameworks'."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake: the path of keys that leads to it, what is wrong, and lines that help."""
@@ -99,6 +120,8 @@ def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
     near = [name for name in names if "".join(part[:1] for part in name.split("_")) == word]  # lr: learning_rate
     near = near or difflib.get_close_matches(word, names, n=1)
     hints = [f"did you mean '{near[0]}'?"] if near else []
+    if word in RENAMED:
+        near, hints = [word], [f"areal calls it {RENAMED[word]}"]
     if names and (not near or len(names) <= 12):
         hints.append(f"keys here: {', '.join(names)}")
     if owner and not names:

@@ -28,7 +28,7 @@ from areal_core.config.yaml_text import dump
 from areal_core.errors import ConfigError, PluginError, PluginMissingError, UsageError
 from areal_core.plugins import PluginManager, Provenance
 from areal_core.plugins.manager import separate
-from areal_core.plugins.records import normalise
+from areal_core.plugins.records import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -249,7 +249,7 @@ def _plugin_list(written: object) -> list[str]:
     words = _words(written) if isinstance(written, str) else written
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ConfigError("plugins: must be a list of plugin names", hints=("for example: plugins: [grpo, hf]",))
-    return [normalise(word) if not word.startswith("no:") else word for word in words]
+    return [normalize(word) if not word.startswith("no:") else word for word in words]
 
 
 def _words(text: str) -> list[str]:

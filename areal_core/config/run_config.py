@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from areal_core.config import sections
-from areal_core.config.launching import ServerBounds
 from areal_core.config.needs import roles_of
 from areal_core.config.numbering import numbered
 from areal_core.config.place import Place, component
@@ -51,7 +50,7 @@ class RunConfig(Section):
     """what is done with a batch"""
     inference_engine: Selection | None = component("inference_engines")
     """generates; null in fine-tuning"""
-    publication: sections.PublicationSection = sections.PublicationSection()
+    weight_sync: sections.WeightSyncSection = sections.WeightSyncSection()
     """how new weights reach the inference engine"""
     placement: sections.PlacementSection = sections.PlacementSection()
     """which GPUs do what"""
@@ -90,17 +89,19 @@ class RunConfig(Section):
     def _as_placed(self) -> RunConfig:
         """GPUs that are named in words get their numbers; where GPUs are named, what is right on GPUs holds for what
         is not written."""
-        placed = numbered(self) if self.placement.is_counted else self
+        counted = self.placement.is_counted
+        found = numbered(self.placement, self.launcher, self.inference_engine) if counted else {}
+        placed = self.model_copy(update=found) if found else self
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})
-        if placed.has_servers and "transport" not in placed.publication.model_fields_set:
-            by = "broadcast" if placed.placement.apart else "ipc"
-            is_apt = placed.placement.apart or placed.has_rank_on_every_gpu
+        if placed.has_servers and "transport" not in placed.weight_sync.model_fields_set:
+            by = "broadcast" if placed.placement.disaggregated else "ipc"
+            is_apt = placed.placement.disaggregated or placed.has_rank_on_every_gpu
             settings = getattr(placed.inference_engine, "settings", None)
             if is_apt and f"core/{by}" in getattr(settings, "transports", ()):
                 chosen = Selection("weight_transports", f"core/{by}", {}, reference=by)
-                changes["publication"] = placed.publication.model_copy(update={"transport": chosen})
+                changes["weight_sync"] = placed.weight_sync.model_copy(update={"transport": chosen})
         return placed.model_copy(update=changes) if changes else placed
 
     @property
@@ -112,7 +113,7 @@ class RunConfig(Section):
     @property
     def has_rank_on_every_gpu(self) -> bool:
         """Whether the GPUs generate and train in turns, and each has a rank of the trainer."""
-        return self.placement.in_turns and self.trainer_processes == len(self.placement.training or ())
+        return self.placement.colocated and self.trainer_processes == len(self.placement.training or ())
 
     @property
     def has_servers(self) -> bool:
@@ -123,7 +124,7 @@ class RunConfig(Section):
     def has_elastic_servers(self) -> bool:
         """Whether servers that the run starts come and go: later ones may stand on nodes that are not there yet."""
         chosen = self.inference_engine
-        return chosen is not None and isinstance(chosen.keywords().get("servers"), ServerBounds)
+        return chosen is not None and isinstance(chosen.keywords().get("servers"), sections.ServerBounds)
 
     @property
     def longest_sequence(self) -> int:
@@ -137,7 +138,7 @@ class RunConfig(Section):
         """Whether the next batch is trained on while an evaluation runs. Synchronous generation and GPUs used in turns
         leave nothing to do meanwhile; in deterministic runs nothing else may share the engine's batches with it."""
         asked = self.evaluation is not None and self.evaluation.beside_training
-        is_asynchronous = self.rollout.max_staleness > 0 and not self.deterministic and not self.placement.in_turns
+        is_asynchronous = self.rollout.max_staleness > 0 and not self.deterministic and not self.placement.colocated
         return asked and is_asynchronous and self.workflow is not None
 
     def cross_checks(self) -> Iterator[Problem]:
@@ -160,11 +161,11 @@ class RunConfig(Section):
                 yield from (f"{dotted(path)}: {text}" for text in chosen.settings.notes(self))
 
     def _arithmetic(self) -> Iterator[Problem]:
-        groups, updates = self.rollout.batch_size, self.training.updates_per_batch
+        groups, updates = self.rollout.batch_size, self.training.num_minibatches
         if groups % updates:
             fitting = ", ".join(str(number) for number in range(1, groups + 1) if groups % number == 0)
             yield Problem(
-                ("training", "updates_per_batch"),
+                ("training", "num_minibatches"),
                 f"{updates} does not divide rollout.batch_size, which is {groups}",
                 (f"choose one of {fitting}, or another batch size",),
             )
@@ -176,9 +177,9 @@ class RunConfig(Section):
 
     def _generation(self) -> Iterator[Problem]:
         """What generates must be there together, and its probabilities must be ones that the trainer can compute."""
-        if self.placement.in_turns and self.publication.transport.target == "core/broadcast":
+        if self.placement.colocated and self.weight_sync.transport.target == "core/broadcast":
             message = "a broadcast has no group in which a GPU is twice, and placement uses the same GPUs in turns"
-            yield Problem(("publication", "transport"), message, ("leave it out, or set it to memory",))
+            yield Problem(("weight_sync", "transport"), message, ("leave it out, or set it to memory",))
         if self.workflow is not None and self.inference_engine is None:
             yield Problem(("inference_engine",), "is required beside a workflow: something has to generate")
         if self.inference_engine is not None and self.workflow is None:

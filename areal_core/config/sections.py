@@ -110,7 +110,7 @@ class RolloutSection(Section):
     """answers to one prompt"""
     max_staleness: int = Field(default=1, ge=0)
     """bound on how many batches old a sampled token may be; 0 is synchronous"""
-    pipeline_depth: int = Field(default=2, ge=1)
+    max_pending_batches: int = Field(default=2, ge=1)
     """batches that may be in generation or waiting at a time"""
     stale: Literal["drop", "mask", "keep"] = "drop"
     """what happens to data over the bound"""
@@ -138,15 +138,15 @@ class RolloutSection(Section):
     @property
     def episodes_at_once(self) -> int:
         """How many may be under way: those of all groups in the pipeline."""
-        return self.pipeline_depth * self.batch_size * self.group_size
+        return self.max_pending_batches * self.batch_size * self.group_size
 
 
 class TrainingSection(Section):
     """The synchronous half: what is done with a batch."""
 
-    updates_per_batch: int = Field(default=1, ge=1)
+    num_minibatches: int = Field(default=1, ge=1)
     """optimizer updates that a batch is split into, by groups"""
-    epochs_per_batch: int = Field(default=1, ge=1)
+    num_epochs: int = Field(default=1, ge=1)
     """times that a batch is gone through"""
     max_skipped_updates: int = Field(default=3, ge=1)
     """updates with a non-finite gradient, in a row, that end the run"""
@@ -158,10 +158,10 @@ class TrainingSection(Section):
     @property
     def updates(self) -> int:
         """Optimizer updates on each batch."""
-        return self.updates_per_batch * self.epochs_per_batch
+        return self.num_minibatches * self.num_epochs
 
 
-class PublicationSection(Section):
+class WeightSyncSection(Section):
     """How new weights reach the inference engines."""
 
     transport: Selection = component("weight_transports", default="core/memory")
@@ -170,9 +170,9 @@ class PublicationSection(Section):
     """of rank 0's machine, as servers reach it, in broadcasts; null is that of its node"""
     timeout_s: Seconds = Field(default=300.0, gt=0)
     """seconds that a broadcast may take before a folder is used"""
-    verify_every: int = Field(default=0, ge=0)
-    """publications between comparisons of engine and trainer; 0 compares the first only"""
-    tolerance: float | None = Field(default=None, gt=0)
+    logprob_check_every: int = Field(default=0, ge=0)
+    """weight syncs between comparisons of engine and trainer; 0 compares the first only"""
+    logprob_tolerance: float | None = Field(default=None, gt=0)
     """mean difference of their log-probabilities that ends the run; null is 0.001 in float32, 0.1 in bfloat16"""
 
 
@@ -225,14 +225,34 @@ class PlacementSection(Section):
         return self.layout is not None
 
     @property
-    def in_turns(self) -> bool:
+    def colocated(self) -> bool:
         """Whether the same GPUs generate and train, one after the other."""
         return bool(self.generation) and set(self.generation or ()) == set(self.training or ())
 
     @property
-    def apart(self) -> bool:
+    def disaggregated(self) -> bool:
         """Whether some named GPUs generate and others train."""
-        return bool(self.generation and self.training) and not self.in_turns
+        return bool(self.generation and self.training) and not self.colocated
+
+
+MOST_SERVERS = 100_000
+"""Of a run: nobody has as many GPUs."""
+
+
+class ServerBounds(Section):
+    """How many servers there are where they come and go with their nodes."""
+
+    minimum: int = Field(1, ge=1, le=MOST_SERVERS)
+    """servers, whoever started them, that must be ready before the run begins; with fewer it goes on for
+    `start_timeout_s`"""
+    maximum: int = Field(ge=0, le=MOST_SERVERS)
+    """servers that the run starts, wherever and whenever a node has room for one"""
+
+    def __bool__(self) -> bool:
+        return self.maximum > 0
+
+    def __str__(self) -> str:
+        return f"{self.minimum} to {self.maximum}"
 
 
 class EvaluationSection(Section):

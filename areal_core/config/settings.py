@@ -27,10 +27,8 @@ from areal_core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from areal_core.config.run_config import RunConfig
-    from areal_core.interfaces.algorithm import Pass
-    from areal_core.interfaces.model import StoredModel
-    from areal_core.interfaces.training import Role
+    from areal_core.interfaces.algorithm import ForwardPass
+    from areal_core.interfaces.model import Role, StoredModel
 
 Seconds = Annotated[float, Field(le=366 * 86_400)]
 """A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
@@ -57,7 +55,7 @@ class Settings(BaseModel):
         protected_namespaces=(),
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The roles that the component trains or asks, and the columns that models must have computed for it.
 
         Args:
@@ -91,12 +89,13 @@ class Settings(BaseModel):
                 raise
             raise RejectedError(from_validation(error, cls.model_fields)) from error
 
-    def check(self, config: RunConfig) -> Iterable[str]:
+    # `config` is the `areal_core.config.RunConfig`. That is made of settings: what is derived from these can name it.
+    def check(self, config: Any) -> Iterable[str]:
         """Mistakes that show only beside the rest of the config, one line each; asked once every field is valid."""
         del config
         return ()
 
-    def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
+    def check_model(self, config: Any, model: StoredModel) -> Iterable[str]:
         """Mistakes that show beside the model, one line each; asked before it is loaded, where its folder is there.
 
         Args:
@@ -106,7 +105,7 @@ class Settings(BaseModel):
         del config, model
         return ()
 
-    def notes(self, config: RunConfig) -> Iterable[str]:
+    def notes(self, config: Any) -> Iterable[str]:
         """What is no mistake and yet worth a look beside the rest of the config, one line each; a run goes ahead."""
         del config
         return ()

@@ -15,7 +15,7 @@ from areal_core.config.imports import Located
 from areal_core.config.problems import Path as KeyPath
 from areal_core.config.problems import dotted
 from areal_core.config.yaml_text import parse_value
-from areal_core.plugins.records import normalise
+from areal_core.plugins.records import normalize
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,7 +156,7 @@ def same_choice(one: Any, other: Any) -> bool:
     """Whether two names choose one component: `grpo/rloo` and `rloo` do, `grpo/rloo` and `mine/rloo` do not."""
     if not isinstance(one, str) or not isinstance(other, str) or ":" in one + other:
         return bool(one == other)
-    short, long = sorted((normalise(one), normalise(other)), key=len)
+    short, long = sorted((normalize(one), normalize(other)), key=len)
     return short == long or long.endswith(f"/{short}")
 
 

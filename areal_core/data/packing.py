@@ -79,18 +79,18 @@ def level_of(columns: Mapping[str, _Numbers], name: str) -> dict[str, _Numbers]:
     return {key.removeprefix(f"{name}."): values for key, values in columns.items() if key.startswith(f"{name}.")}
 
 
-def pack_group(number: int, occurrence: tuple[int, int], group_size: int, episodes: Mapping[int, Episode]) -> Columns:
+def pack_group(number: int, prompt_id: tuple[int, int], group_size: int, episodes: Mapping[int, Episode]) -> Columns:
     """Pack the episodes of one group, with what the runtime knows of each: reward and ids.
 
     Args:
-        number, occurrence: of the group.
+        number, prompt_id: of the group.
         group_size: episodes that it was to have.
         episodes: those that ended well, at least one, by sample index.
     """
     placed = [(row, part, episode) for row, episode in episodes.items() for part in range(len(episode.trajectories))]
     names = sorted({name for episode in episodes.values() for name in episode.rewards})
     integers = {
-        "prompt_id": [occurrence] * len(placed),
+        "prompt_id": [prompt_id] * len(placed),
         "group_id": [number] * len(placed),
         "episode_id": [number * group_size + index for index, _, _ in placed],
         "sample_index": [index for index, _, _ in placed],

@@ -1,7 +1,7 @@
 """Which prompt comes when, as a pure function of its number.
 
 The n-th prompt group of a run always asks the same row in the same epoch, and a sample's random numbers come from
-that occurrence. So a run's position in its data is one integer, and a group that is issued again after a crash is the
+that prompt id. So a run's position in its data is one integer, and a group that is issued again after a crash is the
 same group.
 """
 
@@ -45,6 +45,6 @@ class PromptSampler:
 
 
 def sample_seed(seed: int, row: int, epoch: int, sample_index: int, turn: int = 0) -> int:
-    """The 63-bit seed of one generation, from the occurrence of its prompt and its place in the group."""
+    """The 63-bit seed of one generation, from the prompt id of its prompt and its place in the group."""
     name = f"{seed}/{row}/{epoch}/{sample_index}/{turn}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

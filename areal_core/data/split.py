@@ -1,6 +1,6 @@
 """Splitting a batch over ranks by tokens, and into micro-batches under a token budget.
 
-Sequences stay whole. No split changes what is learnt: the weights of the tokens in the loss are fixed on the whole
+Sequences stay whole. No split changes what is learned: the weights of the tokens in the loss are fixed on the whole
 batch before it is split.
 """
 
@@ -32,7 +32,7 @@ def split_into_microbatches(lengths: list[int], max_tokens: int) -> list[list[in
     """Fill micro-batches up to a token budget: first fit, longest sequence first.
 
     A sequence over the budget is a micro-batch by itself: it may need more memory than was meant, but dropping it would
-    change what is learnt, and ending the run would end every resume of it too.
+    change what is learned, and ending the run would end every resume of it too.
 
     Args:
         lengths: tokens of each sequence.

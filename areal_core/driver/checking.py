@@ -45,9 +45,9 @@ CALLED: Final = {
     "advantages": interfaces.Advantage,
     "corrections": interfaces.Correction,
     "policy_losses": interfaces.PolicyLoss,
-    "regularisers": interfaces.Regulariser,
-    "objectives": interfaces.Objective,
-    "aggregations": interfaces.Aggregation,
+    "regularizers": interfaces.Regularizer,
+    "auxiliary_losses": interfaces.AuxiliaryLoss,
+    "loss_aggregations": interfaces.LossAggregation,
     "encoders": interfaces.Encoder,
 }
 """The kinds of functions that areal calls by position, each with the Protocol that says how."""

@@ -154,7 +154,7 @@ class Driver:
         """Wait for the processes of a role; the failure of any other, or its end before, is a failure of all.
 
         Args:
-            role: of those that are waited for. Where the program is signalled, they are told to stop.
+            role: of those that are waited for. Where the program is signaled, they are told to stop.
             update: called a few times a second.
             stop_s: how long those that are told to stop are waited for.
 

@@ -18,8 +18,8 @@ from areal_core.driver.checking import CodeCheck
 from areal_core.driver.driver import Driver
 from areal_core.driver.groups import model_group, process_groups, split_optional
 from areal_core.driver.plan import make_plan
-from areal_core.driver.recoveries import Recoveries, way_on
-from areal_core.driver.summary import summarise_run
+from areal_core.driver.recoveries import Recoveries, resume_hint
+from areal_core.driver.summary import summarize_run
 from areal_core.driver.terminal import Terminal, say
 from areal_core.driver.view import RunState, open_view
 from areal_core.errors import LostError, RunError, UsageError
@@ -98,7 +98,7 @@ def execute(
     with closing(Terminal()) as terminal:
         code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal))
     if not code:
-        say(summarise_run(run, steps, time.monotonic() - began, done))
+        say(summarize_run(run, steps, time.monotonic() - began, done))
     return code
 
 
@@ -155,7 +155,7 @@ async def _drive(
                 "could not be reached; it has ended its own processes"
             ) from error
         if owned is not None and not any("areal run --resume" in hint for hint in error.hints):  # it may know better
-            error.hints = (*error.hints, way_on(run, has_failed=outcome != "interrupted"))
+            error.hints = (*error.hints, resume_hint(run, has_failed=outcome != "interrupted"))
         raise
     finally:
         await driver.close()

@@ -57,11 +57,11 @@ def check_ports() -> Finding:
 def check_shared_memory() -> Finding:
     """Docker gives 64 MiB of it unless told otherwise."""
     if not Path("/dev/shm").is_dir():
-        return Finding(True, "there is none: weights are published below the scratch folder")
+        return Finding(True, "there is none: weights are synced below the scratch folder")
     room = shutil.disk_usage("/dev/shm")
     text = f"{room.free / GIB:.1f} of {room.total / GIB:.1f} GiB are free"
     if room.free < LITTLE_BYTES:
-        return Finding(False, f"{text}; give a container more (--shm-size), or set publication.transport to disk")
+        return Finding(False, f"{text}; give a container more (--shm-size), or set weight_sync.transport to disk")
     return Finding(True, text)
 
 

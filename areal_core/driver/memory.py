@@ -1,4 +1,4 @@
-"""The part of a plan that is about memory: what each rank of the trainer will hold, and what a publication moves."""
+"""The part of a plan that is about memory: what each rank of the trainer will hold, and what a weight sync moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GIB: Final = 1 << 30
 ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 BYTES_PER_S: Final = {"core/broadcast": 50e9, "core/ipc": 20e9, "core/memory": 1.3e9}
-"""Of a whole publication by its transport: docs/figures.md, "Inference servers on H200s"."""
+"""Of a whole weight sync by its transport: docs/figures.md, "Inference servers on H200s"."""
 LONGEST_HEADER: Final = 1 << 28
 QUESTION_S: Final = 10.0
 MOST_RANKS: Final = 1024
@@ -158,7 +158,7 @@ class MemoryPlan:
     def _asked(self, ranks: int) -> dict[str, tuple[PlansMemory, RankLoad]]:
         config = self._config
         asked: dict[str, tuple[PlansMemory, RankLoad]] = {}
-        sequences = config.rollout.batch_size * config.rollout.group_size / config.training.updates_per_batch
+        sequences = config.rollout.batch_size * config.rollout.group_size / config.training.num_minibatches
         bound = config.workflow.keywords().get("max_tokens") if config.workflow is not None else None
         tokens = None if bound is None else round(sequences * bound / ranks)
         for name, role in roles_of(config.algorithm, config.training.updates).items():

@@ -48,7 +48,7 @@ class Plan:
 
     Attributes:
         rows: labels, and what there is to say.
-        figures: numbers for programs: `parameters`, `memory` (bytes) and `publication` (bytes, seconds), where known.
+        figures: numbers for programs: `parameters`, `memory` (bytes) and `weight_sync` (bytes, seconds), where known.
     """
 
     rows: list[tuple[str, str]]
@@ -174,7 +174,7 @@ def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:
     )
     yield (
         "staleness",
-        f"at most {rollout.max_staleness} (policy {rollout.stale}), {rollout.pipeline_depth} batches in the pipeline",
+        f"at most {rollout.max_staleness} (policy {rollout.stale}), {rollout.max_pending_batches} pending batches",
     )
     yield "epochs", f"{config.steps * rollout.batch_size / max(1, rows):.2f} over {config.steps} steps"
 
@@ -229,7 +229,7 @@ def _model_rows(
         return [("model", text)]
     problems += memory.problems() if trains else ()
     figures["memory"] = memory.as_dict()
-    return [("model", text), *_memory_rows(memory), *_publication_rows(config, shared, memory, figures)]
+    return [("model", text), *_memory_rows(memory), *_weight_sync_rows(config, shared, memory, figures)]
 
 
 def _memory_rows(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
@@ -247,7 +247,7 @@ def _memory_rows(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
     yield "", f"{memory.peak / GIB:.1f} GiB for each of {memory.ranks} rank(s) in all; {place}"
 
 
-def _publication_rows(
+def _weight_sync_rows(
     config: RunConfig, model: StoredModel, memory: MemoryPlan, figures: dict[str, Any]
 ) -> Iterator[tuple[str, str]]:
     """What is sent after each step, and what servers have beside a trainer that stays."""
@@ -255,21 +255,21 @@ def _publication_rows(
         return
     element = ELEMENT_BYTES[config.model.dtype]
     sizes = [element * math.prod(shape) for shape in model.shapes.values()]
-    total, rate = sum(sizes), BYTES_PER_S.get(config.publication.transport.target)
-    goes_out = config.placement.apart and not config.launcher.target.startswith(
+    total, rate = sum(sizes), BYTES_PER_S.get(config.weight_sync.transport.target)
+    goes_out = config.placement.disaggregated and not config.launcher.target.startswith(
         ("core/local", "areal_core.launchers.local")
     )
     if memory.gpu_bytes is None or goes_out:
         rate = None
-    figures["publication"] = {"bytes": total, "largest_tensor": max(sizes), "seconds": total / rate if rate else None}
+    figures["weight_sync"] = {"bytes": total, "largest_tensor": max(sizes), "seconds": total / rate if rate else None}
     told = f"{total / 1e9:.2f} GB in {config.model.dtype}, the largest tensor {max(sizes) / 1e9:.2f} GB"
-    by = f" by {config.publication.transport.target.removeprefix('core/')}"
+    by = f" by {config.weight_sync.transport.target.removeprefix('core/')}"
     if rate is not None:
         told += f", about {total / rate:.2g} s{by} at {rate / 1e9:g} GB/s within one machine (as on H200s)"
     elif memory.gpu_bytes is not None and goes_out:
         told += f",{by} between nodes: how long that takes, their network decides"
-    yield "publication", told
-    if config.placement.in_turns and memory.gpu_bytes is not None:
+    yield "weight_sync", told
+    if config.placement.colocated and memory.gpu_bytes is not None:
         left = (memory.gpu_bytes - memory.resident) / GIB
         yield "in turns", f"the trainer keeps {memory.resident / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from areal_core.errors import LostError, RunError
-from areal_core.training.ways_on import lost_files, ways_on
+from areal_core.training.resume_hints import lost_files, resume_hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from areal_core.runs.folder import RunFolder
 
 
-def way_on(run: RunFolder, *, has_failed: bool) -> str:
+def resume_hint(run: RunFolder, *, has_failed: bool) -> str:
     """How a run that has ended goes on, in words: from its last checkpoint, from an older one, or anew."""
     newest = max(run.checkpoints(), key=lambda path: (path.name, path), default=None)
     if newest is not None and (lost := lost_files(newest)):
-        return f"the checkpoint is damaged: {lost}; {'; '.join(ways_on(newest))}"
+        return f"the checkpoint is damaged: {lost}; {'; '.join(resume_hints(newest))}"
     anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
     has_trained = newest is not None and int(newest.name.rpartition("-")[2])
     return f"{anew if has_failed and not has_trained else ''}go on with: areal run --resume {run.word}"

@@ -29,7 +29,7 @@ def headlines(metrics: set[str]) -> list[tuple[str, str, str]]:
     return [*goals[:1], *(one for one in OTHERS if one[0] in metrics)]
 
 
-def summarise_run(run: RunFolder, steps: int, seconds: float, before: int = 0) -> str:
+def summarize_run(run: RunFolder, steps: int, seconds: float, before: int = 0) -> str:
     """What came of a run that has done all its steps: scores at its two ends, and where its results lie."""
     metrics = run.read_metrics()
     here = f", the last {steps - before} of them" if before else ""

@@ -7,21 +7,21 @@ run meet only here and in `areal_core.data`.
 from areal_core.interfaces.agent import Agent, Endpoint, Tool
 from areal_core.interfaces.algorithm import (
     Advantage,
-    Aggregation,
     Algorithm,
+    AuxiliaryLoss,
     Context,
     Correction,
     Encoder,
+    ForwardPass,
     GroupStage,
     Loss,
+    LossAggregation,
     LossResult,
-    Objective,
-    Pass,
+    LossSpec,
     PolicyLoss,
     PolicyTerms,
-    Regulariser,
+    Regularizer,
     Stage,
-    Work,
 )
 from areal_core.interfaces.dataset import Dataset
 from areal_core.interfaces.inference import (
@@ -57,20 +57,25 @@ from areal_core.interfaces.launcher import (
     describe_exit,
 )
 from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
-from areal_core.interfaces.model import FindsModel, ModelReference, ModelSource, StoredModel
+from areal_core.interfaces.model import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    FindsModel,
+    Follows,
+    ModelReference,
+    ModelSource,
+    Role,
+    StoredModel,
+)
 from areal_core.interfaces.sandbox import Sandbox, SandboxResult
 from areal_core.interfaces.slots import Slot
 from areal_core.interfaces.tracker import Tracker
 from areal_core.interfaces.training import (
-    ACTOR,
-    CRITIC,
-    REFERENCE,
     ComparingEngine,
-    Follows,
     LendingEngine,
     MeasuringEngine,
     OptimizerSettings,
-    Role,
     SnapshotEngine,
     TrainEngine,
 )
@@ -83,8 +88,8 @@ __all__ = [
     "REFERENCE",
     "Advantage",
     "Agent",
-    "Aggregation",
     "Algorithm",
+    "AuxiliaryLoss",
     "BroadcastGroup",
     "BroadcastReceiver",
     "ComparingEngine",
@@ -97,6 +102,7 @@ __all__ = [
     "Environment",
     "FindsModel",
     "Follows",
+    "ForwardPass",
     "GenerationRequest",
     "Grant",
     "GroupStage",
@@ -106,16 +112,16 @@ __all__ = [
     "Launcher",
     "LendingEngine",
     "Loss",
+    "LossAggregation",
     "LossResult",
+    "LossSpec",
     "MeasuringEngine",
     "Memory",
     "MemorySharer",
     "ModelReference",
     "ModelSource",
     "Node",
-    "Objective",
     "OptimizerSettings",
-    "Pass",
     "Place",
     "PlansMemory",
     "PolicyLoss",
@@ -124,7 +130,7 @@ __all__ = [
     "ProcessGroup",
     "Questioned",
     "RankLoad",
-    "Regulariser",
+    "Regularizer",
     "Reward",
     "RewardScore",
     "Role",
@@ -153,7 +159,6 @@ __all__ = [
     "Want",
     "WeightTransport",
     "WeightUpdate",
-    "Work",
     "WorkflowContext",
     "describe_exit",
 ]

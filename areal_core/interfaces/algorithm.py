@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
     from areal_core.data.metrics import Metric
     from areal_core.data.trajectory import Episode, Trajectory
-    from areal_core.interfaces.training import Role
+    from areal_core.interfaces.model import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class PolicyTerms:
 
     Attributes:
         logprobs: float32, current policy, with gradients.
-        proximal_logprobs: float32, the policy at the start of the batch, detached: the centre of clipping.
-        behaviour_logprobs: float32, the policy that sampled the token, as the inference engine reported it.
+        proximal_logprobs: float32, the policy at the start of the batch, detached: the center of clipping.
+        behavior_logprobs: float32, the policy that sampled the token, as the inference engine reported it.
         advantages: float32.
-        mask: bool, the token was sampled by the policy and is learnt from.
+        mask: bool, the token was sampled by the policy and is learned from.
         row_index: int64, the sequence of each token.
         rows: how many sequences.
         entropy: float32 with gradients, where the algorithm asked for it.
@@ -39,7 +39,7 @@ class PolicyTerms:
 
     logprobs: torch.Tensor
     proximal_logprobs: torch.Tensor
-    behaviour_logprobs: torch.Tensor
+    behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
     mask: torch.Tensor
     row_index: torch.Tensor
@@ -60,7 +60,7 @@ class PolicyTerms:
 
 @dataclass(slots=True)
 class LossResult:
-    """A loss to minimise, summed over a micro-batch, with what to log.
+    """A loss to minimize, summed over a micro-batch, with what to log.
 
     Attributes:
         loss: [] with gradients; the sum over micro-batches and ranks is the loss of the update.
@@ -96,18 +96,18 @@ class PolicyLoss(Protocol):
     """The loss of each token. A function `(terms, **settings)`."""
 
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns: loss [T] float32 with gradients (to minimise), and named flat [T] tensors whose masked mean is
+        """Returns: loss [T] float32 with gradients (to minimize), and named flat [T] tensors whose masked mean is
         logged, such as `clip_fraction`."""
 
 
-class Regulariser(Protocol):
+class Regularizer(Protocol):
     """A term that is added to the loss of each token. A function `(terms, **settings)`; as `PolicyLoss`."""
 
     def __call__(self, terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Returns: loss [T] float32 with gradients, and named flat [T] tensors whose masked mean is logged."""
 
 
-class Aggregation(Protocol):
+class LossAggregation(Protocol):
     """How the tokens' losses are added up. A function `(minibatch, **settings)`."""
 
     def __call__(self, minibatch: PackedBatch) -> torch.Tensor:
@@ -131,7 +131,7 @@ class GroupStage(Protocol):
 
 
 class Encoder(Protocol):
-    """Turns a row of a data set into what is learnt from it. A function `(row, tokenizer, **settings)`."""
+    """Turns a row of a data set into what is learned from it. A function `(row, tokenizer, **settings)`."""
 
     def __call__(self, row: Mapping[str, Any], tokenizer: Any) -> Sequence[Trajectory]:
         """Returns: the sequences of one row, which form one unit: one of a conversation, two of a preference.
@@ -151,10 +151,10 @@ class Stage(Protocol):
         """Returns: columns to add or replace, [T], [B] or [U]."""
 
 
-class Objective(Protocol):
+class AuxiliaryLoss(Protocol):
     """What an update learns beside the policy, such as a critic. A function `(minibatch, context, **settings)`."""
 
-    def __call__(self, minibatch: PackedBatch, context: Context) -> Work:
+    def __call__(self, minibatch: PackedBatch, context: Context) -> LossSpec:
         """Args: minibatch, with all columns and `loss_weights` [T]. Returns: a role's part of the update."""
 
 
@@ -163,7 +163,7 @@ Loss = Callable[["PackedBatch", Mapping[str, "torch.Tensor"]], LossResult]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LossSpec:
     """What one role learns in one optimizer update.
 
     Attributes:
@@ -180,7 +180,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ForwardPass:
     """A column that a component reads and a model has to compute, without gradients, before advantages are.
 
     Attributes:
@@ -239,6 +239,6 @@ class Algorithm(Protocol):
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """Once for each whole batch: passes and advantages. The batch is shifted."""
 
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
-        """The work of each optimizer update, one after another: each role's parts are learnt before the next update is
-        asked for, so that `context.forward` then answers with what was learnt."""
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
+        """The work of each optimizer update, one after another: each role's parts are learned before the next update is
+        asked for, so that `context.forward` then answers with what was learned."""

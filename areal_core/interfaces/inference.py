@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 UpdateMode = Literal["keep_cache", "recompute"]
 """What becomes of the keys and values of live requests when weights change under them: kept, or rebuilt under the new
-weights. Behaviour log-probabilities are exact for the token's version in `recompute`; in `keep_cache` tokens after an
+weights. Behavior log-probabilities are exact for the token's version in `recompute`; in `keep_cache` tokens after an
 update attend to keys and values of older weights."""
 
 
@@ -46,9 +46,9 @@ class SamplingParameters:
     presence_penalty: float = 0.0
     stop: tuple[str, ...] = ()
 
-    def unsupported(self, honoured: Collection[str] = ()) -> list[str]:
-        """Names of the settings that are switched on and that not every engine honours, nor one that honours these."""
-        return [name for name, default in _NOT_EVERYWHERE if getattr(self, name) != default and name not in honoured]
+    def unsupported(self, honored: Collection[str] = ()) -> list[str]:
+        """Names of the settings that are switched on and that not every engine honors, nor one that honors these."""
+        return [name for name, default in _NOT_EVERYWHERE if getattr(self, name) != default and name not in honored]
 
     def check(self) -> None:
         """Refuse settings that mean nothing.
@@ -252,7 +252,7 @@ class WeightUpdate:
     """Weights for the engine to take over.
 
     Attributes:
-        version: counts publications, never reused in a run.
+        version: counts weight syncs, never reused in a run.
         path: a folder with `model.safetensors`, complete when announced; it stays until the update returns. None
             where the trainer broadcasts to the group that stands, or where all of them have been read already.
         tensors: what is broadcast, in this order, or was read.
@@ -269,12 +269,12 @@ class InferenceCapabilities:
 
     Attributes:
         update_modes: the in-flight update modes that it offers.
-        sampling: names of `SamplingParameters` fields, beyond temperature, lengths and stop tokens, that it honours.
+        sampling: names of `SamplingParameters` fields, beyond temperature, lengths and stop tokens, that it honors.
         deterministic: whether the same requests one after another give the same bits.
         seeded: whether a request's seed decides its tokens.
         transports: how weights may reach it beside folders, as `plugin/name`: `core/broadcast` is for a
             `BroadcastReceiver`, `core/ipc` for a `TensorReader`.
-        releases_memory: whether it can give its memory to the trainer while that trains (`MemorySharer`).
+        can_sleep: whether it can give its memory to the trainer while that trains (`MemorySharer`).
         images: whether requests may have pictures.
     """
 
@@ -283,7 +283,7 @@ class InferenceCapabilities:
     deterministic: bool = False
     seeded: bool = True
     transports: frozenset[str] = field(default_factory=frozenset)
-    releases_memory: bool = False
+    can_sleep: bool = False
     images: bool = False
 
 
@@ -399,7 +399,7 @@ class BroadcastReceiver(Protocol):
 class MemorySharer(Protocol):
     """What an inference engine offers beyond `InferenceEngine` where it shares its GPUs with the trainer."""
 
-    async def release_memory(self) -> None:
+    async def sleep(self) -> None:
         """Stop, keep what every request has so far, and give the memory away until the next `update_weights`.
 
         The requests wait for a slot meanwhile.
@@ -410,7 +410,7 @@ class TensorReader(Protocol):
     """What a `MemorySharer` offers beyond where it reads weights in the memory of the trainer's GPUs."""
 
     async def read_tensors(self, version: int, tensors: Sequence[SharedTensor]) -> Sequence[int]:
-        """Take over a part of the weights of a version, between `release_memory` and `update_weights`.
+        """Take over a part of the weights of a version, between `sleep` and `update_weights`.
 
         A first call without tensors takes the engine's memory back and says who will read.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from areal_core.interfaces.training import Role
+    from areal_core.interfaces.model import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a model comes from."""
+"""Where a model comes from, and the role that it has for an algorithm."""
 
 from __future__ import annotations
 
@@ -38,6 +38,51 @@ class StoredModel:
     folder: Path
     description: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """A frozen role that is a moving average of a learning one.
+
+    Attributes:
+        role: whom it follows.
+        every: training steps between two steps of the average.
+        decay: what is kept of itself each time: own = decay x own + (1 - decay) x followed. 0 is a copy.
+    """
+
+    role: str
+    every: int = 1
+    decay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A model that an algorithm trains or asks.
+
+    Attributes:
+        name: its key below `roles` in a config, and its folder in a checkpoint.
+        head: `vocabulary` gives log-probabilities and entropy, `scalar` one value for each token.
+        trains: whether it learns; a frozen role has no optimizer.
+        follows: of a frozen role, whose average it is; None where it never changes.
+    """
+
+    name: str
+    head: Literal["vocabulary", "scalar"] = "vocabulary"
+    trains: bool = False
+    follows: Follows | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether its parameters do, so that checkpoints hold them."""
+        return self.trains or self.follows is not None
+
+
+ACTOR = Role("actor", trains=True)
+"""The policy that is trained."""
+CRITIC = Role("critic", head="scalar", trains=True)
+"""Says of each token what reward is to be expected."""
+REFERENCE = Role("reference")
+"""The model that the policy began as, or another one that it shall stay near."""
 
 
 class ModelSource(Protocol):

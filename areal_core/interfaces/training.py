@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,53 +13,8 @@ if TYPE_CHECKING:
 
     from areal_core.data.batch import PackedBatch
     from areal_core.data.metrics import Metric
-    from areal_core.interfaces.algorithm import Work
-    from areal_core.interfaces.model import ModelReference
-
-
-@dataclass(frozen=True, slots=True)
-class Follows:
-    """A frozen role that is a moving average of a learning one.
-
-    Attributes:
-        role: whom it follows.
-        every: training steps between two steps of the average.
-        decay: what is kept of itself each time: own = decay x own + (1 - decay) x followed. 0 is a copy.
-    """
-
-    role: str
-    every: int = 1
-    decay: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """A model that an algorithm trains or asks.
-
-    Attributes:
-        name: its key below `roles` in a config, and its folder in a checkpoint.
-        head: `vocabulary` gives log-probabilities and entropy, `scalar` one value for each token.
-        trains: whether it learns; a frozen role has no optimizer.
-        follows: of a frozen role, whose average it is; None where it never changes.
-    """
-
-    name: str
-    head: Literal["vocabulary", "scalar"] = "vocabulary"
-    trains: bool = False
-    follows: Follows | None = None
-
-    @property
-    def changes(self) -> bool:
-        """Whether its parameters do, so that checkpoints hold them."""
-        return self.trains or self.follows is not None
-
-
-ACTOR = Role("actor", trains=True)
-"""The policy that is trained."""
-CRITIC = Role("critic", head="scalar", trains=True)
-"""Says of each token what reward is to be expected."""
-REFERENCE = Role("reference")
-"""The model that the policy began as, or another one that it shall stay near."""
+    from areal_core.interfaces.algorithm import LossSpec
+    from areal_core.interfaces.model import ModelReference, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +38,7 @@ class TrainEngine(Protocol):
     """
 
     def setup(self, model: ModelReference, role: Role, settings: OptimizerSettings) -> None:
-        """Load the model. `torch.distributed` is initialised before, with a gloo group for CPU tensors.
+        """Load the model. `torch.distributed` is initialized before, with a gloo group for CPU tensors.
 
         Raises:
             RunError: the model cannot be loaded, or its log-probabilities cannot be computed by this engine.
@@ -101,7 +56,7 @@ class TrainEngine(Protocol):
             By name, float32 [sum(T)] on the CPU: at position t what is predicted of `targets[t]`.
         """
 
-    def train(self, works: Sequence[Work]) -> dict[str, Metric]:
+    def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
         """One optimizer update on the sum of all losses. Where the gradient is 0, as when no token has a weight,
         momentum moves nothing either.
 
@@ -163,7 +118,7 @@ class ComparingEngine(Protocol):
     """A `TrainEngine` that also computes `divergence:ROLE:BETA`, with gradients where it learns.
 
     With P the distribution of ROLE behind a token, Q that of the engine's own role and M = β P + (1 - β) Q it is
-    β KL(P ‖ M) + (1 - β) KL(Q ‖ M) in nats, [T] float32, the generalised Jensen-Shannon divergence (GKD, arXiv
+    β KL(P ‖ M) + (1 - β) KL(Q ‖ M) in nats, [T] float32, the generalized Jensen-Shannon divergence (GKD, arXiv
     2306.13649, equation 1); at the ends, where that is 0, KL(P ‖ Q) for BETA 0 and KL(Q ‖ P) for BETA 1. Neither
     distribution leaves the device, and the other role learns nothing.
     """
@@ -178,7 +133,7 @@ class LendingEngine(Protocol):
 
     Attributes:
         begins_elsewhere: whether it begins from an adapter, and not as its model's folder says: then its weights are
-            published before the first prompt.
+            synced before the first prompt.
     """
 
     begins_elsewhere: bool

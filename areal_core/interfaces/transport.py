@@ -17,7 +17,7 @@ class WeightTransport(Protocol):
     machine as servers reach it; `gpu`, this rank's number in `placement`; `timeout_s`.
 
     Its messages to the servers are its own (`areal_core.messages.Message`): the inference engine answers them
-    (`Questioned`), and names the transport in `InferenceCapabilities.transports`. They end with `PublishWeights`, on
+    (`Questioned`), and names the transport in `InferenceCapabilities.transports`. They end with `SyncWeights`, on
     which the engine sets the version.
     """
 

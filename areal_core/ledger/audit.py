@@ -1,4 +1,4 @@
-"""`areal audit`: hold the ledger against the trainer's own witness and against the data set's order."""
+"""`areal audit`: hold the ledger against the trainer's own consumption log and against the data set's order."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def audit(
     _check_fates(rows, facts, running, result)
     _check_order(rows, sampler, result)
     try:
-        _check_witness(run_dir, facts, rows if generates else None, result, reads_all=running is None)
+        _check_consumption_log(run_dir, facts, rows if generates else None, result, reads_all=running is None)
     except (OSError, ValueError, LookupError, TypeError) as error:
         path = run_dir / facts["checkpoint"] / "trainer.json"
         result.problems.append(f"{path} is damaged or of another version: {type(error).__name__}: {error}")
@@ -139,7 +139,7 @@ def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Aud
             audit.problems.append(f"group {number} asked row {row} of epoch {epoch}, not {right[0]} of {right[1]}")
 
 
-def _check_witness(
+def _check_consumption_log(
     run_dir: Path, facts: dict[str, str], rows: list[GroupRow] | None, audit: Audit, *, reads_all: bool
 ) -> None:
     """What the ledger says was consumed up to the commit is what the trainer read, byte by byte."""
@@ -168,12 +168,12 @@ def _check_witness(
     if before != state["before"]:
         audit.problems.append(f"ledger and trainer disagree on what was trained on in steps 0 to {first - 1}")
     for step, groups in enumerate(state["steps"], first):
-        witnessed = {int(number): digest for number, digest in groups}
+        logged = {int(number): digest for number, digest in groups}
         recorded = ledger.get(step, {})
-        if witnessed.keys() != recorded.keys():
-            odd = sorted(witnessed.keys() ^ recorded.keys())[:10]
+        if logged.keys() != recorded.keys():
+            odd = sorted(logged.keys() ^ recorded.keys())[:10]
             audit.problems.append(f"step {step}: ledger and trainer disagree on which groups were trained on: {odd}")
-        changed = [n for n in witnessed.keys() & recorded.keys() if witnessed[n] != recorded[n]]
+        changed = [n for n in logged.keys() & recorded.keys() if logged[n] != recorded[n]]
         if changed:
             audit.problems.append(
                 f"step {step}: trajectories of groups {sorted(changed)[:10]} differ from the ledger's"

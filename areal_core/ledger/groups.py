@@ -17,21 +17,21 @@ class PromptGroup:
 
     Attributes:
         number: its place in the data, and its `group_id`.
-        occurrence: (row, epoch of the data).
+        prompt_id: (row, epoch of the data).
         record: where the trajectories of its episodes lie; None for a group without data.
         oldest: the oldest weight version that sampled a token of them; -1 where none was sampled.
     """
 
     number: int
-    occurrence: tuple[int, int]
+    prompt_id: tuple[int, int]
     record: Record | None = None
     oldest: int = -1
 
-    def staleness(self, published: Mapping[int, int], trained: int) -> int:
+    def staleness(self, synced: Mapping[int, int], trained: int) -> int:
         """Batches between the weights of its oldest sampled token and the batch that would consume it now.
 
         Args:
-            published: for each weight version the batches trained when it was published.
+            synced: for each weight version the batches trained when it was synced.
             trained: batches trained before the one that would consume it.
         """
-        return 0 if self.oldest < 0 else max(0, trained - published[self.oldest])
+        return 0 if self.oldest < 0 else max(0, trained - synced[self.oldest])

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS groups (
     step INTEGER,                    -- the step that consumed or dropped it
     place INTEGER                    -- its place among those that the step consumed
 );
-CREATE TABLE IF NOT EXISTS publications (version INTEGER PRIMARY KEY, trained INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS weight_syncs (version INTEGER PRIMARY KEY, trained INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS failures (number INTEGER, sample INTEGER, attempt INTEGER, error TEXT);
 """
@@ -183,10 +183,10 @@ class Ledger:
                 [(step, place, number) for place, number in enumerate(numbers)],
             )
 
-    def published(self, version: int, trained: int) -> None:
+    def synced(self, version: int, trained: int) -> None:
         """Weights of this version, from so many trained batches, are about to generate. Written as `consumed` is."""
         with self._transaction() as database:
-            database.execute("INSERT OR REPLACE INTO publications VALUES (?, ?)", (version, trained))
+            database.execute("INSERT OR REPLACE INTO weight_syncs VALUES (?, ?)", (version, trained))
 
     # Commit and resume.
 
@@ -331,9 +331,9 @@ class Ledger:
         """One more than the last group ever issued."""
         return int(self._database.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups").fetchone()[0])
 
-    def publications(self) -> dict[int, int]:
-        """For each weight version the batches trained when it was published."""
-        return dict(self._database.execute("SELECT version, trained FROM publications").fetchall())
+    def weight_syncs(self) -> dict[int, int]:
+        """For each weight version the batches trained when it was synced."""
+        return dict(self._database.execute("SELECT version, trained FROM weight_syncs").fetchall())
 
     @property
     def database(self) -> sqlite3.Connection:

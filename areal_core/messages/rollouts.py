@@ -21,7 +21,7 @@ class Beginning(Message):
     Attributes:
         step: batches that the restored parameters were trained on.
         checkpoint: folder of the committed checkpoint, None where the run begins with the model itself.
-        version: the weight version to publish first; 0 where the engines have loaded the same weights themselves.
+        version: the weight version to sync first; 0 where the engines have loaded the same weights themselves.
     """
 
     step: int
@@ -30,7 +30,7 @@ class Beginning(Message):
 
 
 class Begin(Message):
-    """The first weights are published; generation may begin. Answered with `Done`."""
+    """The first weights are synced; generation may begin. Answered with `Done`."""
 
 
 class NextBatch(Message):
@@ -45,21 +45,21 @@ class Manifest(Message):
     Attributes:
         step: batches trained before it.
         records: of its groups with data, in their order, by number.
-        published: for each weight version of its tokens, the batches trained when it was published.
+        synced: for each weight version of its tokens, the batches trained when it was synced.
         metrics: of the rollouts since the batch before.
     """
 
     step: int
     records: tuple[tuple[int, Record], ...]
-    published: Mapping[int, int]
+    synced: Mapping[int, int]
     metrics: Mapping[str, float]
 
 
-class PublishWeights(Message):
+class SyncWeights(Message):
     """New weights: those in a folder, those that the trainer broadcasts to the group that stands, or those that were
     read in the memory of its GPUs.
 
-    Answered with `Published` when the engines generate with them.
+    Answered with `Synced` when the engines generate with them.
 
     Attributes:
         version: of the weights.
@@ -76,7 +76,7 @@ class PublishWeights(Message):
 
 class ReadTensors(Message):
     """A part of the weights of a version, in the memory of the trainer's GPUs: none at first, and the last part is
-    followed by `PublishWeights`. Answered with `Readers`."""
+    followed by `SyncWeights`. Answered with `Readers`."""
 
     version: int
     tensors: tuple[SharedTensor, ...]
@@ -88,7 +88,7 @@ class Readers(Message):
     gpus: tuple[int, ...]
 
 
-class Published(Message):
+class Synced(Message):
     """The engines generate with the weights.
 
     Attributes:
@@ -98,8 +98,8 @@ class Published(Message):
     needs_folder: bool
 
 
-class KeepWeights(Message):
-    """The published weights stay those of the policy: a batch taught others alone. Answered with `Done`.
+class SkipSync(Message):
+    """The synced weights stay those of the policy: a batch taught others alone. Answered with `Done`.
 
     Attributes:
         trained: batches so far, this one included.
@@ -136,12 +136,12 @@ class OfferFolder(Message):
     folder: Path
 
 
-class ReleaseMemory(Message):
-    """The engines give their memory to the trainer until the next publication. Answered with `Done`."""
+class Sleep(Message):
+    """The engines give their memory to the trainer until the next weight sync. Answered with `Done`."""
 
 
 class ProbeWeights(Message):
-    """Answers to a few fixed requests from every copy of the published weights, please. Answered with `Probes`."""
+    """Answers to a few fixed requests from every copy of the synced weights, please. Answered with `Probes`."""
 
 
 class Probes(Message):
@@ -151,7 +151,7 @@ class Probes(Message):
 
 
 class Evaluate(Message):
-    """Evaluate the published weights. Answered with `Evaluated`."""
+    """Evaluate the synced weights. Answered with `Evaluated`."""
 
 
 class Evaluated(Message):
@@ -188,7 +188,7 @@ class Goodbye(Message):
 
 
 class AuditLedger(Message):
-    """Hold the ledger against the trainer's witness. Answered with `Audited`."""
+    """Hold the ledger against the trainer's consumption log. Answered with `Audited`."""
 
 
 class Audited(Message):

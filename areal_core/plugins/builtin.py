@@ -56,9 +56,9 @@ def areal_weight_transports() -> Iterable[Component]:
         Component(
             "memory",
             "a folder in memory; where that is too small or servers stand on other nodes, in the run folder",
-            target="areal_core.training.publication:Folder",
+            target="areal_core.training.weight_sync:Folder",
         ),
-        Component("disk", "the run folder, which all nodes see", target="areal_core.training.publication:Folder"),
+        Component("disk", "the run folder, which all nodes see", target="areal_core.training.weight_sync:Folder"),
         Component(
             "broadcast",
             "a collective broadcast from rank 0, for servers with GPUs of their own",
@@ -73,9 +73,9 @@ def areal_weight_transports() -> Iterable[Component]:
 
 
 @hookimpl
-def areal_aggregations() -> Iterable[Component]:
+def areal_loss_aggregations() -> Iterable[Component]:
     """How the losses of tokens are added up."""
-    module = "areal_core.algorithms.aggregation"
+    module = "areal_core.algorithms.loss_aggregation"
     return [
         Component("token_mean", "every token counts the same", target=f"{module}:token_mean"),
         Component("sequence_mean", "every sequence counts the same", target=f"{module}:sequence_mean"),
@@ -109,7 +109,7 @@ def areal_health_checks() -> Iterable[HealthCheck]:
         "torch": "PyTorch can be imported and computes",
         "gpus": "PyTorch sees the GPUs that the machine has",
         "ports": "processes of a run can reach each other",
-        "shared_memory": "new weights are published through /dev/shm; where it is small, through the disk",
+        "shared_memory": "new weights are synced through /dev/shm; where it is small, through the disk",
         "disk": "there is room for checkpoints below the current folder, and for the processes' scratch",
         "run_folder": "a run can be owned by one program: folders are renamed whole and synced",
     }

@@ -20,7 +20,7 @@ from packaging.version import Version
 import areal_core
 from areal_core.errors import PluginConflictError, PluginIncompatibleError, PluginMissingError
 from areal_core.plugins.markers import GROUP
-from areal_core.plugins.records import normalise
+from areal_core.plugins.records import normalize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -144,7 +144,7 @@ class Catalog:
     def scan(cls) -> Catalog:
         """Read the metadata of every distribution on the path."""
         return cls(
-            Installed(normalise(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
+            Installed(normalize(point.name), point.dist.metadata["Name"], point.dist.version, point, point.dist)
             for point in importlib.metadata.entry_points(group=GROUP)
             if point.dist is not None
         )

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pluggy
-
-    from areal_core.config import RunConfig
+    from pydantic import BaseModel
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class Events:
         self.say: Callable[[str], None] = logger.warning
         """Shows a line that a plugin returned to whoever watches the run."""
 
-    def configure(self, config: RunConfig) -> None:
+    def configure(self, config: BaseModel) -> None:
         """The config is complete and checked; an exception ends the program with exit code 2."""
         for name, error in self._tell("areal_configure", config=config):
             raise PluginBrokenError(
@@ -41,7 +40,7 @@ class Events:
                 hints=(f"leave it out with: --plugins no:{name}",),
             ) from error
 
-    def run_started(self, config: RunConfig, run_dir: Path) -> None:
+    def run_started(self, config: BaseModel, run_dir: Path) -> None:
         """A run begins or goes on; an exception ends it with exit code 1."""
         for name, error in self._tell("areal_run_started", config=config, run_dir=run_dir):
             raise RunError(
@@ -53,9 +52,9 @@ class Events:
         """A step is over; an exception silences the plugin."""
         self._observe("areal_step_finished", run_dir=run_dir, step=step, metrics=metrics)
 
-    def weights_published(self, run_dir: Path, step: int, version: int) -> None:
+    def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
         """The engines generate with `version`; an exception silences the plugin."""
-        self._observe("areal_weights_published", run_dir=run_dir, step=step, version=version)
+        self._observe("areal_weights_synced", run_dir=run_dir, step=step, version=version)
 
     def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`; an exception silences the plugin."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from areal_core.config import RunConfig
+    from pydantic import BaseModel
+
     from areal_core.plugins.records import Record
 
 # --- registration: what a plugin supplies ---------------------------------------------------------------------
@@ -44,10 +45,11 @@ globals().update({f"{PROJECT}_{kind}": _registration(kind) for kind in KINDS})
 
 
 # --- events: what happens in a run ----------------------------------------------------------------------------
+# `config` is the `areal_core.config.RunConfig`: a config names plugins, so these stand below it and hand it on unread.
 
 
 @hookspec
-def areal_configure(config: RunConfig) -> None:
+def areal_configure(config: BaseModel) -> None:
     """The config is resolved, complete and checked.
 
     When: after every check has passed and before any process is started, never with `--dry-run`.
@@ -58,7 +60,7 @@ def areal_configure(config: RunConfig) -> None:
 
 
 @hookspec
-def areal_run_started(config: RunConfig, run_dir: Path) -> None:
+def areal_run_started(config: BaseModel, run_dir: Path) -> None:
     """A run begins, or goes on after a resume.
 
     When: after the run folder is written and before the other processes are started.
@@ -80,12 +82,12 @@ def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) 
 
 
 @hookspec
-def areal_weights_published(run_dir: Path, step: int, version: int) -> None:
+def areal_weights_synced(run_dir: Path, step: int, version: int) -> None:
     """The engines generate with new weights.
 
     When: when every engine has confirmed this version.
     Process: trainer rank 0.
-    How often: once for every publication.
+    How often: once for every weight sync.
     Exception: is logged with the plugin's name; the plugin hears no further events and the run goes on.
     """
 

@@ -14,7 +14,7 @@ from areal_core.plugins.catalog import CORE, Catalog, Installed
 from areal_core.plugins.events import Events
 from areal_core.plugins.loading import load_attribute
 from areal_core.plugins.provenance import Provenance, describe
-from areal_core.plugins.records import Command, Component, Preset, Record, normalise
+from areal_core.plugins.records import Command, Component, Preset, Record, normalize
 from areal_core.plugins.registration import Plugin, load_plugin, new_relay
 from areal_core.plugins.suggestions import ambiguous, not_found
 
@@ -31,7 +31,7 @@ class PluginManager:
 
     def __init__(self, *, catalog: Catalog | None = None, blocked: Sequence[str] = (), core_only: bool = False) -> None:
         self.catalog = Catalog.scan() if catalog is None else catalog
-        self.blocked = frozenset(normalise(name) for name in blocked)
+        self.blocked = frozenset(normalize(name) for name in blocked)
         self.core_only = core_only
         self.failed: set[str] = set()
         self._relay = new_relay()
@@ -55,7 +55,7 @@ class PluginManager:
         """Load these plugins as well. Those that can be loaded are; then one `PluginError` names all that cannot."""
         errors: list[PluginError] = []
         absent: list[str] = []
-        for name in dict.fromkeys(normalise(name) for name in names):
+        for name in dict.fromkeys(normalize(name) for name in names):
             if name in self._plugins or name in self.failed:
                 continue
             try:
@@ -121,7 +121,7 @@ class PluginManager:
         return sorted(records, key=lambda record: record.reference)
 
     def _find(self, kind: str, reference: str, home: str = "") -> Record:
-        plugin, _, name = (normalise(part) for part in reference.rpartition("/"))
+        plugin, _, name = (normalize(part) for part in reference.rpartition("/"))
         known = {record.reference: record for record in self._of_kind(kind)}
         for owner in (home, CORE) if home and not plugin else ():
             if f"{owner}/{name}" in known:
@@ -156,8 +156,8 @@ def separate(words: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         PluginError: a `no:` takes away the core, or nothing while something like it was asked for.
     """
-    blocked = [normalise(word[3:]) for word in words if word.startswith("no:")]
-    asked = list(dict.fromkeys(normalise(word) for word in words if not word.startswith("no:")))
+    blocked = [normalize(word[3:]) for word in words if word.startswith("no:")]
+    asked = list(dict.fromkeys(normalize(word) for word in words if not word.startswith("no:")))
     for name in blocked:
         if name == CORE:
             raise PluginError("the core's own components cannot be taken away with 'no:core'")

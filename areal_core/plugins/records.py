@@ -34,9 +34,9 @@ KINDS: Final[Mapping[str, str]] = {
     "advantages": "advantage",
     "policy_losses": "policy loss",
     "corrections": "correction",
-    "regularisers": "regulariser",
-    "objectives": "objective",
-    "aggregations": "aggregation",
+    "regularizers": "regularizer",
+    "auxiliary_losses": "auxiliary loss",
+    "loss_aggregations": "loss aggregation",
     "encoders": "encoder",
     "models": "model",
     "weight_transports": "weight transport",
@@ -144,7 +144,7 @@ RECORD_TYPES: Final[Mapping[str, type[Record]]] = {
 }
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """A plugin or component name as it is compared: `-` is read as `_`."""
     return name.strip().replace("-", "_")
 

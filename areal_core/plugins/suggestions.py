@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from areal_core.errors import ComponentNotFoundError, PluginConflictError
 from areal_core.plugins.catalog import FIRST_PARTY, Catalog
-from areal_core.plugins.records import KINDS, Record, normalise, with_article
+from areal_core.plugins.records import KINDS, Record, normalize, with_article
 from areal_core.plugins.survey import survey
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def not_found(
     kind: str, reference: str, *, loaded: Sequence[tuple[str, Record]], failed: Collection[str], catalog: Catalog
 ) -> ComponentNotFoundError:
     """The error for a reference that no loaded plugin answers to."""
-    plugin, _, name = (normalise(part) for part in reference.rpartition("/"))
+    plugin, _, name = (normalize(part) for part in reference.rpartition("/"))
     suppliers = {record.plugin: record.supplier for _, record in loaded}
     subject = f"{suppliers.get(plugin, f'plugin {plugin}')} supplies" if plugin else "the loaded plugins supply"
     others = [] if plugin else survey(catalog, skip={*suppliers, *failed})

@@ -62,15 +62,15 @@ class GroupBuffer:
         self._keep(lambda group: group.number not in taken)
         return groups
 
-    def drop_stale(self, published: Mapping[int, int], step: int, bound: int) -> list[int]:
+    def drop_stale(self, synced: Mapping[int, int], step: int, bound: int) -> list[int]:
         """Leave out groups that the batch of `step` may not consume; their numbers.
 
         Args:
-            published: for each weight version the batches trained when it was published.
+            synced: for each weight version the batches trained when it was synced.
             step: batches trained before the one that would consume them.
             bound: on the staleness of a group's oldest token.
         """
-        stale = {group.number for _, _, group in self._ready if group.staleness(published, step) > bound}
+        stale = {group.number for _, _, group in self._ready if group.staleness(synced, step) > bound}
         if stale:
             self._keep(lambda group: group.number not in stale)
         return sorted(stale)

@@ -94,20 +94,20 @@ class EpisodeChecks:
 
 
 class GroupChecks:
-    """Holds what workers bring against what was published, and against each other."""
+    """Holds what workers bring against what was synced, and against each other."""
 
     def __init__(self) -> None:
         self._layout: Mapping[str, str] = {}
 
-    def fault(self, facts: GroupFacts, published: Container[int]) -> str:
+    def fault(self, facts: GroupFacts, synced: Container[int]) -> str:
         """Why a group with data cannot be trained on; empty where it can.
 
         Args:
             facts: about it.
-            published: weight versions.
+            synced: weight versions.
         """
-        if unknown := [version for version in facts.versions if version not in published]:
-            return f"versions hold {unknown}, which were never published"
+        if unknown := [version for version in facts.versions if version not in synced]:
+            return f"versions hold {unknown}, which were never synced"
         self._layout = self._layout or facts.layout
         odd = sorted({key for key, _ in facts.layout.items() ^ self._layout.items()})
         return f"{', '.join(odd)} differ in name, dtype or shape from the run's first trajectory" if odd else ""

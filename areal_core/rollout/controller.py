@@ -47,7 +47,7 @@ class RolloutController:
     Args:
         section: settings.
         runner: runs prompt groups.
-        engine: whose weights `publish` changes.
+        engine: whose weights `sync` changes.
         sampler: which row comes when.
         sampling: settings of every generation in training.
         ledger: records what becomes of each group.
@@ -76,7 +76,7 @@ class RolloutController:
         self._checks = GroupChecks()
         self._samples = samples
         self.counts = AdmissionCounts()
-        self._published = {0: 0}
+        self._synced = {0: 0}
         self.version = 0
         self._tally = Tally()
         self._now = asyncio.get_running_loop().time
@@ -105,7 +105,7 @@ class RolloutController:
             tell: told of what is damaged, and generated anew.
         """
         self._ledger.rollback(discard=discard)
-        self._published |= self._ledger.publications()
+        self._synced |= self._ledger.weight_syncs()
         self._next_number = self._ledger.position()
         self._buffer.restore(self._ledger.finished(tell))
         self._reissue = self._ledger.unfinished()
@@ -127,8 +127,8 @@ class RolloutController:
 
     @property
     def highest_version(self) -> int:
-        """The highest version ever published; a new publication must be above it."""
-        return max(self._published)
+        """The highest version ever synced; a new weight sync must be above it."""
+        return max(self._synced)
 
     def start(self) -> None:
         """Begin to admit groups."""
@@ -182,26 +182,26 @@ class RolloutController:
         self._idle_s = 0.0
         records = tuple((group.number, group.record) for group in groups if group.record is not None)
         oldest = min((group.oldest for group in groups if group.oldest >= 0), default=self.version)
-        published = {version: trained for version, trained in self._published.items() if version >= oldest}
-        return Manifest(step, records, published, metrics)
+        synced = {version: trained for version, trained in self._synced.items() if version >= oldest}
+        return Manifest(step, records, synced, metrics)
 
-    async def publish(self, update: WeightUpdate, trained: int) -> None:
+    async def sync(self, update: WeightUpdate, trained: int) -> None:
         """Change the engine's weights under the requests in flight; `trained` batches went into them."""
         # Before the engine has them: a deterministic resume issues all groups from here on anew, and may do so with one
         # too many (where generation is synchronous there is none, for none is admitted meanwhile), never one too few.
         self._positions[trained] = self._next_number
-        await self._buffer.durably(lambda: self._ledger.published(update.version, trained))
-        self._published[update.version] = trained
+        await self._buffer.durably(lambda: self._ledger.synced(update.version, trained))
+        self._synced[update.version] = trained
         await self._engine.update_weights(update)
         self.version = update.version
         self.counts.trained = trained
         self._admit()
 
-    async def keep_weights(self, trained: int) -> None:
+    async def skip_sync(self, trained: int) -> None:
         """The engine's weights are still those of the trainer after `trained` batches: nothing grows stale by them."""
         self._positions[trained] = self._next_number
-        await self._buffer.durably(lambda: self._ledger.published(self.version, trained))
-        self._published[self.version] = trained
+        await self._buffer.durably(lambda: self._ledger.synced(self.version, trained))
+        self._synced[self.version] = trained
         self.counts.trained = trained
         self._admit()
 
@@ -224,12 +224,12 @@ class RolloutController:
         while self._may_admit():
             number = self._reissue.pop(0) if self._reissue else self._next_number
             self._next_number = max(self._next_number, number + 1)
-            occurrence = self._sampler[number]
-            self._ledger.issued(number, *occurrence)
+            prompt_id = self._sampler[number]
+            self._ledger.issued(number, *prompt_id)
             self._open.add(number)
             self._see_idle()
             self.counts.running += 1
-            task = start_task(self._run(PromptGroup(number, occurrence)), f"group {number}")
+            task = start_task(self._run(PromptGroup(number, prompt_id)), f"group {number}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
@@ -248,14 +248,14 @@ class RolloutController:
 
     async def _run(self, group: PromptGroup) -> None:
         samples = tuple(range(self.section.group_size))
-        task = RunGroup(group.number, *group.occurrence, samples, self.sampling, False, self.section.episode_timeout_s)
+        task = RunGroup(group.number, *group.prompt_id, samples, self.sampling, False, self.section.episode_timeout_s)
         try:
             ended = await self._runner.run(task)
         except RunError as error:
             self._fail(error)
             return  # its fate is open: a resume issues it again
         facts, group.record = ended.facts, ended.record
-        if group.record is not None and (fault := self._checks.fault(facts, self._published)):
+        if group.record is not None and (fault := self._checks.fault(facts, self._synced)):
             failed = {"rewards": (), "metrics": {}, "failed": len(samples), "failure": fault, "versions": ()}
             group.record, facts = None, msgspec.structs.replace(facts, **failed)
             self._ledger.failed(group.number, 0, 0, fault)
@@ -307,7 +307,7 @@ class RolloutController:
 
     def _drop_stale(self, step: int) -> None:
         if self.section.stale == "drop":
-            stale = self._buffer.drop_stale(self._published, step, self.section.max_staleness)
+            stale = self._buffer.drop_stale(self._synced, step, self.section.max_staleness)
             for number in stale:
                 self._leave(number, "stale")
             self.counts.ready -= len(stale)

@@ -77,7 +77,7 @@ class EpisodeRunner:
     async def run(
         self,
         row: Mapping[str, Any],
-        occurrence: tuple[int, int],
+        prompt_id: tuple[int, int],
         *,
         group: int,
         sample_index: int,
@@ -89,7 +89,7 @@ class EpisodeRunner:
 
         Args:
             row: of the data set.
-            occurrence: (row, epoch), for the sample's seed.
+            prompt_id: (row, epoch), for the sample's seed.
             group: number of the prompt group; siblings share it.
             sample_index: which sibling.
             sampling: the settings that every generation starts from.
@@ -101,9 +101,9 @@ class EpisodeRunner:
             RunError: the engine has died.
         """
         clock = EpisodeClock(timeout_s)
-        context = partial(self._context, row, occurrence, group, sample_index, sampling, is_evaluation, clock)
+        context = partial(self._context, row, prompt_id, group, sample_index, sampling, is_evaluation, clock)
         try:
-            return await clock.run(self._attempts(row, context, occurrence[0], group, sample_index))
+            return await clock.run(self._attempts(row, context, prompt_id[0], group, sample_index))
         except TimeoutError:
             words = f"the episode took longer than rollout.episode_timeout_s: {timeout_s:g}"
         self.on_failure(group, sample_index, 0, words)
@@ -145,7 +145,7 @@ class EpisodeRunner:
     def _context(
         self,
         row: Mapping[str, Any],
-        occurrence: tuple[int, int],
+        prompt_id: tuple[int, int],
         group: int,
         sample_index: int,
         sampling: SamplingParameters,
@@ -178,7 +178,7 @@ class EpisodeRunner:
                         request_id=str(next(self._requests)),
                         input_ids=prompt,
                         sampling=settings,
-                        seed=sample_seed(self._seed, *occurrence, sample_index, next(turns)),
+                        seed=sample_seed(self._seed, *prompt_id, sample_index, next(turns)),
                         affinity=str(group),
                         conversation=own,
                         images=tuple(b64encode(image).decode() for image in images),

@@ -40,7 +40,7 @@ class Played(NamedTuple):
 class Evaluator:
     """Runs the same held-out prompts each time, with the same seeds.
 
-    The trainer publishes nothing while an evaluation runs, so all of its tokens are of one weight version.
+    The trainer syncs nothing while an evaluation runs, so all of its tokens are of one weight version.
 
     Args:
         runner: runs prompt groups.

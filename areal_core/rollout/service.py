@@ -1,6 +1,6 @@
 """The rollout controller's end of the messages: answers rank 0 of the trainer, and whoever asks through the driver.
 
-Requests are answered as they complete, not in order: an evaluation runs while batches are handed out. Publications
+Requests are answered as they complete, not in order: an evaluation runs while batches are handed out. Weight syncs
 are taken one after another.
 """
 
@@ -31,7 +31,7 @@ class RolloutService:
         controller: gives batches.
         engine: generates.
         evaluator: runs evaluations; None where the run has none.
-        audit: holds the ledger against the trainer's witness; what `areal audit --json` writes.
+        audit: holds the ledger against the trainer's consumption log; what `areal audit --json` writes.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class RolloutService:
         self._engine = engine
         self._evaluator = evaluator
         self._audit = audit
-        self._publishing = asyncio.Lock()
+        self._syncing = asyncio.Lock()
         self._answers: dict[type, Callable[[Any], Awaitable[Any]]] = {
             messages.WhereToBegin: self._where_to_begin,
             messages.Begin: self._begin,
             messages.NextBatch: self._next_batch,
-            messages.PublishWeights: self._publish,
+            messages.SyncWeights: self._sync,
             messages.ReadTensors: self._read_tensors,
-            messages.KeepWeights: self._keep_weights,
+            messages.SkipSync: self._skip_sync,
             messages.FormGroup: self._form_group,
             messages.OfferFolder: self._offer_folder,
-            messages.ReleaseMemory: self._release_memory,
+            messages.Sleep: self._sleep,
             messages.ProbeWeights: self._probe,
             messages.Evaluate: self._evaluate,
             messages.Commit: self._commit,
@@ -64,7 +64,7 @@ class RolloutService:
         }
         self.done = asyncio.Event()
         """The trainer has said goodbye, or has died."""
-        self.is_forsaken = False
+        self.is_lost = False
         """It has died."""
 
     async def serve_trainer(self, peer: Peer) -> None:
@@ -80,7 +80,7 @@ class RolloutService:
                 requests.add(task)
                 task.add_done_callback(requests.discard)
         except PeerClosed:
-            self.is_forsaken = True
+            self.is_lost = True
         finally:
             for request in requests:
                 request.cancel()
@@ -101,7 +101,7 @@ class RolloutService:
 
     async def _where_to_begin(self, _: messages.WhereToBegin) -> messages.Beginning:
         step, highest = self._controller.committed_step, self._controller.highest_version
-        # A resumed run publishes above every version of its past.
+        # A resumed run syncs above every version of its past.
         version = 0 if step == highest == 0 else highest + 1
         return messages.Beginning(step, self._controller.checkpoint, version)
 
@@ -112,25 +112,25 @@ class RolloutService:
     async def _next_batch(self, request: messages.NextBatch) -> messages.Manifest:
         return await self._controller.next_batch(request.step)
 
-    async def _publish(self, request: messages.PublishWeights) -> messages.Published:
-        async with self._publishing:
+    async def _sync(self, request: messages.SyncWeights) -> messages.Synced:
+        async with self._syncing:
             update = WeightUpdate(request.version, request.folder, request.tensors)
-            await self._controller.publish(update, request.trained)
-        return messages.Published(getattr(self._engine, "needs_folder", bool)())
+            await self._controller.sync(update, request.trained)
+        return messages.Synced(getattr(self._engine, "needs_folder", bool)())
 
     async def _read_tensors(self, request: messages.ReadTensors) -> messages.Readers:
-        async with self._publishing:
+        async with self._syncing:
             gpus = await cast("TensorReader", self._engine).read_tensors(request.version, request.tensors)
         return messages.Readers(tuple(gpus))
 
-    async def _keep_weights(self, request: messages.KeepWeights) -> Done:
-        async with self._publishing:
-            await self._controller.keep_weights(request.trained)
+    async def _skip_sync(self, request: messages.SkipSync) -> Done:
+        async with self._syncing:
+            await self._controller.skip_sync(request.trained)
         return Done()
 
     async def _form_group(self, request: messages.FormGroup) -> messages.GroupFormed:
         receiver = cast("BroadcastReceiver", self._engine)
-        async with self._publishing:
+        async with self._syncing:
             return messages.GroupFormed(
                 await receiver.form_group(request.address, request.port, request.backend, request.standing)
             )
@@ -139,9 +139,9 @@ class RolloutService:
         cast("BroadcastReceiver", self._engine).offer_folder(WeightUpdate(request.version, request.folder))
         return Done()
 
-    async def _release_memory(self, _: messages.ReleaseMemory) -> Done:
-        async with self._publishing:
-            await cast("MemorySharer", self._engine).release_memory()
+    async def _sleep(self, _: messages.Sleep) -> Done:
+        async with self._syncing:
+            await cast("MemorySharer", self._engine).sleep()
         return Done()
 
     async def _probe(self, _: messages.ProbeWeights) -> messages.Probes:

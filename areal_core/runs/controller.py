@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 STATUS_INTERVAL_S = 0.5
 CAUSES_TOLD = 8
 """Of failed episodes, told as they come; others stand in this process's log alone."""
-FORSAKEN_S = 60.0
+LOST_S = 60.0
 """For the driver to end this process when the trainer has died."""
 
 
@@ -220,9 +220,9 @@ async def _serve_trainer(
         member.enter("generating")
         watch_event_loop(config.rollout.blocked_timeout_s, member.say)
         await service.done.wait()
-        if service.is_forsaken:  # servers that outlive it are not this process's to end
+        if service.is_lost:  # servers that outlive it are not this process's to end
             member.enter("waiting to be ended, for the trainer is gone")
-            await asyncio.sleep(FORSAKEN_S)
+            await asyncio.sleep(LOST_S)
         server.close()
         await controller.close()
     finally:

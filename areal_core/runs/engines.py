@@ -35,17 +35,17 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
         gpus=config.placement.generation,
         deterministic=config.deterministic,
     )
-    transport = config.publication.transport.target
+    transport = config.weight_sync.transport.target
     if transport not in {*FOLDERS, *engine.capabilities.transports}:
         raise RunError(
-            f"publication.transport is {transport}, and {name} as it is set takes no weights that way",
+            f"weight_sync.transport is {transport}, and {name} as it is set takes no weights that way",
             hints=["set it to memory or disk, or leave it out: placement then decides"],
         )
     if transport == "core/ipc" and not config.has_rank_on_every_gpu:
         raise RunError(
-            "publication.transport is ipc, and not every GPU that generates has a rank of the trainer: set it to memory"
+            "weight_sync.transport is ipc, and not every GPU that generates has a rank of the trainer: set it to memory"
         )
-    if config.placement.in_turns and not engine.capabilities.releases_memory:
+    if config.placement.colocated and not engine.capabilities.can_sleep:
         raise RunError(
             f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
             hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],

@@ -70,7 +70,7 @@ class AttemptFolder:
 
     @property
     def weights(self) -> Path:
-        """Weights that are published through the disk."""
+        """Weights that are synced through the disk."""
         return self.path / "weights"
 
 

@@ -26,14 +26,14 @@ from areal_core.ledger.store import Ledger
 from areal_core.messages.hub import Status, StepMetrics
 from areal_core.runs.models import check_same_tokens, load_tokenizer, model_path, model_reference
 from areal_core.training.batches import read_batch
-from areal_core.training.checkpoint import Witness, restore_checkpoint
+from areal_core.training.checkpoint import ConsumptionLog, restore_checkpoint
 from areal_core.training.distribution import open_store, share_beginning
 from areal_core.training.examples import ExampleSource, read_examples
-from areal_core.training.journal import Journal
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
-from areal_core.training.publication import KEPT, Publication, roomy_folder
+from areal_core.training.metrics_logger import MetricsLogger
 from areal_core.training.rollouts import RolloutClient
+from areal_core.training.weight_sync import KEPT, WeightSync, roomy_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,41 +105,51 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
         encode = partial(algorithm.encode, tokenizer=load_tokenizer(model))
         source = ExampleSource(config.dataset.build(), encode, config, ledger, interruption.is_set)
     beginning = share_beginning(source.where_to_begin() if source is not None else None)
-    witness = Witness()
+    consumption_log = ConsumptionLog()
     if beginning.checkpoint is not None:
-        witness = restore_checkpoint(beginning.checkpoint, learner.changing)
-    publication = None
+        consumption_log = restore_checkpoint(beginning.checkpoint, learner.changing)
+    weight_sync = None
     if needs_rollouts:
-        folders = _weights_folders(config, attempt, model)
-        address, dtype = config.publication.address or member.host, getattr(torch, model.dtype)
-        gpu = (config.placement.training or [0] * dist.get_world_size())[dist.get_rank()]
-        transport = config.publication.transport.build(
-            engine=learner.policy,
-            rollouts=rollouts,
-            dtype=dtype,
-            address=address,
-            gpu=gpu,
-            timeout_s=config.publication.timeout_s,
-        )
-        publication = Publication(config.publication, learner.policy, rollouts, transport, folders, dtype)
+        weight_sync = _weight_sync(config, attempt, model, learner.policy, rollouts, member)
     # Of a step whose evaluation is still owed the metrics are written again.
-    journal = _journal(resolved, run, member, beginning.step - (witness.unevaluated is not None)) if is_first else None
+    first = beginning.step - (consumption_log.unevaluated is not None)
+    metrics_logger = _metrics_logger(resolved, run, member, first) if is_first else None
     read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
-    trainer = Trainer(config, learner, publication, run.path, attempt.checkpoints, source, read, journal)
+    trainer = Trainer(config, learner, weight_sync, run.path, attempt.checkpoints, source, read, metrics_logger)
     begins_elsewhere = needs_rollouts and isinstance(learner.policy, LendingEngine) and learner.policy.begins_elsewhere
     member.enter("train", limit)
     member.on_stop = interruption.set  # until now there was nothing to keep, and a rank that is told to stop ends
     try:
-        return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), witness)
+        return trainer.run(beginning.step, beginning.version or int(begins_elsewhere), consumption_log)
     finally:
-        if journal is not None:
-            journal.close()
+        if metrics_logger is not None:
+            metrics_logger.close()
         if source is not None:
             source.close()
-        if publication is not None:
-            publication.close()
+        if weight_sync is not None:
+            weight_sync.close()
         for engine in engines.values():
             engine.close()
+
+
+def _weight_sync(
+    config: RunConfig,
+    attempt: AttemptFolder,
+    model: ModelReference,
+    engine: TrainEngine,
+    rollouts: RolloutClient | None,
+    member: Member,
+) -> WeightSync:
+    section, dtype = config.weight_sync, getattr(torch, model.dtype)
+    transport = section.transport.build(
+        engine=engine,
+        rollouts=rollouts,
+        dtype=dtype,
+        address=section.address or member.host,
+        gpu=(config.placement.training or [0] * dist.get_world_size())[dist.get_rank()],
+        timeout_s=section.timeout_s,
+    )
+    return WeightSync(section, engine, rollouts, transport, _weights_folders(config, attempt, model), dtype)
 
 
 def _engines(
@@ -171,10 +181,10 @@ def _engines(
 
 
 def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelReference) -> list[Path]:
-    """Where weights are published, best first; empty. In memory only where all versions that are kept have room."""
+    """Where weights are synced, best first; empty. In memory only where all versions that are kept have room."""
     are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
     if (
-        config.publication.transport.target == "core/disk" or are_apart
+        config.weight_sync.transport.target == "core/disk" or are_apart
     ):  # servers on other nodes see the run's folder alone
         folders = [attempt.weights]
     else:
@@ -187,8 +197,8 @@ def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelRefe
     return folders
 
 
-def _journal(resolved: Resolved, run: RunFolder, member: Member, step: int) -> Journal:
-    journal = Journal(
+def _metrics_logger(resolved: Resolved, run: RunFolder, member: Member, step: int) -> MetricsLogger:
+    metrics_logger = MetricsLogger(
         run.metrics,
         step,
         trackers=[selection.build() for selection in resolved.config.trackers],
@@ -199,8 +209,8 @@ def _journal(resolved: Resolved, run: RunFolder, member: Member, step: int) -> J
     )
     resolved.plugins.events.say = member.say
     member.notify(Status({"step": step}))
-    journal.start_trackers(run.path, resolved.config.model_dump(mode="json"))
-    return journal
+    metrics_logger.start_trackers(run.path, resolved.config.model_dump(mode="json"))
+    return metrics_logger
 
 
 class DriverObserver:
@@ -213,7 +223,7 @@ class DriverObserver:
         """A line of metrics was written."""
         self._member.notify(StepMetrics({"step": step, **metrics}))
 
-    def weights_published(self, run_dir: Path, step: int, version: int) -> None:
+    def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
         """Shown with the rollouts."""
 
     def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A folder of published weights that holds an adapter alone, as servers that read PEFT's format take it."""
+"""A folder of synced weights that holds an adapter alone, as servers that read PEFT's format take it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe_adapter(folder: Path) -> bool:
-    """Make a folder of published weights one that PEFT's readers know.
+    """Make a folder of synced weights one that PEFT's readers know.
 
     Returns:
         Whether it holds an adapter, and not a model.

@@ -30,7 +30,7 @@ REMEMBERED = 1 << 16
 
 
 class Conversations:
-    """The cache key of each conversation; servers share a prefix only between requests of one key.
+    """The cache salt of each conversation; servers share a prefix only between requests of one key.
 
     In `keep_cache` a conversation has the key of the version under which it began, over every update, so that its
     later turns find their prefix; one that begins now has the key of the current version, and so meets no older keys
@@ -59,7 +59,7 @@ class Answer:
 
     Args:
         request: whose answer it is; without a conversation it is one by itself.
-        conversations: know the cache key.
+        conversations: know the cache salt.
         asker: in front of the names of pieces, which nobody else uses.
 
     Attributes:
@@ -96,7 +96,7 @@ class Answer:
         input_ids = self._prompt.followed_by(self.sampled.ids) if done else self._prompt
         return Piece(name, input_ids, sampling, seed, key, self.request.images, grant.adapter)
 
-    def keep_labelled(self, tokens: PieceTokens) -> None:
+    def keep_labeled(self, tokens: PieceTokens) -> None:
         """Take over, of a piece that broke off, the tokens whose version is certain."""
         versions = tokens.labels()
         if len(versions) < len(tokens.sampled):

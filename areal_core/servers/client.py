@@ -104,7 +104,7 @@ class ServersClient:
             versions = tokens.versions()
         except (ServerLostError, asyncio.CancelledError):
             if not tokens.fault():
-                answer.keep_labelled(tokens)
+                answer.keep_labeled(tokens)
             raise
         answer.keep(tokens, versions)
 

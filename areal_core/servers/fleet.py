@@ -1,6 +1,6 @@
 """A fleet of inference servers as one inference engine.
 
-`roster` knows which servers there are and where each is in its life, `routing` gives out their slots, `updating`
+`pool` knows which servers there are and where each is in its life, `routing` gives out their slots, `updating`
 changes weights, and `tending` does for each server what it needs. Tokens do not pass through here: rollout workers ask
 servers themselves (`client`). When a server is stopped, lost or taken out, its requests go on elsewhere with the tokens
 that they had.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from areal_core.errors import RunError
 from areal_core.messages.servers import ServerJoins, ServerLeaves, ServerStanding
 from areal_core.servers.client import ServersClient
-from areal_core.servers.roster import Roster, State
+from areal_core.servers.pool import ServerPool, State
 from areal_core.servers.routing import Router
 from areal_core.servers.tending import Tending
 from areal_core.servers.updating import BroadcastGroups, Updater
@@ -58,23 +58,23 @@ class ServerFleet:
         self.settings = settings
         self._log_dir = Path(log_dir)
         self._member, self._gpus = member, gpus
-        self.roster = Roster(self._log_dir / "servers.jsonl")
+        self.pool = ServerPool(self._log_dir / "servers.jsonl")
         if member is not None:
-            self.roster.tell = member.say
-        self._router = Router(self.roster, settings.max_concurrent_requests)
+            self.pool.tell = member.say
+        self._router = Router(self.pool, settings.max_concurrent_requests)
         note = self._log_dir / "broadcast_group"
-        groups = BroadcastGroups(adapter, self.roster, settings.group_timeout_s, note)
-        self._updater = Updater(self.roster, groups, settings.update_timeout_s, member)
+        groups = BroadcastGroups(adapter, self.pool, settings.group_timeout_s, note)
+        self._updater = Updater(self.pool, groups, settings.update_timeout_s, member)
         self._tending: Tending | None = None
         self._client: ServersClient | None = None
         # What one part does alone is its own; see `InferenceEngine`, `BroadcastReceiver` and `MemorySharer`.
-        self.describe = self.roster.describe
+        self.describe = self.pool.describe
         self.acquire, self.release = self._router.acquire, self._router.release
         self.update_weights = self._updater.update_weights
         self.form_group = self._updater.form_group
         self.needs_folder = self._updater.needs_folder
         self.offer_folder = self._updater.offer_folder
-        self.release_memory = self._updater.release_memory
+        self.sleep = self._updater.sleep
 
     async def start(self, model: ModelReference) -> None:
         """See `InferenceEngine.start`: returns when `servers.minimum` are ready."""
@@ -95,9 +95,9 @@ class ServerFleet:
         self._updater.begin(Path(model.path), is_tied=description.get("tie_word_embeddings") is not False)
         # A model that sees has the vocabulary of its language model.
         described = description | (description.get("text_config") or {})
-        self.roster.vocabulary = described.get("vocab_size", self.roster.vocabulary)
+        self.pool.vocabulary = described.get("vocab_size", self.pool.vocabulary)
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._tending = Tending(self.settings, self.roster, self._updater, model, self.adapter, self._member)
+        self._tending = Tending(self.settings, self.pool, self._updater, model, self.adapter, self._member)
         await self._tending.start(self._gpus)
 
     def client(self, slots: Slots, model: ModelReference) -> ServersClient:
@@ -113,16 +113,16 @@ class ServerFleet:
     async def generate_everywhere(self, request: GenerationRequest) -> list[Generation]:
         """See `InferenceEngine.generate_everywhere`: of servers that are ready, and stay so."""
         assert self._client is not None
-        names = [member.name for member in self.roster.ready] or [""]
+        names = [member.name for member in self.pool.ready] or [""]
         asked = (
             self._client.generate(
                 replace(request, request_id=f"{request.request_id}-{name}"),
-                avoided=tuple(other for other in self.roster.members if other != name) if name else (),
+                avoided=tuple(other for other in self.pool.members if other != name) if name else (),
             )
             for name in names
         )
         found = await asyncio.gather(*asked, return_exceptions=True)
-        ready = [member.name for member in self.roster.ready]
+        ready = [member.name for member in self.pool.ready]
         for name, each in zip(names, found, strict=True):
             if isinstance(each, BaseException) and name in ready:
                 raise each
@@ -135,12 +135,12 @@ class ServerFleet:
             raise RunError(f"servers cannot answer a {type(message).__name__} now")
         act = self._tending.join if isinstance(message, ServerJoins) else self._tending.leave
         act(message.name, message.address)
-        member = self.roster.members.get(message.name)
-        return ServerStanding(str(member.state) if member else "", self.roster.reasons.get(message.name, ""))
+        member = self.pool.members.get(message.name)
+        return ServerStanding(str(member.state) if member else "", self.pool.reasons.get(message.name, ""))
 
     def take_metrics(self) -> dict[str, float]:
         """See `InferenceEngine.take_metrics`."""
-        versions = [member.version for member in self.roster.those(State.READY, State.UPDATING)]
+        versions = [member.version for member in self.pool.those(State.READY, State.UPDATING)]
         metrics = {**self._router.counts, **self._updater.timings, "servers/ready": float(len(versions))}
         metrics["servers/version_skew"] = float(max(versions) - min(versions)) if versions else 0.0
         self._router.counts.clear()
@@ -149,9 +149,9 @@ class ServerFleet:
 
     async def close(self) -> None:
         """See `InferenceEngine.close`: servers go on; those of the run end with it."""
-        self.roster.fail(RunError("the servers were closed"))
-        for member in self.roster.members.values():
-            self.roster.on_lost(member)
+        self.pool.fail(RunError("the servers were closed"))
+        for member in self.pool.members.values():
+            self.pool.on_lost(member)
         if self._tending is not None:
             await self._tending.close()
         if self._client is not None:

@@ -65,7 +65,7 @@ class Piece:
         input_ids: prompt and all tokens so far; as it is part of a body for `ServerConnection`.
         sampling: with the lengths that are left.
         seed: of this piece.
-        cache_key: prefixes may be shared only between pieces of the same key.
+        cache_salt: prefixes may be shared only between pieces of the same key.
         images: files of its pictures in base64, as in `GenerationRequest`.
         adapter: see `Grant`.
     """
@@ -74,7 +74,7 @@ class Piece:
     input_ids: TokenIds
     sampling: SamplingParameters
     seed: int
-    cache_key: str
+    cache_salt: str
     images: tuple[str, ...] = ()
     adapter: str = ""
 
@@ -228,8 +228,8 @@ class ServerAdapter(GenerationAdapter, Protocol):
     async def leave_group(self, connection: Any, group: WeightGroup) -> None:
         """Forget a group."""
 
-    async def release_memory(self, connection: Any) -> None:
+    async def sleep(self, connection: Any) -> None:
         """Give the GPU's memory back while stopped and without requests: weights and cache."""
 
-    async def restore_memory(self, connection: Any) -> None:
+    async def wake_up(self, connection: Any) -> None:
         """Take the memory again; contents are undefined until weights are loaded."""

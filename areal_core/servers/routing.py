@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from areal_core.interfaces import SlotHolder, Want
-    from areal_core.servers.roster import Member, Roster
+    from areal_core.servers.pool import Member, ServerPool
 
 REMEMBERED = 1 << 16
 """Prefixes whose server is remembered."""
@@ -31,22 +31,22 @@ class Router:
     """Gives out the slots of servers: where a prefix lies, else where least is to do; in order of arrival. A `Slots`.
 
     Args:
-        roster: the servers.
+        pool: the servers.
         limit: requests that one server is given at once; None for what it says itself.
 
     Attributes:
         counts: partial generations, those that continued a request, and those that failed, since somebody cleared it.
     """
 
-    def __init__(self, roster: Roster, limit: int | None) -> None:
-        self._roster = roster
+    def __init__(self, pool: ServerPool, limit: int | None) -> None:
+        self._pool = pool
         self._limit = limit
         self._places: OrderedDict[str, Member] = OrderedDict()
         self._known: dict[SlotHolder, _Line] = {}
         self._waiting: deque[_Line] = deque()
         self.counts: Counter[str] = Counter()
-        roster.on_change = self.wake
-        roster.on_lost = self._lose
+        pool.on_change = self.wake
+        pool.on_lost = self._lose
 
     def acquire(self, want: Want, holder: SlotHolder) -> None:
         """See `Slots.acquire`."""
@@ -75,13 +75,13 @@ class Router:
         address, context = member.connection.address, member.identity.context
         name = member.adapter.name_of(member.connection)
         labels = member.version, member.mark, member.reports_spans
-        return Grant(member.name, address, *labels, context, self._roster.vocabulary, name)
+        return Grant(member.name, address, *labels, context, self._pool.vocabulary, name)
 
     def wake(self) -> None:
         """Give the free slots to those who wait, in the order in which they came."""
-        failure = self._roster.failure
+        failure = self._pool.failure
         passed = []  # they wait on for a server that they do not avoid
-        while self._waiting and (failure is not None or self._free(self._roster.ready)):
+        while self._waiting and (failure is not None or self._free(self._pool.ready)):
             line = self._waiting.popleft()
             if line.holder not in self._known:
                 continue
@@ -111,7 +111,7 @@ class Router:
         return [m for m in members if m.requests < self._slots(m) and not m.doubted.is_set()]
 
     def _choose(self, want: Want) -> Member | None:
-        ready: Sequence[Member] = self._roster.ready
+        ready: Sequence[Member] = self._pool.ready
         free = self._free([member for member in ready if member.name not in want.avoided] or ready)
         if not free:
             return None

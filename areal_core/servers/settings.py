@@ -105,7 +105,7 @@ class ServerSettings(Settings):
         if self.bounds.minimum > self.bounds.maximum + len(self.elsewhere):
             named = f"servers.maximum is {self.bounds.maximum}, with {len(self.elsewhere)} in addresses"
             yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
-        if config.placement.in_turns and self.is_elastic:
+        if config.placement.colocated and self.is_elastic:
             yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
         if self.routed_experts:
             from areal_core.servers.experts import replay_problems
@@ -168,7 +168,7 @@ class ServerSettings(Settings):
                 cores_each=0,
                 end=EndMeans.REPLACED,
                 restarts=self.restarts,
-                shares_gpus=placement.in_turns,
+                shares_gpus=placement.colocated,
             )
             for number, gpus in enumerate(self.gpus_of_servers(placement.generation))
         ]

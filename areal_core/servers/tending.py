@@ -17,7 +17,7 @@ from areal_core.messages.hub import Restart
 from areal_core.servers.checks import check_identity
 from areal_core.servers.errors import FAULTS, RequestRefusedError, ServerRefusedError, in_time, known_form
 from areal_core.servers.interface import Piece
-from areal_core.servers.roster import Member, State
+from areal_core.servers.pool import Member, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from areal_core.launchers.member import Member as RunMember
     from areal_core.messages.hub import Server, Servers
     from areal_core.servers.interface import Chunk, ServerAdapter
-    from areal_core.servers.roster import Roster
+    from areal_core.servers.pool import ServerPool
     from areal_core.servers.settings import ServerSettings
     from areal_core.servers.updating import Updater
 
@@ -51,7 +51,7 @@ class Tending:
 
     Attributes:
         settings: of the fleet.
-        roster: the servers.
+        pool: the servers.
         updater: gives them the current weights.
         model: that they must serve.
         adapter: speaks the servers' language.
@@ -59,7 +59,7 @@ class Tending:
     """
 
     settings: ServerSettings
-    roster: Roster
+    pool: ServerPool
     updater: Updater
     model: ModelReference
     adapter: ServerAdapter
@@ -80,16 +80,16 @@ class Tending:
         for number, own in enumerate(self.settings.gpus_of_servers(gpus)):
             member = self._add(f"server-{number}", "", own)
             if self.settings.is_elastic and number >= least:
-                self.roster.move(member, State.WAITING)
+                self.pool.move(member, State.WAITING)
         for address in self.settings.elsewhere:
             self._tend(self._add(address.split("//")[1], address))
         if self.run is not None and self.settings.servers:
             loop = asyncio.get_running_loop()
             self.run.watch("server", lambda servers: _in_loop(loop, self._see, servers))
         self._tasks[""] = start_task(self._watch_over_all(), "watch over the fleet")
-        while len(self.roster.ready) < self.settings.bounds.minimum:
-            if self.roster.failure is not None:
-                raise self.roster.failure
+        while len(self.pool.ready) < self.settings.bounds.minimum:
+            if self.pool.failure is not None:
+                raise self.pool.failure
             await asyncio.sleep(START_POLL_S)
         self._has_begun = True
 
@@ -99,7 +99,7 @@ class Tending:
         Raises:
             RunError: the name or the address is another server's.
         """
-        known = [member for member in self.roster.members.values() if member.state is not State.GONE]
+        known = [member for member in self.pool.members.values() if member.state is not State.GONE]
         for member in known:
             if (member.name == name) != (member.connection.address == address):
                 raise RunError(
@@ -108,21 +108,21 @@ class Tending:
                 )
         if name not in [member.name for member in known]:
             self._tend(self._add(name, address))
-        self.roster.members[name].asked_at = asyncio.get_running_loop().time()
+        self.pool.members[name].asked_at = asyncio.get_running_loop().time()
 
     def leave(self, name: str, address: str) -> None:
         """A server is to be taken out: nothing further is asked of it. Nothing happens where it is not known."""
-        member = self.roster.members.get(name)
+        member = self.pool.members.get(name)
         if member is None or member.connection.address != address or member.state in (State.LEAVING, State.GONE):
             return
         if self.updater.is_changing and (member.group is not None or member.state is State.UPDATING):
             return  # others count on it until the update is over; who leaves asks again
         if member.state in (State.READY, State.UPDATING):
-            self.roster.move(member, State.LEAVING)
+            self.pool.move(member, State.LEAVING)
             member.doubted.set()
         else:  # nothing is asked of it, whatever is being done to bring it up
             self._tasks[name].cancel()
-            self.roster.move(member, State.GONE)
+            self.pool.move(member, State.GONE)
             member.connection.close()
 
     async def close(self) -> None:
@@ -130,16 +130,16 @@ class Tending:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        for member in self.roster.members.values():
+        for member in self.pool.members.values():
             member.connection.close()
 
     def _add(self, name: str, address: str, gpus: tuple[int, ...] = ()) -> Member:
-        mode, mark = self.settings.update_mode, self.roster.mark
+        mode, mark = self.settings.update_mode, self.pool.mark
         member = Member(
             name, self.adapter, self.adapter.connect(address, self.settings), mode, mark, is_own=not address, gpus=gpus
         )
         member.patience_s = self.settings.drain_timeout_s
-        self.roster.members[name] = member
+        self.pool.members[name] = member
         return member
 
     def _tend(self, member: Member) -> None:
@@ -147,22 +147,22 @@ class Tending:
 
     def _see(self, servers: Servers) -> None:
         """The driver says which of the run's own servers serve, and which it starts no more."""
-        if self.roster.failure is not None:
+        if self.pool.failure is not None:
             return
         serving = {server.name: server for server in servers.serving}
-        for member in [one for one in self.roster.members.values() if one.is_own]:
+        for member in [one for one in self.pool.members.values() if one.is_own]:
             server = serving.get(member.name)
             if member.connection.address != (server.address if server else ""):
                 self._begin(member, server)
             if (why := servers.failed.get(member.name)) and member.state is not State.REFUSED:
-                self.roster.lose(member, why, State.REFUSED)
+                self.pool.lose(member, why, State.REFUSED)
 
     def _begin(self, member: Member, server: Server | None) -> None:
         """A process of one of the run's own servers is gone, and another one may serve in its place."""
         if task := self._tasks.pop(member.name, None):
             task.cancel()
         if member.connection.address:
-            self.roster.lose(member, "its process has ended", State.WAITING if self.settings.is_elastic else State.LOST)
+            self.pool.lose(member, "its process has ended", State.WAITING if self.settings.is_elastic else State.LOST)
         member.connection = self.adapter.connect(server.address if server else "", self.settings)
         if server is not None:  # one that was adopted holds what the attempt before gave it
             member.version, member.has_memory = 0 if server.is_fresh else -1, True
@@ -179,9 +179,9 @@ class Tending:
                 await self._watch(member)
             except (ServerRefusedError, *FAULTS, OSError) as error:
                 why = str(error)
-                self.roster.lose(member, why, State.REFUSED if isinstance(error, ServerRefusedError) else State.LOST)
-            if member.state in PAUSES_S and member.is_forsaken:
-                self.roster.move(member, State.GONE, "its program is not heard any more")
+                self.pool.lose(member, why, State.REFUSED if isinstance(error, ServerRefusedError) else State.LOST)
+            if member.state in PAUSES_S and member.is_lost:
+                self.pool.move(member, State.GONE, "its program is not heard any more")
             elif member.state in PAUSES_S:
                 first, longest = PAUSES_S[member.state]
                 pause = min(longest, max(first, 2 * pause))
@@ -197,12 +197,12 @@ class Tending:
             ServerRefusedError: the run cannot use it.
             ServerLostError, UpdateRefusedError, RequestRefusedError: it failed on the way.
         """
-        self.roster.move(member, State.STARTING)
+        self.pool.move(member, State.STARTING)
         await self._wait_until_healthy(member)
         with known_form():
             member.identity = await member.adapter.identify(member.connection)
         check_identity(member.identity, self.model)
-        self.roster.move(member, State.CATCHING_UP)
+        self.pool.move(member, State.CATCHING_UP)
         if member.version == 0:
             await member.adapter.set_label(member.connection, member.label(0))
         await self.updater.bring_in(member, self._see_it_answers, self._ask_first)
@@ -216,11 +216,11 @@ class Tending:
                 await member.adapter.check_health(member.connection, self.settings.health_timeout_s)
                 return
             except (ServerLostError, RequestRefusedError) as error:
-                self.roster.note(member, str(error))
+                self.pool.note(member, str(error))
                 if not is_told and now() > began + TOLD_S:
                     is_told = True
-                    self.roster.tell(f"{member.name} does not answer yet, and is waited for: {error}")
-                if now() > began + patience or member.is_forsaken:
+                    self.pool.tell(f"{member.name} does not answer yet, and is waited for: {error}")
+                if now() > began + patience or member.is_lost:
                     raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(POLL_S)
 
@@ -268,7 +268,7 @@ class Tending:
         labels = {span[0] for chunk in chunks for span in chunk.spans or ()}
         if chunks and chunks[-1].finish == "abort":
             return False
-        if fault := sampled.fault(self.roster.vocabulary) or ("" if len(sampled) else "nothing"):
+        if fault := sampled.fault(self.pool.vocabulary) or ("" if len(sampled) else "nothing"):
             raise ServerLostError(f"gives {fault}")
         if labels - set(map(member.label, versions)):
             told = f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}"
@@ -296,7 +296,7 @@ class Tending:
                 await asyncio.sleep(POLL_S)  # and again, behind the update
                 continue
             member.doubted.clear()
-            self.roster.on_change()
+            self.pool.on_change()
 
     async def _look(self, member: Member) -> bool:
         """Whether a server that is doubted could be tried out; raises as `_try_out` does where it failed."""
@@ -313,23 +313,23 @@ class Tending:
             with suppress(*FAULTS):
                 await member.adapter.abort(member.connection)
             await member.wait_idle(POLL_S)
-        self.roster.move(member, State.GONE)
+        self.pool.move(member, State.GONE)
         member.connection.close()
 
     async def _watch_over_all(self) -> None:
         """The fleet has failed where too few servers have been ready for too long, or will be."""
         now = asyncio.get_running_loop().time
         enough_at, is_told = now(), False
-        while self.roster.failure is None:
+        while self.pool.failure is None:
             await asyncio.sleep(POLL_S)
             wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
-            if len(self.roster.ready) >= wanted or self.updater.is_changing:  # which the trainer's turn is, too
+            if len(self.pool.ready) >= wanted or self.updater.is_changing:  # which the trainer's turn is, too
                 enough_at, is_told = now(), False
-            lacking_s, ready = now() - enough_at, len(self.roster.ready)
-            if lacking_s > limit or self.roster.possible < (1 if self._has_begun else wanted):
-                told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.roster.explain()}"
+            lacking_s, ready = now() - enough_at, len(self.pool.ready)
+            if lacking_s > limit or self.pool.possible < (1 if self._has_begun else wanted):
+                told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.pool.explain()}"
                 own = LACK if self.settings.is_elastic else OWN_FAILED
-                self.roster.fail(RunError(told, hints=[own if self.settings.servers else NONE_ANSWERS]))
+                self.pool.fail(RunError(told, hints=[own if self.settings.servers else NONE_ANSWERS]))
             elif self._has_begun and lacking_s > TOLD_S and not is_told:
                 is_told = True
                 sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")

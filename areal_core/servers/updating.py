@@ -15,7 +15,7 @@ from areal_core.messages.hub import Restart, TrainersTurn
 from areal_core.servers.checks import check_fit, describe_folder
 from areal_core.servers.errors import FAULTS, RequestRefusedError, UpdateRefusedError, in_time, known_form
 from areal_core.servers.interface import WeightGroup
-from areal_core.servers.roster import State
+from areal_core.servers.pool import State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from areal_core.launchers.member import Member as RunMember
     from areal_core.servers.interface import ServerAdapter
-    from areal_core.servers.roster import Member, Roster
+    from areal_core.servers.pool import Member, ServerPool
 
 POLL_S = 0.05
 
@@ -33,15 +33,15 @@ class BroadcastGroups:
 
     Args:
         adapter: of the servers.
-        roster: the servers.
+        pool: the servers.
         timeout_s: in which they must meet.
         note: file for the name of the group. Servers outlive whoever formed it, and would keep it: they are told to
             leave it by the next one, whom nobody else could tell its name.
     """
 
-    def __init__(self, adapter: ServerAdapter, roster: Roster, timeout_s: float, note: Path) -> None:
+    def __init__(self, adapter: ServerAdapter, pool: ServerPool, timeout_s: float, note: Path) -> None:
         self._adapter = adapter
-        self._roster = roster
+        self._pool = pool
         self._timeout_s = timeout_s
         self._note = note
         self._former = note.read_text() if note.is_file() else ""
@@ -50,7 +50,7 @@ class BroadcastGroups:
 
     async def form(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
         """See `BroadcastReceiver.form_group`."""
-        ready = self._roster.ready
+        ready = self._pool.ready
         prefixes = self._adapter.group_store_prefixes.get(backend)
         if self._group is not None and self._group.name == standing and set(self._joined()) == set(ready):
             return self._described(self._group, prefixes or (), is_new=False)
@@ -83,7 +83,7 @@ class BroadcastGroups:
                 await in_time(joining, self._timeout_s, "group_timeout_s")
             member.group = group
         except FAULTS as error:  # it takes no part in the broadcast, and catches up from a folder
-            self._roster.note(member, f"did not join the group of the broadcast: {error}")
+            self._pool.note(member, f"did not join the group of the broadcast: {error}")
 
     async def _dissolve(self) -> None:
         for task in self._joining:
@@ -100,7 +100,7 @@ class BroadcastGroups:
             await in_time(self._adapter.leave_group(member.connection, group), self._timeout_s, "group_timeout_s")
 
     def _joined(self) -> list[Member]:
-        return [member for member in self._roster.members.values() if member.group is not None]
+        return [member for member in self._pool.members.values() if member.group is not None]
 
     @staticmethod
     def _described(group: WeightGroup, prefixes: Sequence[str], *, is_new: bool) -> BroadcastGroup:
@@ -112,7 +112,7 @@ class Updater:
     """Changes the weights of servers: of all that are ready at once, and of others as they come.
 
     Args:
-        roster: the servers.
+        pool: the servers.
         groups: in which weights are broadcast to them.
         timeout_s: of an update of one server.
         run: this process in the run that starts the servers; None where none does.
@@ -121,8 +121,10 @@ class Updater:
         timings: of the last update, in seconds; the slowest server's.
     """
 
-    def __init__(self, roster: Roster, groups: BroadcastGroups, timeout_s: float, run: RunMember | None = None) -> None:
-        self._roster = roster
+    def __init__(
+        self, pool: ServerPool, groups: BroadcastGroups, timeout_s: float, run: RunMember | None = None
+    ) -> None:
+        self._pool = pool
         self._run = run
         self._groups = groups
         self._timeout_s = timeout_s
@@ -194,31 +196,31 @@ class Updater:
 
     async def _change(self, update: WeightUpdate) -> None:
         # Those without memory have been waiting for this since they gave it away.
-        live = self._roster.those(State.READY, State.UPDATING)
+        live = self._pool.those(State.READY, State.UPDATING)
         members = [m for m in live if update.path or m.group or m.has_read == update.version]
-        self._roster.hold(*live)
+        self._pool.hold(*live)
         faults = await asyncio.gather(*(self._update(member, update) for member in members))
         # Servers that only went away catch up from the folder when they are back.
         if all(faults) and (update.path is None or not all(isinstance(fault, ServerLostError) for fault in faults)):
             # Nobody touched the others: they hold the former version.
-            self._roster.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
-            raise RunError(f"no server took over the weights of version {update.version}; {self._roster.explain()}")
+            self._pool.put_back(*(m for m in live if m.state is State.UPDATING and m.has_memory))
+            raise RunError(f"no server took over the weights of version {update.version}; {self._pool.explain()}")
         self._set_current(update)
-        held = self._roster.those(State.UPDATING)
-        self._roster.put_back(*(member for member in held if member.version == update.version))
+        held = self._pool.those(State.UPDATING)
+        self._pool.put_back(*(member for member in held if member.version == update.version))
         for member in held:
             if member.version != update.version:
-                self._roster.lose(member, f"took no part; {self._roster.reasons.get(member.name, 'it came meanwhile')}")
+                self._pool.lose(member, f"took no part; {self._pool.reasons.get(member.name, 'it came meanwhile')}")
 
     async def _update(self, member: Member, update: WeightUpdate) -> Exception | None:
         """What went wrong, None for nothing."""
         try:
             seconds = await in_time(member.update(update), self._timeout_s, "update_timeout_s")
         except FAULTS as error:
-            self._roster.lose(member, f"did not take over version {update.version}: {error}")
+            self._pool.lose(member, f"did not take over version {update.version}: {error}")
             return error
         for name, value in seconds.items():
-            self.timings[f"publish/{name}"] = max(value, self.timings.get(f"publish/{name}", 0.0))
+            self.timings[f"weight_sync/{name}"] = max(value, self.timings.get(f"weight_sync/{name}", 0.0))
         return None
 
     async def bring_in(
@@ -258,7 +260,7 @@ class Updater:
                     if self._current is current:
                         raise  # else newer weights have taken the place of these
                 if self._current is current and (is_late or not self._changing.locked()):
-                    self._roster.admit(member)
+                    self._pool.admit(member)
                     return
             is_late = True
 
@@ -271,26 +273,26 @@ class Updater:
         if self._current.version == update.version:
             self._set_current(update)
 
-    async def release_memory(self) -> None:
-        """See `MemorySharer.release_memory`. An update ends the trainer's turn: until then no server is admitted, and
+    async def sleep(self) -> None:
+        """See `MemorySharer.sleep`. An update ends the trainer's turn: until then no server is admitted, and
         none of the run's own is started, synced or asked. Those that are being started or synced are waited for."""
         await self.agree()
         self._may_sync.clear()
         if self._run is not None:
             await asyncio.wrap_future(self._run.request(TrainersTurn(True), None, "servers that are being started"))
-        own = (member for member in self._roster.members.values() if member.is_own and member.connection.address)
-        await asyncio.gather(*map(self._release, {*self._roster.ready, *own}))
+        own = (member for member in self._pool.members.values() if member.is_own and member.connection.address)
+        await asyncio.gather(*map(self._release, {*self._pool.ready, *own}))
 
     async def _release(self, member: Member) -> None:
         """Return when the memory of one of the run's own servers, on which the trainer counts, is free."""
         connection = member.connection
         if member.state is State.READY:
-            self._roster.hold(member)
+            self._pool.hold(member)
         try:
             async with member.being_synced:
-                await in_time(member.release_memory(), self._timeout_s, "update_timeout_s")
+                await in_time(member.sleep(), self._timeout_s, "update_timeout_s")
         except (ServerLostError, RequestRefusedError) as error:
-            self._roster.lose(member, f"did not give its memory away: {error}")
+            self._pool.lose(member, f"did not give its memory away: {error}")
             if self._run is not None and member.is_own:
                 self._run.notify(Restart(member.name, "did not give its memory away"))
                 while member.connection is connection:

@@ -37,19 +37,19 @@ def read_batch(run_dir: Path, section: RolloutSection, told: bytes) -> TrainingB
     groups = [(number, record.digest) for number, record in manifest.records]
     if (batch := join_batches(parts)) is None:
         return TrainingBatch(None, groups, dict(manifest.metrics))
-    batch, staleness = mask_stale(batch, manifest.published, manifest.step, section)
+    batch, staleness = mask_stale(batch, manifest.synced, manifest.step, section)
     return TrainingBatch(batch, groups, {**manifest.metrics, **staleness, **batch_metrics(batch)})
 
 
 def token_staleness(
-    versions: torch.Tensor, sampled: torch.Tensor, published: Mapping[int, int], trained: int
+    versions: torch.Tensor, sampled: torch.Tensor, synced: Mapping[int, int], trained: int
 ) -> torch.Tensor:
     """Staleness of each token at consumption.
 
     Args:
         versions: [T] int32, weight version that sampled each token.
         sampled: [T] bool, where a version stands.
-        published: for each version the number of batches trained when it was published.
+        synced: for each version the number of batches trained when it was synced.
         trained: batches trained before the batch that consumes the tokens.
 
     Returns:
@@ -57,25 +57,25 @@ def token_staleness(
         younger than the trainer.
 
     Raises:
-        KeyError: a token carries a version that was never published.
+        KeyError: a token carries a version that was never synced.
     """
     staleness = torch.zeros(len(versions), dtype=torch.int64)
     for version in torch.unique(versions[sampled]).tolist():
-        if version not in published:
-            raise KeyError(f"a token was sampled by version {version}, which was never published")
-        staleness[sampled & (versions == version)] = max(0, trained - published[version])
+        if version not in synced:
+            raise KeyError(f"a token was sampled by version {version}, which was never synced")
+        staleness[sampled & (versions == version)] = max(0, trained - synced[version])
     return staleness
 
 
 def mask_stale(
-    batch: PackedBatch, published: Mapping[int, int], trained: int, section: RolloutSection
+    batch: PackedBatch, synced: Mapping[int, int], trained: int, section: RolloutSection
 ) -> tuple[PackedBatch, dict[str, float]]:
     """Take tokens over the bound out of the loss where the config says so, and measure staleness.
 
     Returns:
         The batch and metrics; staleness is that of the tokens that stay in the loss.
     """
-    staleness = token_staleness(batch["versions"], batch["loss_mask"], published, trained)
+    staleness = token_staleness(batch["versions"], batch["loss_mask"], synced, trained)
     over = staleness > section.max_staleness
     if section.stale == "mask" and over.any():
         batch = batch.with_tokens(loss_mask=batch["loss_mask"] & ~over)

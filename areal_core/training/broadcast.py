@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from areal_core.errors import RunError
 from areal_core.interfaces.transport import TransferFailedError
-from areal_core.messages.rollouts import FormGroup, PublishWeights
+from areal_core.messages.rollouts import FormGroup, SyncWeights
 from areal_core.training.distribution import agree, open_store
 from areal_core.training.weights_file import describe_weights
 
@@ -40,7 +40,7 @@ class Broadcast:
     Args:
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks, which only help to gather.
-        dtype: of the published weights.
+        dtype: of the synced weights.
         address: of this machine, as servers reach it.
         timeout_s: for the whole broadcast.
     """
@@ -112,7 +112,7 @@ class Broadcast:
             for _ in self._engine.named_full_parameters():  # rank 0 must be able to gather all of it
                 continue
             return 0.0
-        number = rollouts.request(PublishWeights(version, trained, None, self._tensors))
+        number = rollouts.request(SyncWeights(version, trained, None, self._tensors))
         gathered = self._engine.named_full_parameters()
         is_answered = False
         # Given up outside of these blocks: while an exception lives, its frames hold the group.

@@ -18,7 +18,7 @@ from areal_core.data.digest import chain_digests
 from areal_core.disk import changed_files, file_digests, file_sizes, replacing_folder, sync_names
 from areal_core.errors import RunError
 from areal_core.training.distribution import share_text
-from areal_core.training.ways_on import STATE_FILE, ways_on
+from areal_core.training.resume_hints import STATE_FILE, resume_hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ ALGORITHM_FILE = "algorithm.safetensors"
 
 
 @dataclass(slots=True)
-class Witness:
+class ConsumptionLog:
     """What the trainer itself saw of each step: group numbers and digests, to hold the ledger against.
 
     Attributes:
@@ -50,7 +50,7 @@ class Witness:
     unevaluated: dict[str, float] | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def hand_over(self) -> Witness:
+    def hand_over(self) -> ConsumptionLog:
         """All of it as it is now, for a checkpoint; what is kept here does not grow with the run.
 
         Raises:
@@ -68,7 +68,7 @@ class Witness:
         self.steps.clear()
 
 
-def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witness:
+def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> ConsumptionLog:
     """Give every role that is in a checkpoint its parameters back; what the trainer had seen. Collective.
 
     Rank 0 reads all of it beforehand, and holds it against the digests of what was written.
@@ -78,14 +78,14 @@ def restore_checkpoint(folder: Path, engines: Mapping[str, TrainEngine]) -> Witn
             with.
     """
     if damage := share_text(damage_of(folder) if dist.get_rank() == 0 else ""):
-        raise RunError(f"the checkpoint is damaged: {damage}", hints=ways_on(folder))
+        raise RunError(f"the checkpoint is damaged: {damage}", hints=resume_hints(folder))
     try:
         for role, engine in engines.items():
             engine.load(folder / role)
     except RunError as error:
-        error.hints = (*error.hints, *ways_on(folder))
+        error.hints = (*error.hints, *resume_hints(folder))
         raise
-    return _read_witness(folder, json.loads((folder / STATE_FILE).read_text()))
+    return _read_consumption_log(folder, json.loads((folder / STATE_FILE).read_text()))
 
 
 def damage_of(folder: Path) -> str:
@@ -100,7 +100,7 @@ def damage_of(folder: Path) -> str:
         other = [f"{folder} holds the checkpoint of step {state['step']}"] if is_other else []
         if changed := other or changed_files(folder, state.get("files", {}), state.get("digests")):
             return "; ".join(changed)
-        _read_witness(folder, state)
+        _read_consumption_log(folder, state)
     except OSError as error:
         return f"{error.filename or folder} cannot be read: {error.strerror or error}"
     except SafetensorError as error:
@@ -110,11 +110,11 @@ def damage_of(folder: Path) -> str:
     return ""
 
 
-def _read_witness(folder: Path, state: Mapping[str, Any]) -> Witness:
+def _read_consumption_log(folder: Path, state: Mapping[str, Any]) -> ConsumptionLog:
     best = -math.inf if state["best"] is None else state["best"]
     steps = [[(number, digest) for number, digest in step] for step in state["steps"]]
     own = load_file(folder / ALGORITHM_FILE)
-    return Witness(state["before"], state["first"], steps, best, state["unevaluated"], own)
+    return ConsumptionLog(state["before"], state["first"], steps, best, state["unevaluated"], own)
 
 
 def _digest(state: Mapping[str, Any]) -> int:
@@ -126,7 +126,7 @@ def write_checkpoint(
     checkpoints: Path,
     step: int,
     writers: Mapping[str, Callable[[Path], None]],
-    witness: Witness,
+    consumption_log: ConsumptionLog,
     wait_for_all: Callable[[], None],
 ) -> Path:
     """Write parameters and optimizer of every role, and what the trainer saw; collective. The caller commits it.
@@ -135,7 +135,7 @@ def write_checkpoint(
         checkpoints: the folder of all of them.
         step: batches that were trained on.
         writers: of each engine that learns or follows, by role: `save`, or what its snapshot gave.
-        witness: as it was handed over after that step.
+        consumption_log: as it was handed over after that step.
         wait_for_all: returns when every rank has come there.
 
     Returns:
@@ -155,9 +155,9 @@ def write_checkpoint(
             write(folder / role)
         wait_for_all()
         if is_first:
-            best = witness.best if math.isfinite(witness.best) else None
-            save_file(witness.state, folder / ALGORITHM_FILE)
-            seen = asdict(replace(witness, state={}))
+            best = consumption_log.best if math.isfinite(consumption_log.best) else None
+            save_file(consumption_log.state, folder / ALGORITHM_FILE)
+            seen = asdict(replace(consumption_log, state={}))
             state = {**seen, "step": step, "best": best, "files": file_sizes(folder), "digests": file_digests(folder)}
             # As it will be read: JSON knows neither tuples nor numbers as keys.
             digest = _digest(json.loads(json.dumps(state)))

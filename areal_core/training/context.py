@@ -41,7 +41,7 @@ class BatchContext:
     @property
     def updates(self) -> int:
         """See `Context`."""
-        return self.section.updates_per_batch * self.section.epochs_per_batch
+        return self.section.num_minibatches * self.section.num_epochs
 
     def forward(self, role: str, batch: PackedBatch, outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """See `Context.forward`."""
@@ -51,12 +51,12 @@ class BatchContext:
         """See `Context.minibatches`."""
         ids = batch["group_id"].tolist()
         groups = sorted(set(ids))
-        for epoch in range(self.section.epochs_per_batch):
-            if self.section.updates_per_batch == 1:
+        for epoch in range(self.section.num_epochs):
+            if self.section.num_minibatches == 1:
                 yield batch
                 continue
             random.Random(f"{self.seed}/{self.step}/{epoch}").shuffle(groups)
-            parts = self.section.updates_per_batch
+            parts = self.section.num_minibatches
             cuts = [len(groups) * part // parts for part in range(parts + 1)]
             for start, end in pairwise(cuts):
                 if members := set(groups[start:end]):

@@ -105,13 +105,13 @@ def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Tr
         encode: an `Encoder` with its tokenizer.
 
     Raises:
-        RunError: nothing can be learnt from the row, which is named.
+        RunError: nothing can be learned from the row, which is named.
     """
     try:
         found = encode(dataset[index])
     except Exception as error:
         words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise RunError(f"{name_row(dataset, index)} cannot be learnt from: {words}") from error
+        raise RunError(f"{name_row(dataset, index)} cannot be learned from: {words}") from error
     if not found:
         raise RunError(f"{name_row(dataset, index)} gave no sequence to learn from")
     return found

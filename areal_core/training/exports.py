@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.interfaces.training import TrainEngine
-    from areal_core.training.journal import Journal
+    from areal_core.training.metrics_logger import MetricsLogger
 
 SCORE_FILE = "evaluation.json"
 """Beside the best model: the step and the score that made it the best."""
@@ -32,14 +32,14 @@ class Exports:
     Args:
         run_dir: of the run.
         policy: whose weights are written.
-        journal: on rank 0.
+        metrics_logger: on rank 0.
     """
 
-    def __init__(self, run_dir: Path, policy: TrainEngine, journal: Journal | None) -> None:
+    def __init__(self, run_dir: Path, policy: TrainEngine, metrics_logger: MetricsLogger | None) -> None:
         self._run_dir = run_dir
         self._best = run_dir / "best"
         self._policy = policy
-        self._journal = journal
+        self._metrics_logger = metrics_logger
         self._size = 0  # bytes of the last model that was written
         self._has_candidate = False
 
@@ -49,7 +49,7 @@ class Exports:
         A score that cannot be read is told and counts as none: minus infinity.
         """
         self._has_candidate = False
-        if self._journal is None:
+        if self._metrics_logger is None:
             return -math.inf
         for name in ("best", "model"):
             settle_folder(self._run_dir / name)
@@ -57,7 +57,7 @@ class Exports:
         try:
             return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
         except (OSError, ValueError, LookupError, TypeError) as error:
-            self._journal.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
+            self._metrics_logger.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
         return -math.inf
 
     def write_model(self, step: int) -> None:
@@ -101,17 +101,17 @@ class Exports:
 
     @property
     def _is_first(self) -> bool:
-        return self._journal is not None
+        return self._metrics_logger is not None
 
     def _name(self, step: int) -> str:
         return f"the model of step {step}"
 
     def _writing(self, step: int) -> AbstractContextManager[None]:
         """Before all ranks write together, for they cannot try again one by one; the phase in which they do."""
-        if self._journal is None:
+        if self._metrics_logger is None:
             return nullcontext()
-        wait_for_room("a model", self._run_dir, self._size, self._journal.tell)
-        return self._journal.phase("export")
+        wait_for_room("a model", self._run_dir, self._size, self._metrics_logger.tell)
+        return self._metrics_logger.phase("export")
 
     def _measure(self, folder: Path) -> None:
         if self._is_first:

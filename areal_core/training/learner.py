@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.data import Metric, PackedBatch
-    from areal_core.interfaces.algorithm import Algorithm, Work
-    from areal_core.interfaces.training import Role, TrainEngine
+    from areal_core.interfaces.algorithm import Algorithm, LossSpec
+    from areal_core.interfaces.model import Role
+    from areal_core.interfaces.training import TrainEngine
 
 
 class Learner:
@@ -51,7 +52,7 @@ class Learner:
 
     @property
     def policy(self) -> TrainEngine:
-        """The engine whose weights are published and exported: that of the first role."""
+        """The engine whose weights are synced and exported: that of the first role."""
         return self._engines[self._first]
 
     def learn(self, batch: PackedBatch, step: int, version: int, state: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -60,7 +61,7 @@ class Learner:
         Args:
             batch: not yet shifted.
             step: batches that were trained on before.
-            version: of the weights that are published.
+            version: of the weights that are synced.
             state: the algorithm's own.
 
         Returns:
@@ -88,7 +89,7 @@ class Learner:
             for name, value in engine.measurements().items()
         }
 
-    def _update(self, works: Sequence[Work], step: int) -> dict[str, Metric]:
+    def _update(self, works: Sequence[LossSpec], step: int) -> dict[str, Metric]:
         """One optimizer update of each role that has work."""
         metrics: dict[str, Metric] = {}
         for role in dict.fromkeys(work.role for work in works):

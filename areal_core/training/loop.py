@@ -1,4 +1,4 @@
-"""The training loop. `Trainer.run` is the page to read: wait, learn, publish, look after, once for every step."""
+"""The training loop. `Trainer.run` is the page to read: wait, learn, sync, look after, once for every step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from areal_core.disk import DiskError
 from areal_core.errors import RunError
 from areal_core.messages import PeerClosed
-from areal_core.training.checkpoint import Witness
+from areal_core.training.checkpoint import ConsumptionLog
+from areal_core.training.checkpointer import Checkpointer
 from areal_core.training.distribution import agree, share_or_stop
 from areal_core.training.exports import Exports
-from areal_core.training.saver import Saver
 from areal_core.training.source import Interrupted
 
 if TYPE_CHECKING:
@@ -24,64 +24,64 @@ if TYPE_CHECKING:
 
     from areal_core.config import RunConfig
     from areal_core.data import PackedBatch
-    from areal_core.training.journal import Journal
     from areal_core.training.learner import Learner
-    from areal_core.training.publication import Publication
+    from areal_core.training.metrics_logger import MetricsLogger
     from areal_core.training.source import BatchSource, TrainingBatch
+    from areal_core.training.weight_sync import WeightSync
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean difference between the engines' log-probabilities and the trainer's, by the dtype of the published weights."""
+"""Mean difference between the engines' log-probabilities and the trainer's, by the dtype of the synced weights."""
 STOPPING_PATIENCE_S = 15.0
 """How long a run that was asked to stop waits for an evaluation whose weights the trainer has no more."""
 
 
 class Trainer:
-    """Learns from batches and publishes weights. The same on every rank; only rank 0 has a source and a journal.
+    """Learns from batches and syncs weights. The same on every rank; only rank 0 has a source and a metrics_logger.
 
     Args:
         config: of the run.
         learner: learns from a batch.
-        publication: brings weights to the inference engines; None where nothing generates.
+        weight_sync: brings weights to the inference engines; None where nothing generates.
         run_dir: where exports go.
         checkpoints: where this attempt's checkpoints go.
         source: of batches, on rank 0.
         read: makes the batch from what the source tells of it, on every rank.
-        journal: of metrics, on rank 0.
+        metrics_logger: of metrics, on rank 0.
     """
 
     def __init__(
         self,
         config: RunConfig,
         learner: Learner,
-        publication: Publication | None,
+        weight_sync: WeightSync | None,
         run_dir: Path,
         checkpoints: Path,
         source: BatchSource | None,
         read: Callable[[bytes], TrainingBatch],
-        journal: Journal | None,
+        metrics_logger: MetricsLogger | None,
     ) -> None:
         self._config = config
         self._learner = learner
-        self._publication = publication
+        self._weight_sync = weight_sync
         self._source, self._read = source, read
-        self._journal = journal
-        self._saver = Saver(
-            config.checkpoint, run_dir, checkpoints, learner.changing, source, journal, self._phase, self._tell
+        self._metrics_logger = metrics_logger
+        self._checkpointer = Checkpointer(
+            config.checkpoint, run_dir, checkpoints, learner.changing, source, metrics_logger, self._phase, self._tell
         )
         self._step = 0
         self._version = 0
-        self._witness = Witness()
-        self._exports = Exports(run_dir, learner.policy, journal)
+        self._consumption_log = ConsumptionLog()
+        self._exports = Exports(run_dir, learner.policy, metrics_logger)
         self._evaluated: int | None = None  # the step whose evaluation is under way
         self._failure: RunError | None = None
 
-    def run(self, step: int, version: int, witness: Witness) -> bool:
+    def run(self, step: int, version: int, consumption_log: ConsumptionLog) -> bool:
         """Train from `step` to the end.
 
         Args:
             step: batches that the engines' parameters have been trained on.
-            version: to publish first; 0 where the inference engines hold the same weights already.
-            witness: what earlier processes of this run had seen.
+            version: to sync first; 0 where the inference engines hold the same weights already.
+            consumption_log: what earlier processes of this run had seen.
 
         Returns:
             True when all steps are done, False when the run was interrupted; either way a checkpoint is committed.
@@ -90,30 +90,30 @@ class Trainer:
             RunError: a part of the run failed, or gradients stayed non-finite. Where only the rollouts did, a
                 checkpoint was committed before.
         """
-        self._step = self._saver.latest = step
-        self._witness = witness
-        self._witness.best = max(witness.best, agree(self._exports.settle()))
+        self._step = self._checkpointer.latest = step
+        self._consumption_log = consumption_log
+        self._consumption_log.best = max(consumption_log.best, agree(self._exports.settle()))
         try:
             self._begin(version)
-            if self._witness.unevaluated is not None:
+            if self._consumption_log.unevaluated is not None:
                 self._begin_evaluation()
             while self._step < self._config.steps:
                 with self._phase("wait"):
                     batch, groups, metrics = self._next_batch()
-                if self._config.placement.in_turns and self._publication is not None:
+                if self._config.placement.colocated and self._weight_sync is not None:
                     with self._phase("release"):
-                        self._publication.release_memory()
+                        self._weight_sync.sleep()
                 with self._phase("train"):
                     metrics |= self._learn(batch, groups)
                 self._step += 1
                 if not self._end_evaluation():
                     self._end_step(metrics)
                     raise Interrupted
-                metrics |= self._publish()
+                metrics |= self._sync()
                 self._look_after(metrics)
         except Interrupted:
             try:
-                self._saver.save(self._step, self._witness, is_last=True)
+                self._checkpointer.save(self._step, self._consumption_log, is_last=True)
             except Exception as error:
                 if self._failure is not None:  # which came first
                     raise self._failure from error
@@ -125,23 +125,23 @@ class Trainer:
             raise
         except Exception:
             with suppress(Exception):  # why training failed is what must be told
-                self._saver.finish()  # what was sound when it was taken is kept
+                self._checkpointer.finish()  # what was sound when it was taken is kept
             raise
         finally:
             self._exports.drop_candidate()
-        self._saver.save(self._step, self._witness, is_last=True)
+        self._checkpointer.save(self._step, self._consumption_log, is_last=True)
         if self._config.checkpoint.export:
             self._exports.write_model(self._step)
         return True
 
     def _begin(self, version: int) -> None:
         self._version = version
-        if self._publication is not None:
-            with self._phase("publish"):
-                self._publication.begin(version, self._step)
+        if self._weight_sync is not None:
+            with self._phase("weight_sync"):
+                self._weight_sync.begin(version, self._step)
         evaluation = self._config.evaluation
         if self._step == 0 and evaluation is not None and evaluation.at_start:
-            self._witness.unevaluated = {}
+            self._consumption_log.unevaluated = {}
 
     def _next_batch(self) -> TrainingBatch:
         told = None
@@ -164,62 +164,62 @@ class Trainer:
             self._failure = error
 
     def _learn(self, batch: PackedBatch | None, groups: list[tuple[int, str]]) -> dict[str, float]:
-        self._witness.steps.append(groups)
+        self._consumption_log.steps.append(groups)
         if batch is None:
             return {}
-        return self._learner.learn(batch, self._step, self._version, self._witness.state)
+        return self._learner.learn(batch, self._step, self._version, self._consumption_log.state)
 
-    def _publish(self) -> dict[str, float]:
-        if self._publication is None:
+    def _sync(self) -> dict[str, float]:
+        if self._weight_sync is None:
             return {}
-        with self._phase("publish"):
-            if not self._learner.has_learned and not self._config.placement.in_turns:
-                self._publication.keep(self._step)
+        with self._phase("weight_sync"):
+            if not self._learner.has_learned and not self._config.placement.colocated:
+                self._weight_sync.keep(self._step)
                 return {"version": float(self._version)}
-            if self._config.placement.in_turns:
-                torch.cuda.empty_cache()  # the engines take their memory back with this publication
-            version = self._version = self._publication.publish(self._step)
+            if self._config.placement.colocated:
+                torch.cuda.empty_cache()  # the engines take their memory back with this weight sync
+            version = self._version = self._weight_sync.sync(self._step)
             self._learner.has_learned = False
-            if self._journal is not None:
-                self._journal.weights_published(self._step, version)
+            if self._metrics_logger is not None:
+                self._metrics_logger.weights_synced(self._step, version)
         with self._phase("verify"):
-            verified = self._publication.verify(TOLERANCES[self._config.model.dtype])
+            verified = self._weight_sync.verify(TOLERANCES[self._config.model.dtype])
         return {**verified, "version": float(version)}
 
     def _look_after(self, metrics: dict[str, float]) -> None:
         """Write the step's metrics, evaluate, checkpoint: each where it is due. Generation goes on meanwhile."""
-        self._saver.look()
+        self._checkpointer.look()
         if self._end_step(metrics):
             self._begin_evaluation()
-        if self._saver.is_due(self._step):
-            self._saver.save(self._step, self._witness, is_last=self._step == self._config.steps)
+        if self._checkpointer.is_due(self._step):
+            self._checkpointer.save(self._step, self._consumption_log, is_last=self._step == self._config.steps)
 
     def _end_step(self, metrics: dict[str, float]) -> bool:
         """Write the step's metrics, or keep them for the checkpoints and for the evaluation that is due now; whether
         one is."""
         evaluation = self._config.evaluation
         if evaluation is not None and (self._step % evaluation.every == 0 or self._step == self._config.steps):
-            self._witness.unevaluated = metrics
+            self._consumption_log.unevaluated = metrics
             return True
-        if self._journal is not None:
-            self._journal.finish_step(self._step, metrics)
+        if self._metrics_logger is not None:
+            self._metrics_logger.finish_step(self._step, metrics)
         return False
 
     def _begin_evaluation(self) -> None:
         """Begin the evaluation that the step owes, to be made while the next batch is waited for and trained on, or
         here and now. What is interrupted before that is in the checkpoint that follows: a resume begins with it."""
         self._evaluated = self._step
-        if self._publication is not None:
-            with self._phase("publish"):
-                self._publication.finish()
+        if self._weight_sync is not None:
+            with self._phase("weight_sync"):
+                self._weight_sync.finish()
         if self._source is not None:
             self._source.begin_evaluation()
         evaluation = self._config.evaluation
         if evaluation is None or not self._config.evaluates_beside_training or self._step == self._config.steps:
             self._end_evaluation()
             return
-        if self._journal is not None and self._witness.unevaluated is not None:
-            self._witness.unevaluated = self._journal.end_step(self._witness.unevaluated)
+        if self._metrics_logger is not None and self._consumption_log.unevaluated is not None:
+            self._consumption_log.unevaluated = self._metrics_logger.end_step(self._consumption_log.unevaluated)
         if evaluation.keep_best and self._step:
             self._exports.keep_candidate(self._step)
 
@@ -237,7 +237,7 @@ class Trainer:
             return True
         is_current = step == self._step
         if not is_current:
-            self._saver.look()  # the checkpoint of the evaluated step shall not wait for as long
+            self._checkpointer.look()  # the checkpoint of the evaluated step shall not wait for as long
         found: dict[str, float] = {}
         score = -math.inf if self._source is None else math.nan
         with self._phase("evaluate"):
@@ -251,22 +251,24 @@ class Trainer:
         if not is_made and is_current:
             raise Interrupted
         evaluation = self._config.evaluation
-        if is_made and evaluation is not None and evaluation.keep_best and score > self._witness.best:
-            self._witness.best = score
+        if is_made and evaluation is not None and evaluation.keep_best and score > self._consumption_log.best:
+            self._consumption_log.best = score
             if step:
                 self._exports.write_best(step, score)
         self._exports.drop_candidate()
-        metrics, self._witness.unevaluated = self._witness.unevaluated or {}, None
-        if self._journal is not None:
+        metrics, self._consumption_log.unevaluated = self._consumption_log.unevaluated or {}, None
+        if self._metrics_logger is not None:
             if not is_made:
                 self._tell(f"the evaluation of step {step} was given up: step {self._step} has been trained already")
-            self._journal.write_step(step, {**(self._journal.end_step(metrics) if is_current else metrics), **found})
+            self._metrics_logger.write_step(
+                step, {**(self._metrics_logger.end_step(metrics) if is_current else metrics), **found}
+            )
         return is_made
 
     def _tell(self, line: str) -> None:
-        """A line for the user, on the rank that has a journal."""
-        if self._journal is not None:
-            self._journal.tell(line)
+        """A line for the user, on the rank that has a metrics_logger."""
+        if self._metrics_logger is not None:
+            self._metrics_logger.tell(line)
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
-        return self._journal.phase(name) if self._journal is not None else nullcontext()
+        return self._metrics_logger.phase(name) if self._metrics_logger is not None else nullcontext()

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import SharedMemory, SharedTensor
 from areal_core.interfaces.transport import TransferFailedError
-from areal_core.messages.rollouts import PublishWeights, ReadTensors
+from areal_core.messages.rollouts import ReadTensors, SyncWeights
 from areal_core.training.distribution import agree, gather, gather_texts, share_text
 from areal_core.training.weights_file import describe_weights, size_of
 
@@ -41,7 +41,7 @@ class TensorSharing:
     Args:
         engine: whose parameters.
         rollouts: the controller's end, on rank 0; None on other ranks.
-        dtype: of the published weights.
+        dtype: of the synced weights.
         gpu: number of this rank's, as in `placement`.
     """
 
@@ -135,7 +135,7 @@ class TensorSharing:
         if self._rollouts is None:
             return 0.0
         try:
-            request = PublishWeights(version, trained, None, self._tensors)
+            request = SyncWeights(version, trained, None, self._tensors)
             return float(self._rollouts.call(request, f"version {version} to be taken over").needs_folder)
         except RunError as error:
             self._fail(error.message)

@@ -39,7 +39,7 @@ class BatchSource(Protocol):
         """What every rank is told of the batch of `step`, and reads it from. Raises `Interrupted`."""
 
     def begin_evaluation(self) -> None:
-        """Begin to evaluate the published weights. Nothing is published before `end_evaluation`; batches may be."""
+        """Begin to evaluate the synced weights. Nothing is synced before `end_evaluation`; batches may be."""
 
     def end_evaluation(self, patience_s: float) -> dict[str, float]:
         """The metrics of the evaluation that was begun, when it has ended; empty where the source can make none.

@@ -1,4 +1,4 @@
-"""Published weights in one safetensors file, written tensor by tensor: of the model there is never a second copy."""
+"""Synced weights in one safetensors file, written tensor by tensor: of the model there is never a second copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALIGNMENT: Final = 8
 
 
 def describe_weights(engine: TrainEngine, dtype: torch.dtype) -> tuple[TensorDescription, ...]:
-    """Names and whole shapes of what an engine publishes, in its order; collective, and as long as gathering it."""
+    """Names and whole shapes of what an engine syncs, in its order; collective, and as long as gathering it."""
     word = str(dtype).removeprefix("torch.")
     return tuple(TensorDescription(name, word, tuple(value.shape)) for name, value in engine.named_full_parameters())
 

@@ -1,4 +1,4 @@
-"""Several turns with an environment. Tokens are only appended: what the policy wrote is never tokenised anew."""
+"""Several turns with an environment. Tokens are only appended: what the policy wrote is never tokenized anew."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def between_turns(
     """What the template puts between the end of a turn of the policy's and the start of its next one: ids and text.
 
     It is the difference of two renderings. The end of the turn is the policy's own where it wrote it; where it was cut
-    at its length, or stopped at something else, the template's is put there, as context that is not learnt from.
+    at its length, or stopped at something else, the template's is put there, as context that is not learned from.
 
     Args:
         tokenizer: of the model.

@@ -7,7 +7,7 @@ workflow:
 dataset: {type: agents/seeds, size: 1000}
 
 TASKSET is a module that verifiers can import, TOKENIZER the model's folder; the row's `seed` is the task's place.
-Prompts go to the policy as token ids, rendered by verifiers, and its tokens come back: nothing is tokenised twice.
+Prompts go to the policy as token ids, rendered by verifiers, and its tokens come back: nothing is tokenized twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrows between rooms and between files: what may import what, and that no files of a room form a circle.
 
-An import under `TYPE_CHECKING` is an arrow between rooms as any other, for it says who must know whom; a circle of
-files is one of imports that are executed, at the top of a file or inside of a function.
+An import counts wherever it stands: at the top of a file, inside of a function, or under `TYPE_CHECKING`, for that too
+says who must know whom.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "areal_core"
@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "background": {"errors"},
     "disk": {"errors"},
-    "plugins": {"errors", "config"},
+    "plugins": {"errors"},
     "config": {"errors", "plugins", "interfaces"},
     "cli": {"errors", "plugins", "config", "launchers", "runs", "driver", "servers"},
     "data": {"errors"},
@@ -46,8 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "testing": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "rewards",
                 "rollout", "runs", "driver", "training"},
 }  # fmt: skip
-"""For each room of the core the rooms that it knows. Only `plugins` and `config` know each other: a config names
-plugins, and events hand one on; their files form no circle either."""
+"""For each room of the core the rooms that it knows."""
 
 PUBLIC = {
     "areal_core.algorithms", "areal_core.background", "areal_core.cli.output", "areal_core.cli.request",
@@ -65,18 +64,49 @@ OPEN = {
 }
 
 
-def executed_imports(tree: ast.AST, modules: Collection[str]) -> set[str]:
-    """Which of some modules a file imports when it runs; those for type checkers left out."""
+SETTINGS_OF_WHAT_THEY_MAKE = {
+    "areal_deepspeed.document", "areal_hf.server", "areal_sglang.adapter", "areal_vllm.adapter",
+}  # fmt: skip
+"""Files that name settings for type checkers alone: the settings' own methods make, of themselves, what is in them."""
+
+
+def arrows_of(modules: Mapping[str, Path], *, for_types: bool) -> dict[str, set[str]]:
+    """For each of some modules those of them that it imports, and whose packages run with them.
+
+    Args:
+        modules: files by their dotted names.
+        for_types: whether an import under `TYPE_CHECKING` is one.
+    """
+    arrows = {}
+    for module, path in modules.items():
+        names = file_imports(parsed(path), modules, for_types=for_types and module not in SETTINGS_OF_WHAT_THEY_MAKE)
+        packages = {".".join(name.split(".")[:end]) for name in names for end in range(1, name.count(".") + 1)}
+        own = {package for package in packages if f"{module}.".startswith(f"{package}.")}
+        arrows[module] = (names | (packages - own) & set(modules)) - {module}
+    return arrows
+
+
+def circle_in(arrows: Mapping[str, set[str]]) -> str:
+    """A circle of modules in words; empty where there is none."""
+    try:
+        tuple(TopologicalSorter(arrows).static_order())
+    except CycleError as circle:
+        return " -> ".join(circle.args[1])
+    return ""
+
+
+def file_imports(tree: ast.AST, modules: Collection[str], *, for_types: bool) -> set[str]:
+    """Which of some modules a file imports, wherever in it; those for type checkers where they are asked for."""
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             taken = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= taken if taken <= set(modules) else {*taken, str(node.module)}  # a package for its files' sake
-        names |= executed_imports(node, modules)
+        names |= file_imports(node, modules, for_types=for_types)
     return names & set(modules)
 
 
@@ -126,19 +156,28 @@ def test_every_room_is_on_the_plan() -> None:
 
 
 def test_rooms_form_no_circle() -> None:
-    known = {name: below - ({"config"} if name == "plugins" else set()) for name, below in ROOMS.items()}
-    tuple(TopologicalSorter(known).static_order())
+    assert circle_in(ROOMS) == ""
 
 
 @pytest.mark.parametrize("folder", [CORE, *(plugin / "src" for plugin in PLUGINS)], ids=lambda f: f.parent.name)
 def test_files_form_no_circle(folder: Path) -> None:
-    base = ROOT if folder == CORE else folder
-    modules = module_files(folder, base)
-    arrows = {module: executed_imports(parsed(path), modules) - {module} for module, path in modules.items()}
-    try:
-        tuple(TopologicalSorter(arrows).static_order())
-    except CycleError as circle:
-        pytest.fail(" -> ".join(circle.args[1]))
+    """Neither of what runs, without exception, nor of all imports together."""
+    modules = module_files(folder, ROOT if folder == CORE else folder)
+    assert circle_in(arrows_of(modules, for_types=False)) == ""
+    assert circle_in(arrows_of(modules, for_types=True)) == ""
+
+
+@pytest.mark.parametrize(
+    "place", ["", "if TYPE_CHECKING:\n    ", "def work():\n    ", "class A:\n    def work(self):\n        "]
+)
+def test_a_circle_is_found_wherever_the_import_stands(place: str, tmp_path: Path) -> None:
+    files = {"one": f"{place}from here import two\n", "two": f"{place}import here.one\n", "__init__": ""}
+    for name, text in files.items():
+        (tmp_path / "here").mkdir(exist_ok=True)
+        (tmp_path / "here" / f"{name}.py").write_text(text)
+    modules = module_files(tmp_path / "here", tmp_path)
+    assert "here.one" in circle_in(arrows_of(modules, for_types=True))
+    assert bool(circle_in(arrows_of(modules, for_types=False))) == ("TYPE_CHECKING" not in place)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)

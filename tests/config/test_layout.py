@@ -117,7 +117,7 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
     assert read.placement.generation == list(range(16, 24)), "a server has tensor_parallel x data_parallel GPUs"
     assert read.inference_engine is not None
     assert {"servers": 2, "tensor_parallel": 2}.items() <= read.inference_engine.keywords().items()
-    assert (read.trainer_processes, read.publication.transport.target, read.model.dtype) == (
+    assert (read.trainer_processes, read.weight_sync.transport.target, read.model.dtype) == (
         16,
         "core/broadcast",
         "bfloat16",

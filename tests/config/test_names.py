@@ -32,7 +32,7 @@ from areal_core.config import Selection, Settings, component
 
 class LearnsSettings(Settings):
     advantage: Selection = component("advantages", default="plain")
-    core: Selection = component("aggregations", default={"type": "constant_length", "length": 1})
+    core: Selection = component("loss aggregations", default={"type": "constant_length", "length": 1})
     several: list[Selection] = component("advantages", default=["plain", "grouped"])
     other: Selection | None = component("advantages")
 """
@@ -123,17 +123,17 @@ def test_presets_of_one_name_are_written_in_full(majority):
 
 
 def test_settings_made_by_hand_find_the_core_and_the_current_folder(kit):
-    kit.file("mine.py", "def centred(batch): ...\n")
+    kit.file("mine.py", "def centered(batch): ...\n")
     out = kit.python(
         """
         from pathlib import Path
         from areal_core.config import LocalPath, Selection, Settings, component
         class Mine(Settings):
             path: LocalPath = Path("data")
-            how: Selection = component("aggregations", default="token_mean")
+            how: Selection = component("loss aggregations", default="token_mean")
             which: Selection | None = component("advantages")
-        made = Mine(which="mine.py:centred")
-        print(made.path == Path.cwd() / "data", made.how.target, made.which.target.endswith("/mine.py:centred"))
+        made = Mine(which="mine.py:centered")
+        print(made.path == Path.cwd() / "data", made.how.target, made.which.target.endswith("/mine.py:centered"))
         print(Mine(which="kit/plain").which.target, Mine(how=made.how).how is made.how)
         try:
             Mine(which="plain")

@@ -109,9 +109,9 @@ def test_a_file_that_vanishes_between_checking_and_building_is_told(kit):
 
 
 def test_settings_that_are_no_model_and_an_advantage_of_ones_own_that_needs_a_group(kit):
-    kit.file("mine.py", "def centred(batch): ...\ncentred.needs_group = True\n")
-    words = ["algorithm.advantage=mine.py:centred", "rollout.group_size=1"]
-    assert "mine.py:centred' compares the answers to one prompt" in kit.resolve(*words)
+    kit.file("mine.py", "def centered(batch): ...\ncentered.needs_group = True\n")
+    words = ["algorithm.advantage=mine.py:centered", "rollout.group_size=1"]
+    assert "mine.py:centered' compares the answers to one prompt" in kit.resolve(*words)
     kit.plugin(
         "odd",
         '@hookimpl\ndef areal_advantages():\n    return [Component("c", "d", target="x:y", config="json:loads")]\n',

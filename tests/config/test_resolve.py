@@ -134,8 +134,8 @@ def test_all_problems_are_told_at_once_with_their_places(kit):
     ("words", "told"),
     [
         (
-            ["training.updates_per_batch=3"],
-            "training.updates_per_batch: 3 does not divide rollout.batch_size, which is 16",
+            ["training.num_minibatches=3"],
+            "training.num_minibatches: 3 does not divide rollout.batch_size, which is 16",
         ),
         (["rollout.group_size=1"], "algorithm.advantage: 'kit/grouped' compares the answers to one prompt"),
         (["algorithm.kl=0.1"], "algorithm: kl is set, and there is no evaluation"),
@@ -153,7 +153,7 @@ def test_mistakes_that_show_only_together(kit, words, told):
 
 
 def test_cross_checks_are_told_together_and_can_be_answered(kit):
-    out = kit.resolve("rollout.group_size=1", "algorithm.kl=0.1", "training.updates_per_batch=5")
+    out = kit.resolve("rollout.group_size=1", "algorithm.kl=0.1", "training.num_minibatches=5")
     assert out.startswith("ConfigError 2\n3 problems in run\n")
     assert kit.resolve("sampling.top_p=0.9", "sampling.allow_mismatched_sampling=true") == "valid\n"
     assert kit.resolve("rollout.group_size=1", "algorithm.advantage=kit/plain") == "valid\n"
@@ -278,7 +278,7 @@ def test_choices_are_walked_with_their_paths(kit):
         "workflow",
         "rewards.0",
         "inference_engine",
-        "publication.transport",
+        "weight_sync.transport",
         "train_engine",
         "algorithm",
         "algorithm.advantage",

@@ -25,7 +25,7 @@ algorithm: grpo
         (["placement.training=[1]"], "bfloat16", "memory"),
         (["placement.generation=[0]", "placement.training=[1]"], "bfloat16", "broadcast"),
         (["placement.generation=[0]", "placement.training=[1]", "model.dtype=float32"], "float32", "broadcast"),
-        (["placement.generation=[0]", "placement.training=[1]", "publication.transport=disk"], "bfloat16", "disk"),
+        (["placement.generation=[0]", "placement.training=[1]", "weight_sync.transport=disk"], "bfloat16", "disk"),
         (["placement.generation=[0]", "placement.training=[0]"], "bfloat16", "ipc"),
     ],
 )
@@ -34,7 +34,7 @@ def test_where_gpus_are_named_what_is_right_on_them_holds(tmp_path, words, dtype
     path.write_text(RUN)
     turns = ["inference_engine.memory_saver=true"] if "placement.training=[0]" in words else []
     config = resolve(path, [], [*words, *turns]).config
-    assert (config.model.dtype, config.publication.transport.target) == (dtype, f"core/{transport}")
+    assert (config.model.dtype, config.weight_sync.transport.target) == (dtype, f"core/{transport}")
 
 
 def test_what_a_resume_says_of_the_training_engine_holds_for_roles_that_had_the_same(tmp_path):

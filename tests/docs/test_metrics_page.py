@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 EXPLAINED = set(re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE))
-GROUPS = ("batch", "episodes", "evaluation", "groups", "publish", "reward", "servers", "staleness", "time", "verify")
+GROUPS = ("batch", "episodes", "evaluation", "groups", "sync", "reward", "servers", "staleness", "time", "verify")
 MADE = re.compile(rf'"((?:{"|".join(GROUPS)})/\w+)"')
 RECORDED = [
     "step",
@@ -42,15 +42,15 @@ RECORDED = [
     "staleness/tokens_over_bound",
     "time/checkpoint_s",
     "time/evaluate_s",
-    "time/publish_s",
+    "time/weight_sync_s",
     "time/step_s",
     "time/train_s",
     "time/verify_s",
     "time/wait_for_rollouts_s",
     "time/wait_s",
-    "train/behaviour_difference",
-    "train/behaviour_kl",
-    "train/behaviour_weight",
+    "train/behavior_difference",
+    "train/behavior_kl",
+    "train/behavior_weight",
     "train/clip_fraction",
     "train/entropy",
     "train/gradient_norm",
@@ -93,14 +93,14 @@ def made() -> set[str]:
     parts = sources("areal_core/algorithms")
     grpo = ROOT / "plugins/areal_grpo/src/areal_grpo"
     losses = ("losses", "sequence_losses", "weighted_losses", "ratios")
-    names = (*losses, "corrections", "sequence_corrections", "regularisers")
+    names = (*losses, "corrections", "sequence_corrections", "regularizers")
     parts += [(grpo / f"{name}.py").read_text() for name in names]
     finetuning = ROOT / "plugins/areal_finetuning/src/areal_finetuning"
     names = ("supervised", "pairs", "preferences", "distillation")
     parts += [(finetuning / f"{name}.py").read_text() for name in names]
     keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text) - COLUMNS}
     keys |= {f"train/{name}" for text in parts for name in re.findall(r'_dropped\(.*"(\w+)"\)', text)}
-    keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "objectives.py").read_text())}
+    keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "auxiliary_losses.py").read_text())}
     stages = [path.read_text() for path in grpo.glob("*stages.py")]
     keys |= {f"train/{name}" for text in stages for name in re.findall(r'context\.log\("(\w+)"', text)}
     meter = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/planning/meter.py").read_text().partition("def take")[2]

@@ -44,10 +44,20 @@ def test_every_stop_of_the_prompt_is_a_function_that_is_there() -> None:
     assert lost == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_the_readme_leads_to_the_index_and_the_index_to_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "config_introduction.md"]
-    assert [name for name in pages if f"docs/{name}" not in readme] == []
+    assert "](docs/README.md)" in readme
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    inside = {"README.md", "config_introduction.md"}
+    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in inside]
+    assert [name for name in pages if f"]({name})" not in index] == []
+
+
+def test_the_readme_is_short_and_names_every_distribution() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 600
+    names = [folder.name.replace("_", "-") for folder in (ROOT / "plugins").iterdir() if folder.is_dir()]
+    assert [name for name in ["areal-core", *names] if f"`{name}` |" not in readme] == []
 
 
 def test_the_words_of_the_glossary_are_in_the_code() -> None:

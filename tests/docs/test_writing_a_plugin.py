@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.interfaces import Follows
-from areal_core.testing.conformance import RegulariserSuite
+from areal_core.testing.conformance import RegularizerSuite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-plugin.md").read_text(encoding="utf-8")
 
@@ -20,7 +20,7 @@ def test_a_part_that_asks_a_model() -> None:
     (need,) = names["PullSettings"]().needs(4)
     assert need.role.follows == Follows("actor", every=1, decay=0.99)
 
-    class Suite(RegulariserSuite):
+    class Suite(RegularizerSuite):
         needed = (need,)
 
         def make(self) -> Any:

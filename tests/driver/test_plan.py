@@ -56,7 +56,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(model: Path, *words: str) -> Plan:
     common = ["model.source=null", f"model.path={model}", "model.dtype=bfloat16"]
-    return make_plan(resolve(None, ["grpo"], [*common, "publication.transport=broadcast", *words]))
+    return make_plan(resolve(None, ["grpo"], [*common, "weight_sync.transport=broadcast", *words]))
 
 
 def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_gpu_run_is_planned_where_there_is_no_gpu(model: Path) -> None:
     assert actor["parameters"] == 6 * COUNT
     assert actor["total"] == found.figures["memory"]["peak"]
     assert found.figures["memory"]["gpu"] == 80 << 30
-    publication = found.figures["publication"]
-    assert (publication["bytes"], publication["largest_tensor"]) == (2 * COUNT, 2 * VOCABULARY * HIDDEN)
-    assert publication["seconds"] == pytest.approx(2 * COUNT / memory.BYTES_PER_S["core/broadcast"])
+    weight_sync = found.figures["weight_sync"]
+    assert (weight_sync["bytes"], weight_sync["largest_tensor"]) == (2 * COUNT, 2 * VOCABULARY * HIDDEN)
+    assert weight_sync["seconds"] == pytest.approx(2 * COUNT / memory.BYTES_PER_S["core/broadcast"])
     assert json.loads(found.to_json())["memory"] == found.figures["memory"]
     assert f"{actor['total'] / 2**30:.1f} GiB for each of 1 rank(s)" in str(found)
 
@@ -88,7 +88,7 @@ def test_the_choice_of_checkpointing_that_was_reckoned_with_is_told(model: Path,
     assert f", activations {kept:.1f} ({said}), " in str(found)
 
 
-def test_the_time_of_a_publication_is_that_within_one_machine(model: Path) -> None:
+def test_the_time_of_a_weight_sync_is_that_within_one_machine(model: Path) -> None:
     pytest.importorskip("areal_sglang", reason="the first-party plugins are not installed")
     words = [
         "inference_engine={type: sglang/sglang, servers: 1}",
@@ -100,7 +100,7 @@ def test_the_time_of_a_publication_is_that_within_one_machine(model: Path) -> No
     )
     assert "by broadcast between nodes: how long that takes, their network decides" in str(two)
     assert "GB/s" not in str(two)
-    assert two.figures["publication"]["seconds"] is None
+    assert two.figures["weight_sync"]["seconds"] is None
 
 
 def test_a_folder_without_a_tokenizer_is_refused(model: Path) -> None:
@@ -182,7 +182,7 @@ def test_what_does_not_train_needs_no_memory_for_it(model: Path) -> None:
 
 def test_roles_stay_beside_the_one_that_computes(model: Path) -> None:
     one = plan(model, "placement.gpu_memory_gib=80").figures["memory"]
-    words = ["algorithm.regularisers=[{type: grpo/reference_kl, coefficient: 0.1}]"]
+    words = ["algorithm.regularizers=[{type: grpo/reference_kl, coefficient: 0.1}]"]
     two = plan(model, "placement.gpu_memory_gib=80", *words).figures["memory"]
     assert set(two["roles"]) == {"actor", "reference"}
     assert two["peak"] == one["peak"] + 2 * COUNT, "a frozen one has nothing but what it computes with"
@@ -192,11 +192,11 @@ def test_without_a_gpu_nothing_is_refused_and_the_need_is_told(model: Path) -> N
     found = plan(model, "train_engine.max_tokens_per_microbatch=100000000")
     assert found.figures["memory"]["gpu"] is None
     assert "placement.gpu_memory_gib plans for GPUs elsewhere" in str(found)
-    assert found.figures["publication"]["seconds"] is None
+    assert found.figures["weight_sync"]["seconds"] is None
 
 
-def test_in_turns_the_plan_says_what_is_left_to_servers(model: Path) -> None:
-    turns = ["publication.transport=memory", "placement.generation=[0]", "placement.training=[0]"]
+def test_colocated_the_plan_says_what_is_left_to_servers(model: Path) -> None:
+    turns = ["weight_sync.transport=memory", "placement.generation=[0]", "placement.training=[0]"]
     words = ["placement.gpu_memory_gib=80", *turns]
     assert f"the trainer keeps {14 * COUNT / 2**30:.1f} GiB while servers generate" in str(plan(model, *words))
 
@@ -261,7 +261,7 @@ def test_heads_that_ranks_cannot_divide_are_refused(model: Path) -> None:
     assert "3 heads of attention with 3 key heads cannot be divided among tensor 2" in str(problem)
 
 
-def test_a_broadcast_in_turns_is_refused(model: Path) -> None:
+def test_a_broadcast_colocated_is_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="no group in which a GPU is twice"):
         plan(model, "placement.generation=[0]", "placement.training=[0]")
 

@@ -6,11 +6,11 @@ import pytest
 
 from areal_core.cli import main
 from areal_core.driver.attempts import claim, release
-from areal_core.driver.recoveries import Recoveries, way_on
+from areal_core.driver.recoveries import Recoveries, resume_hint
 from areal_core.errors import LostError, RunError
 from areal_core.messages import Credentials
 from areal_core.runs.folder import RunFolder
-from areal_core.training.ways_on import STATE_FILE
+from areal_core.training.resume_hints import STATE_FILE
 
 LOST = LostError("trainer-0 was killed by SIGKILL", hints=["its log: x"])
 
@@ -52,7 +52,7 @@ def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(
 
     def told():
         assert main(["status", str(run.path)]) == 1
-        words = way_on(run, has_failed=True)
+        words = resume_hint(run, has_failed=True)
         assert capsys.readouterr().out.rstrip().endswith(f"; {words}")
         return words
 
@@ -71,7 +71,9 @@ def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(
     assert f"mv {newest} {run.path / 'damaged-step-00000004'} && areal run --resume {run.path}" in damaged
     release(run.attempt(1), "interrupted 4 143")
     assert told() == damaged
-    assert way_on(RunFolder(tmp_path / "an odd $(name)"), has_failed=False).endswith("an odd $(name)'"), "for a shell"
+    assert resume_hint(RunFolder(tmp_path / "an odd $(name)"), has_failed=False).endswith("an odd $(name)'"), (
+        "for a shell"
+    )
 
 
 def test_going_back_to_the_same_checkpoint_again_and_again_ends_the_run():

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.driver.summary import summarise_run
+from areal_core.driver.summary import summarize_run
 from areal_core.driver.view import LastingView, PlainView, RunState, sparkline, summary_line, waiting_verdict
 from areal_core.runs.folder import RunFolder
-from areal_core.training.journal import Journal
+from areal_core.training.metrics_logger import MetricsLogger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def journal(run: RunFolder, step: int = 0) -> Journal:
-    return Journal(run.metrics, step, phase=lambda _: nullcontext())
+def metrics_logger(run: RunFolder, step: int = 0) -> MetricsLogger:
+    return MetricsLogger(run.metrics, step, phase=lambda _: nullcontext())
 
 
 def test_a_resume_goes_on_with_the_curve_up_to_where_it_begins(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    first = journal(run)
+    first = metrics_logger(run)
     for step in range(1, 6):
         first.finish_step(step, {"reward/mean": step / 10})
-    journal(run, 2)  # what came after step 2 is of a discarded history
+    metrics_logger(run, 2)  # what came after step 2 is of a discarded history
     state = RunState(run)
     state.hear("trainer", {"step": 2})
     assert [line["step"] for line in state.lines] == [1, 2]
@@ -45,7 +45,7 @@ def test_a_line_that_was_cut_off_or_spoiled_is_left_out(tmp_path: Path) -> None:
     spoiled = b'\xff\xfe\n[1]\n{"reward": 1}\n{"step": "2"}\n' + b"[" * 100_000 + b"\n"
     run.metrics.write_bytes(b'{"step": 1}\n' + spoiled + b'{"step": 2}\n{"step": 3}\n{"st')
     assert run.read_metrics() == [{"step": 1}, {"step": 2}, {"step": 3}]
-    journal(run, step=2).close()
+    metrics_logger(run, step=2).close()
     assert run.read_metrics() == [{"step": 1}, {"step": 2}]
 
 
@@ -77,22 +77,22 @@ def test_a_step_shows_what_its_run_is_after(metrics: dict[str, float], shown: st
 
 def test_the_summary_shows_the_same_at_both_ends(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    told = journal(run)
+    told = metrics_logger(run)
     told.finish_step(1, {"train/loss": 0.75, "train/accuracy": 0.5})
     told.finish_step(2, {"train/loss": 0.25, "train/accuracy": 1.0})
     told.close()
-    assert summarise_run(run, 2, 3.0).splitlines() == [
+    assert summarize_run(run, 2, 3.0).splitlines() == [
         "done: 2 steps in 3 s",
         "  loss            0.7500 -> 0.2500",
         "  accuracy        0.500 -> 1.000",
     ]
-    filtered = journal(run)
+    filtered = metrics_logger(run)
     filtered.finish_step(1, {"reward/mean": 0.5, "reward/all_episodes": 0.125})
     filtered.finish_step(2, {"reward/mean": 0.5, "reward/all_episodes": 0.875})
     filtered.finish_step(3, {"reward/mean": 0.5})
     filtered.close()
-    assert "  reward          0.125 -> 0.875" in summarise_run(run, 3, 3.0)
-    assert "0.5" not in summarise_run(run, 3, 3.0)
+    assert "  reward          0.125 -> 0.875" in summarize_run(run, 3, 3.0)
+    assert "0.5" not in summarize_run(run, 3, 3.0)
 
 
 def test_who_waits_for_whom() -> None:

@@ -49,7 +49,7 @@ class FakeServer:
         self.release_fault = None
         self.pieces = []
         self.aborts = 0
-        self.cache_keys = []
+        self.cache_salts = []
         self.is_open = asyncio.Event()
         self.is_open.set()
         self.update_may_go_on = asyncio.Event()
@@ -114,7 +114,7 @@ class FakeAdapter:
             await asyncio.Event().wait()
         is_first = piece.name.startswith("first-")
         server.pieces.append(piece.name)
-        server.cache_keys.append(piece.cache_key)
+        server.cache_salts.append(piece.cache_salt)
         fault = server.first_fault if is_first else server.fault
         if fault is not None:
             await asyncio.sleep(0)
@@ -175,13 +175,13 @@ class FakeAdapter:
     async def leave_group(self, connection, group):
         self.left.append(group.name)
 
-    async def release_memory(self, connection):
+    async def sleep(self, connection):
         server = self.of(connection)
         if server.release_fault is not None:
             raise server.release_fault
         server.has_memory = False
 
-    async def restore_memory(self, connection):
+    async def wake_up(self, connection):
         server = self.of(connection)
         assert not server.has_memory  # a server dies of being given back what it has
         server.has_memory = True
@@ -209,7 +209,7 @@ async def until(condition, what, seconds=60.0):
 
 
 def states(fleet):
-    return {name: str(member.state) for name, member in fleet.roster.members.items()}
+    return {name: str(member.state) for name, member in fleet.pool.members.items()}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A request on its way through several servers: what is kept, how tokens are labelled, what is asked for next."""
+"""A request on its way through several servers: what is kept, how tokens are labeled, what is asked for next."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_piece_that_brought_nothing_is_asked_for_again_with_the_same_seed():
     "sampling", [{"stop": ("x",)}, {"repetition_penalty": 1.1}, {"frequency_penalty": 0.5}, {"presence_penalty": 0.5}]
 )
 def test_what_looks_at_its_own_output_begins_anew(sampling):
-    """A server knows only the tokens that it is sent: half a stop text, or what was penalised, would be forgotten."""
+    """A server knows only the tokens that it is sent: half a stop text, or what was penalized, would be forgotten."""
     asked = answer(**sampling)
     asked.next_piece(grant(4))
     asked.keep(tokens(11, 12), [4, 4])
@@ -102,12 +102,12 @@ def test_an_answer_with_all_its_tokens_has_ended_even_if_its_server_did_not_say_
 def test_an_end_among_uncertain_tokens_is_none():
     """The server was lost with the last chunk: what ended the piece may be among the tokens that are not kept."""
     asked = answer()
-    asked.keep_labelled(tokens(11, 12, 13, finish="stop", first=[("4", 0, 2)]))
+    asked.keep_labeled(tokens(11, 12, 13, finish="stop", first=[("4", 0, 2)]))
     assert asked.finish is None
     assert (asked.sampled.ids.tolist(), asked.sampled.versions.tolist()) == ([11, 12], [4, 4])
-    asked.keep_labelled(tokens(11, 12, finish="stop", spans=[("5", 0, 2)]))
+    asked.keep_labeled(tokens(11, 12, finish="stop", spans=[("5", 0, 2)]))
     assert asked.finish is FinishReason.STOP
-    asked.keep_labelled(tokens(13, spans=[("another run's 5", 0, 1)]))
+    asked.keep_labeled(tokens(13, spans=[("another run's 5", 0, 1)]))
     assert asked.sampled.versions.tolist() == [4, 4, 5, 5]
 
 
@@ -171,30 +171,30 @@ def test_what_is_no_token_at_all_is_a_fault_of_the_server(ids, logprobs):
 def test_in_recompute_prefixes_are_shared_only_between_requests_of_one_version():
     conversations = Conversations("recompute")
     asked = answer(conversation="a", conversations=conversations)
-    assert asked.next_piece(grant(4)).cache_key == "4"
-    assert asked.next_piece(grant(5)).cache_key == "5", "the same request, continued"
+    assert asked.next_piece(grant(4)).cache_salt == "4"
+    assert asked.next_piece(grant(5)).cache_salt == "5", "the same request, continued"
     later = answer(name="r2", conversation="a", conversations=conversations)
-    assert later.next_piece(grant(6)).cache_key == "6", "its next turn"
+    assert later.next_piece(grant(6)).cache_salt == "6", "its next turn"
 
 
 def test_in_keep_cache_a_conversation_keeps_its_prefix_and_a_new_one_begins_with_current_weights():
     conversations = Conversations("keep_cache")
     first = answer(conversation="a", conversations=conversations)
-    assert first.next_piece(grant(4)).cache_key == "4"
-    assert first.next_piece(grant(5)).cache_key == "4", "the same request, continued"
+    assert first.next_piece(grant(4)).cache_salt == "4"
+    assert first.next_piece(grant(5)).cache_salt == "4", "the same request, continued"
     later = answer(name="r2", conversation="a", conversations=conversations)
-    assert later.next_piece(grant(6)).cache_key == "4", "its next turn"
+    assert later.next_piece(grant(6)).cache_salt == "4", "its next turn"
     other = answer(name="r3", conversation="b", conversations=conversations)
-    assert other.next_piece(grant(6)).cache_key == "6", "no older keys and values for who begins now"
+    assert other.next_piece(grant(6)).cache_salt == "6", "no older keys and values for who begins now"
 
 
 def test_a_request_without_a_conversation_is_one_by_itself():
     conversations = Conversations("keep_cache")
     asked = answer(conversations=conversations)
-    assert [asked.next_piece(grant(version)).cache_key for version in (4, 5)] == ["4", "4"]
-    assert answer(name="r2", conversations=conversations).next_piece(grant(5)).cache_key == "5"
+    assert [asked.next_piece(grant(version)).cache_salt for version in (4, 5)] == ["4", "4"]
+    assert answer(name="r2", conversations=conversations).next_piece(grant(5)).cache_salt == "5"
     named = answer(name="r3", conversation="r1", conversations=conversations)
-    assert named.next_piece(grant(6)).cache_key == "6", "a conversation of the same name as a request is another one"
+    assert named.next_piece(grant(6)).cache_salt == "6", "a conversation of the same name as a request is another one"
 
 
 def test_conversations_that_were_silent_longest_are_forgotten():

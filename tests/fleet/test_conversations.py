@@ -21,7 +21,7 @@ def test_turns_before_and_after_an_update(running, mode, wanted):
     async def check():
         server = running.server()
         async with running({"a": server}, update_mode=mode) as fleet:
-            server.cache_keys.clear()
+            server.cache_salts.clear()
             await fleet.generate(turn("1", "first"))
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             await fleet.generate(turn("2", "first"))
@@ -29,6 +29,6 @@ def test_turns_before_and_after_an_update(running, mode, wanted):
             await fleet.generate(turn("4", "second"))
             await fleet.generate(turn("5", "first"))
             await fleet.generate(turn("6", ""))
-            assert server.cache_keys == wanted
+            assert server.cache_salts == wanted
 
     run_virtually(check())

@@ -20,7 +20,7 @@ def test_a_label_of_another_run_is_not_believed(running):
     async def check():
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
-            servers["a"].label = servers["a"].label.replace(fleet.roster.mark, "another-")
+            servers["a"].label = servers["a"].label.replace(fleet.pool.mark, "another-")
             for number in range(8):
                 found = await fleet.generate(running.request(f"r{number}"))
                 assert set(found.versions) == {0}
@@ -37,7 +37,7 @@ def test_a_request_under_way_ends_with_the_fleet(running):
         async with running({"a": server}) as fleet:
             server.is_stuck = True
             waiting = asyncio.ensure_future(fleet.generate(running.request()))
-            await running.until(lambda: fleet.roster.ready[0].requests, "the request")
+            await running.until(lambda: fleet.pool.ready[0].requests, "the request")
             await fleet.close()
             with pytest.raises(RunError, match="the servers were closed"):
                 await asyncio.wait_for(waiting, 60)
@@ -54,7 +54,7 @@ def test_a_worker_that_fails_takes_no_server_out(running):
                 with pytest.raises(ServerLostError):
                     async with Slot(fleet, Want()):
                         raise ServerLostError("too many open files")
-            await running.until(lambda: not any(m.doubted.is_set() for m in fleet.roster.members.values()), "a look")
+            await running.until(lambda: not any(m.doubted.is_set() for m in fleet.pool.members.values()), "a look")
             assert running.states(fleet) == {"a": "ready", "b": "ready"}
 
     run_virtually(check())
@@ -98,12 +98,12 @@ def test_a_look_that_an_update_has_ended_says_nothing_about_the_server(running):
         server.identity = replace(server.identity, reports_spans=False)
         async with running({"a": server}) as fleet:
             server.ends_at_abort, server.token_s = True, 1.0
-            fleet.roster.members["a"].doubted.set()
+            fleet.pool.members["a"].doubted.set()
             await running.until(lambda: any(name.startswith("doubted") for name in server.pieces), "the look")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             server.token_s = 0.001
             assert running.states(fleet) == {"a": "ready"}
-            await running.until(lambda: not fleet.roster.members["a"].doubted.is_set(), "another look")
+            await running.until(lambda: not fleet.pool.members["a"].doubted.is_set(), "another look")
             assert len([name for name in server.pieces if name.startswith("doubted")]) > 1
             assert "refused" not in running.log()
             assert (await fleet.generate(running.request())).versions == [1] * 16
@@ -134,7 +134,7 @@ def test_an_address_at_which_nobody_answers_is_told(running):
     async def check():
         told = []
         async with running({"a": running.server()}) as fleet:
-            fleet.roster.tell = told.append
+            fleet.pool.tell = told.append
             fleet._tending.join("b", "http://b")
             await running.until(lambda: told, "a line")
             assert told == ["b does not answer yet, and is waited for: /health: ClientConnectorError"]
@@ -159,7 +159,7 @@ def test_a_token_that_is_no_number_costs_its_server_and_not_the_controller(runni
         server = running.server()
         async with running({"a": server}) as fleet:
             server.version = str(1 << 70)  # which it gives as its token
-            fleet.roster.members["a"].doubted.set()
+            fleet.pool.members["a"].doubted.set()
             await running.until(lambda: "answered in a form that is not known" in running.log(), "it is lost")
 
     run_virtually(check())

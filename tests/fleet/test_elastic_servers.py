@@ -18,7 +18,7 @@ def bounds(minimum, maximum):
 
 
 def names(fleet, state):
-    return sorted(name for name, member in fleet.roster.members.items() if str(member.state) == state)
+    return sorted(name for name, member in fleet.pool.members.items() if str(member.state) == state)
 
 
 def test_the_run_begins_with_the_minimum_and_more_servers_join_when_there_is_room(running, own):
@@ -41,13 +41,13 @@ def test_where_its_node_goes_a_server_is_gone_and_its_requests_end_elsewhere_wit
         async with starting as fleet:
             await running.until(lambda: len(names(fleet, "ready")) == 2, "both serve")
             going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=40))) for n in range(6)]
-            await running.until(lambda: all(one.requests for one in fleet.roster.ready), "both work")
+            await running.until(lambda: all(one.requests for one in fleet.pool.ready), "both work")
             await asyncio.sleep(0.02)
             driver.end("server-0", is_again=False)
             found = await asyncio.gather(*going)
             assert [len(one.output_ids) for one in found] == [40] * 6
             assert names(fleet, "waiting for room") == ["server-0"]
-            assert fleet.roster.failure is None
+            assert fleet.pool.failure is None
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5
             driver.start("server-0")
             await running.until(lambda: len(names(fleet, "ready")) == 2, "it is back on another node")
@@ -64,7 +64,7 @@ def test_below_the_minimum_it_is_said_and_after_a_while_the_run_ends_with_what_t
             driver.end("server-0", is_again=False)
             await running.until(lambda: len(names(fleet, "ready")) == 1, "one is left")
             assert len((await fleet.generate(running.request(most=5))).output_ids) == 5, "it goes on with the rest"
-            await running.until(lambda: fleet.roster.failure, "the deadline")
+            await running.until(lambda: fleet.pool.failure, "the deadline")
             with pytest.raises(RunError, match="1 of 2 servers are ready, since 2 s") as caught:
                 await fleet.generate(running.request())
             assert "server-0 waiting for room: its process has ended" in str(caught.value)

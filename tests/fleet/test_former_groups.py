@@ -15,7 +15,7 @@ def test_a_server_leaves_the_group_of_a_former_trainer_before_it_joins_the_next(
         async with running(servers) as fleet:
             former = await fleet.form_group("127.0.0.1", 1, "gloo", "")
         async with running(servers) as fleet:  # as after a recovery: it knows of no group
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both are ready")
+            await running.until(lambda: len(fleet.pool.ready) == 2, "both are ready")
             group = await fleet.form_group("127.0.0.1", 1, "gloo", "")
             await fleet._updater._groups.joined()
             assert former.name != group.name

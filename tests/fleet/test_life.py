@@ -12,7 +12,7 @@ from areal_core import background
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, TensorDescription, WeightUpdate
 from areal_core.messages.servers import ServerJoins, ServerLeaves
-from areal_core.servers import roster
+from areal_core.servers import pool
 from areal_core.servers.errors import RequestRefusedError
 from areal_core.servers.interface import ServerIdentity
 from tests.virtual_time import run_virtually
@@ -174,7 +174,7 @@ def test_a_refused_server_does_not_limit_requests(running):
         async with running({"a": running.server(), "b": small}, servers=0) as fleet:
             small.identity = ServerIdentity("1", "", 8, 4, "float16")  # of another dtype: refused
             await running.until(lambda: running.states(fleet)["a"] == "ready", "a is ready")
-            fleet.roster.lose(fleet.roster.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.members["b"], "for this test")
             await running.until(lambda: running.states(fleet)["b"] == "refused", "b is refused")
             assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
@@ -193,7 +193,7 @@ def test_a_server_joins_and_leaves(running):
             assert late.version == "1"
             assert (await fleet.answer(joins)).state == "ready", "asking again changes nothing"
             going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=50))) for n in range(6)]
-            await running.until(lambda: fleet.roster.members["late"].requests, "it is given requests")
+            await running.until(lambda: fleet.pool.members["late"].requests, "it is given requests")
             assert (await fleet.answer(leaves)).state == "leaving"
             for found in await asyncio.gather(*going):
                 assert len(found.output_ids) == 50
@@ -274,7 +274,7 @@ def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(runni
                     yield chunk
 
             fleet.adapter.generate = dies
-            fleet.roster.lose(fleet.roster.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.members["b"], "for this test")
             await running.until(lambda: not shot.is_healthy, "it died in its first request")
             await asyncio.sleep(0.1)
             shot.first_fault, shot.is_healthy = None, True
@@ -289,7 +289,7 @@ def test_a_server_that_is_healthy_and_cannot_serve_is_refused(running):
         servers["b"].first_fault = ServerLostError("no kernel image")
         async with running(servers, servers=0) as fleet:
             await running.until(lambda: running.states(fleet)["b"] == "refused", "it is refused")
-            assert "is healthy but cannot serve this model: no kernel image" in fleet.roster.explain()
+            assert "is healthy but cannot serve this model: no kernel image" in fleet.pool.explain()
             assert len((await fleet.generate(running.request())).output_ids) == TOKENS
 
     run_virtually(check())
@@ -329,20 +329,20 @@ def test_a_server_that_was_refused_is_looked_at_again_and_catches_up(running):
     run_virtually(check())
 
 
-def test_a_joined_server_whose_program_is_gone_leaves_the_roster(running, monkeypatch):
+def test_a_joined_server_whose_program_is_gone_leaves_the_pool(running, monkeypatch):
     """Killed with SIGKILL, it never said that it leaves."""
 
     async def check():
         late = running.server()
         async with running({"a": running.server(), "late": late}, addresses=["http://a"], servers=0) as fleet:
-            monkeypatch.setattr(roster, "JOIN_LEASE_S", 0.2)
+            monkeypatch.setattr(pool, "JOIN_LEASE_S", 0.2)
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it joined")
             await asyncio.sleep(0.4)
             assert running.states(fleet)["late"] == "ready", "it serves, whatever became of its program"
             late.is_healthy = False
             await running.until(lambda: running.states(fleet)["late"] == "gone", "nobody waits for it")
-            assert "not heard" in fleet.roster.reasons["late"]
+            assert "not heard" in fleet.pool.reasons["late"]
             late.is_healthy = True
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it may come back under its name")
@@ -361,7 +361,7 @@ def test_an_error_in_an_adapter_ends_the_process_with_its_cause(running, monkeyp
                 raise ZeroDivisionError("an adapter's own")
 
             fleet.adapter.identify = broken
-            fleet.roster.lose(fleet.roster.members["b"], "for this test")
+            fleet.pool.lose(fleet.pool.members["b"], "for this test")
             await running.until(lambda: failed, "it is told")
             assert failed[0] == ("tending b", 'ZeroDivisionError("an adapter\'s own")')
 

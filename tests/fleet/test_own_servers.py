@@ -27,7 +27,7 @@ async def two_that_serve(running, own):
     """A fleet, and the driver that has started both of its servers and has a third."""
     starting, driver = own(*(running.server() for _ in range(3)), starts=2, servers=2)
     async with starting as fleet:
-        await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+        await running.until(lambda: len(fleet.pool.ready) == 2, "both serve")
         yield fleet, driver
 
 
@@ -52,7 +52,7 @@ def test_a_request_that_is_under_way_when_its_server_dies_goes_on_elsewhere(runn
     async def check():
         async with two_that_serve(running, own) as (fleet, driver):
             going = [asyncio.create_task(fleet.generate(running.request(f"r{n}", most=60))) for n in range(6)]
-            await running.until(lambda: all(one.requests for one in fleet.roster.ready), "both work")
+            await running.until(lambda: all(one.requests for one in fleet.pool.ready), "both work")
             await asyncio.sleep(0.02)
             driver.end("server-1")
             assert [len(found.output_ids) for found in await asyncio.gather(*going)] == [60] * 6
@@ -72,7 +72,7 @@ def test_a_server_of_an_attempt_before_is_given_the_weights_whatever_it_holds(ru
         await running.until(lambda: hasattr(driver, "changed"), "it is watched")
         driver.start("server-0", is_fresh=False)
         fleet = await entering
-        assert server.label == fleet.roster.members["server-0"].label(0)
+        assert server.label == fleet.pool.members["server-0"].label(0)
         assert set((await fleet.generate(running.request())).versions) == {0}
         await starting.__aexit__(None, None, None)
 
@@ -101,7 +101,7 @@ def test_a_server_that_fails_its_first_request_after_it_came_again_is_started_on
         starting, driver = own(running.server(), second, running.server())
         async with starting as fleet:
             driver.end("server-0")
-            await running.until(lambda: driver.fates == [] and fleet.roster.ready, "the third one serves")
+            await running.until(lambda: driver.fates == [] and fleet.pool.ready, "the third one serves")
             (asked,) = restarts(driver)
             assert asked.why == "failed its first request: CUDA out of memory"
 
@@ -122,12 +122,12 @@ def test_the_run_goes_on_without_one_that_the_driver_gives_up(running, own):
     async def check():
         starting, driver = own(running.server(), running.server(), "ended 4 times in 300 s", starts=2, servers=2)
         async with starting as fleet:
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await running.until(lambda: len(fleet.pool.ready) == 2, "both serve")
             driver.end("server-1")
             await running.until(lambda: running.states(fleet)["server-1"] == "refused", "it is given up")
-            assert "ended 4 times in 300 s" in fleet.roster.explain()
+            assert "ended 4 times in 300 s" in fleet.pool.explain()
             assert len((await fleet.generate(running.request())).output_ids) == 16
-            assert fleet.roster.failure is None
+            assert fleet.pool.failure is None
 
     run_virtually(check())
 
@@ -139,9 +139,9 @@ def test_the_run_ends_at_once_where_the_driver_gives_up_the_only_server(running,
         starting, driver = own(running.server(), "ended 4 times in 300 s", starts=1, servers=1)
         async with starting as fleet:
             driver.end("server-0")
-            await running.until(lambda: fleet.roster.failure, "the end", 10)
-            assert "ended 4 times in 300 s" in str(fleet.roster.failure)
-            assert "areal logs RUN_DIR server-0" in fleet.roster.failure.hints[0]
+            await running.until(lambda: fleet.pool.failure, "the end", 10)
+            assert "ended 4 times in 300 s" in str(fleet.pool.failure)
+            assert "areal logs RUN_DIR server-0" in fleet.pool.failure.hints[0]
 
     run_virtually(check())
 
@@ -172,12 +172,12 @@ def test_one_that_keeps_its_memory_is_ended_before_the_trainer_goes_on(running, 
         starting, driver = own(former, running.server())
         async with starting as fleet:
             former.release_fault = ServerLostError("/flush_cache failed")
-            await fleet.release_memory()
+            await fleet.sleep()
             assert restarts(driver) == [Restart("server-0", "did not give its memory away")]
             assert not former.is_healthy
             assert driver.waiting == ["server-0"], "in the trainer's turn nothing is started"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            await running.until(lambda: fleet.roster.ready, "the next one serves")
+            await running.until(lambda: fleet.pool.ready, "the next one serves")
             assert set((await fleet.generate(running.request())).versions) == {1}
 
     run_virtually(check())
@@ -188,13 +188,13 @@ def test_one_that_dies_in_the_trainers_turn_is_started_when_that_ends(running, o
 
     async def check():
         async with two_that_serve(running, own) as (fleet, driver):
-            await fleet.release_memory()
+            await fleet.sleep()
             driver.end("server-1")
             await asyncio.sleep(0.1)
             assert [*driver.servers] == ["server-0"], "it is started into memory that the trainer has"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            assert [member.name for member in fleet.roster.ready] == ["server-0"]
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            assert [member.name for member in fleet.pool.ready] == ["server-0"]
+            await running.until(lambda: len(fleet.pool.ready) == 2, "both serve again")
             assert {server.version for server in driver.servers.values()} == {"1"}
 
     run_virtually(check())
@@ -210,7 +210,7 @@ def test_one_that_is_synced_when_the_trainers_turn_begins_is_waited_for(running,
             late.update_may_go_on.clear()
             driver.end("server-1")
             await running.until(lambda: not late.is_open.is_set(), "it is being given the weights")
-            releasing = asyncio.create_task(fleet.release_memory())
+            releasing = asyncio.create_task(fleet.sleep())
             await asyncio.sleep(0.1)
             assert not releasing.done(), "the trainer goes on while a server loads on its GPU"
             late.update_may_go_on.set()
@@ -219,7 +219,7 @@ def test_one_that_is_synced_when_the_trainers_turn_begins_is_waited_for(running,
             await asyncio.sleep(0.1)
             assert late.version == "1"
             await fleet.update_weights(WeightUpdate(2, fleet.first_weights))
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            await running.until(lambda: len(fleet.pool.ready) == 2, "both serve again")
             assert late.version == "2"
 
     run_virtually(check())
@@ -233,10 +233,10 @@ def test_one_that_waits_for_a_folder_gives_its_memory_away(running, own):
             late = driver.fates[0]
             driver.end("server-1")
             await running.until(fleet.needs_folder, "it waits for a folder")
-            await fleet.release_memory()
+            await fleet.sleep()
             assert not late.has_memory
             await fleet.update_weights(WeightUpdate(2, fleet.first_weights))
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve again")
+            await running.until(lambda: len(fleet.pool.ready) == 2, "both serve again")
             assert late.version == "2"
 
     run_virtually(check())
@@ -252,14 +252,14 @@ def test_one_that_is_asked_when_the_trainers_turn_begins_answers_before_its_memo
         async with starting as fleet:
             driver.start("server-1", is_fresh=False)
             await running.until(lambda: any(name.startswith("revived") for name in late.pieces), "it is asked")
-            await fleet.release_memory()
+            await fleet.sleep()
             assert not late.has_memory
             assert late.under_way == 0
             asked = len(late.pieces)
             await asyncio.sleep(5)
             assert len(late.pieces) == asked, "it is asked in the trainer's turn"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            await running.until(lambda: len(fleet.roster.ready) == 2, "both serve")
+            await running.until(lambda: len(fleet.pool.ready) == 2, "both serve")
 
     run_virtually(check())
 

@@ -29,7 +29,7 @@ def test_a_server_that_does_not_come_back_is_tried_more_and_more_rarely(running,
 
             fleet.adapter.identify = noted
             server.first_fault = ServerLostError("out of memory")
-            fleet.roster.lose(fleet.roster.members["a"], "for this test")
+            fleet.pool.lose(fleet.pool.members["a"], "for this test")
             await asyncio.sleep(60)
             assert [round(after - before) for before, after in pairwise(tried)] == [2, 4, 8, 10, 10, 10, 10]
 

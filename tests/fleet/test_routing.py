@@ -10,7 +10,7 @@ import pytest
 from areal_core.errors import RunError
 from areal_core.interfaces import ServerLostError, Slot, Want
 from areal_core.servers.interface import ServerIdentity
-from areal_core.servers.roster import Member, Roster, State
+from areal_core.servers.pool import Member, ServerPool, State
 from areal_core.servers.routing import Router
 from tests.virtual_time import run_virtually
 
@@ -38,9 +38,9 @@ class Line:
     """Routers, and who lines up for their slots."""
 
     def __init__(self, *members, limit=None):
-        self.roster = Roster(Path("/dev/null"))
-        self.roster.members = {one.name: one for one in members}
-        self.router = Router(self.roster, limit)
+        self.pool = ServerPool(Path("/dev/null"))
+        self.pool.members = {one.name: one for one in members}
+        self.router = Router(self.pool, limit)
         self.wake = self.router.wake
         self.held = []
 
@@ -48,7 +48,7 @@ class Line:
         """The server of a slot, which is held until `release`."""
         names = tuple(one.name for one in avoided)
         slot = Slot(self.router, Want(tuple(prefixes), names, is_continued))
-        found = self.roster.members[(await slot.__aenter__()).server]
+        found = self.pool.members[(await slot.__aenter__()).server]
         self.held.append((found, slot))
         return found
 
@@ -261,7 +261,7 @@ def test_what_was_asked_of_a_lost_server_is_broken_off_and_asked_of_another():
         asking = [asyncio.create_task(ask()) for _ in range(2)]
         await turns()
         a.state = State.LOST
-        of.roster.on_lost(a)
+        of.pool.on_lost(a)
         for task in asking:
             with pytest.raises(ServerLostError, match="a was lost"):
                 await task
@@ -298,8 +298,8 @@ def test_a_server_that_is_lost_twice_is_lost_once_for_whoever_holds_its_slot():
         of = router(a)
         with pytest.raises(ServerLostError):  # noqa: PT012
             async with Slot(of.router, Want()):
-                of.roster.on_lost(a)
-                of.roster.on_lost(a)
+                of.pool.on_lost(a)
+                of.pool.on_lost(a)
                 await asyncio.Event().wait()
         assert not task.cancelling()
 
@@ -312,7 +312,7 @@ def test_a_failure_ends_every_wait():
         await of.take()
         waiting = asked(of, 2)
         await turns()
-        of.roster.fail(RunError("no server is left"))
+        of.pool.fail(RunError("no server is left"))
         for task in waiting:
             with pytest.raises(RunError, match="no server is left"):
                 await task

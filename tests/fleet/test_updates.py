@@ -157,7 +157,7 @@ def test_closing_ends_although_something_happened_just_before(running):
 
     async def check():
         async with running({"a": running.server()}) as fleet:
-            fleet.roster.members["a"].doubted.set()
+            fleet.pool.members["a"].doubted.set()
             async with asyncio.timeout(60):
                 await fleet.close()
 
@@ -171,7 +171,7 @@ def test_servers_that_gave_their_memory_away_take_the_next_weights(running, tmp_
         server = running.server()
         async with running({"a": server}) as fleet:
             for version in (1, 2):
-                await fleet.release_memory()
+                await fleet.sleep()
                 assert not server.has_memory
                 waiting = asyncio.create_task(fleet.generate(running.request()))
                 await asyncio.sleep(0.1)
@@ -191,7 +191,7 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
         servers = {"a": running.server(), "b": running.server()}
         servers["a"].release_fault = ServerLostError("/flush_cache failed")
         async with running(servers) as fleet:
-            await fleet.release_memory()
+            await fleet.sleep()
             assert "did not give its memory away" in (tmp_path / "logs" / "servers.jsonl").read_text()
             await fleet.update_weights(WeightUpdate(1, running.write_weights(tmp_path / "version-1")))
             await running.until(
@@ -203,7 +203,7 @@ def test_a_server_that_keeps_its_memory_is_lost_and_nobody_waits_for_it(running,
 
 
 def test_all_servers_are_lost_when_weights_are_verified(running):
-    """The trainer publishes and asks for answers that verify the weights, and nobody is there: they are waited for."""
+    """The trainer syncs and asks for answers that verify the weights, and nobody is there: they are waited for."""
 
     async def check():
         servers = {"a": running.server(), "b": running.server()}
@@ -224,20 +224,20 @@ def test_all_servers_are_lost_when_weights_are_verified(running):
 
 
 def test_a_server_that_loads_longer_than_the_trainer_trains_joins(running, tmp_path):
-    """From folders: weights are published again and again while it loads, each before it has loaded the last."""
+    """From folders: weights are synced again and again while it loads, each before it has loaded the last."""
 
     async def check():
         servers = {"a": running.server(), "late": running.server()}
         async with running(servers) as fleet:
             slow = servers["late"]
             slow.loading_s = 0.2
-            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            fleet.pool.lose(fleet.pool.members["late"], "for this test")
             for version in range(1, 60):
                 await fleet.update_weights(WeightUpdate(version, fleet.first_weights))
                 if running.states(fleet)["late"] == "ready" and version > 1:
                     break
                 await asyncio.sleep(0.02)
-            assert running.states(fleet)["late"] == "ready", f"it did not join in {version} publications"
+            assert running.states(fleet)["late"] == "ready", f"it did not join in {version} weight syncs"
             assert slow.version == servers["a"].version == str(version)
 
     run_virtually(check())
@@ -250,7 +250,7 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(run
         servers = {"a": running.server(), "late": running.server()}
         async with running(servers) as fleet:
             servers["late"].loading_s = 0.2
-            fleet.roster.lose(fleet.roster.members["late"], "for this test")
+            fleet.pool.lose(fleet.pool.members["late"], "for this test")
             group, version = None, 0
             for version in range(1, 60):
                 group = await fleet.form_group("127.0.0.1", 1, "gloo", group.name if group else "")
@@ -260,7 +260,7 @@ def test_a_server_that_loads_longer_than_the_trainer_trains_joins_broadcasts(run
                 if group.world_size == 3:
                     break
                 await asyncio.sleep(0.02)
-            assert group.world_size == 3, f"it was in no group after {version} publications"
+            assert group.world_size == 3, f"it was in no group after {version} weight syncs"
             assert running.states(fleet) == {"a": "ready", "late": "ready"}
             assert servers["late"].version == servers["a"].version == str(version)
 
@@ -274,16 +274,16 @@ def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(run
         servers = {"a": running.server(), "b": running.server()}
         servers["a"].identity = replace(servers["a"].identity, reports_spans=False)
         async with running(servers) as fleet:
-            member, holder = fleet.roster.members["a"], Slot(fleet, Want(avoided=("b",)))
+            member, holder = fleet.pool.members["a"], Slot(fleet, Want(avoided=("b",)))
             assert (await holder.__aenter__()).server == "a"
             holder.lose = lambda: None  # its worker is busy and has not heard of it
-            fleet.roster.lose(member, "for this test")
+            fleet.pool.lose(member, "for this test")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             await running.until(lambda: running.states(fleet)["a"] == "catching up", "it comes back")
             await asyncio.sleep(0.1)
             assert servers["a"].version == "0"
             await holder.__aexit__(None, None, None)
-            await running.until(lambda: len(fleet.roster.ready) == 2, "it is ready")
+            await running.until(lambda: len(fleet.pool.ready) == 2, "it is ready")
             assert servers["a"].version == "1"
 
     run_virtually(check())

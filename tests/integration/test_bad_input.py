@@ -94,13 +94,13 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["roles.reference.path=nowhere"], "know no such role", "roles of this algorithm: actor"),
         LONG(["sampling.max_new_tokens=256"], "no room for a prompt", "context of 256"),
         (["sampling.top_k=5"], "cannot reproduce", "allow_mismatched_sampling"),
-        (["rollout.batch_size=6", "training.updates_per_batch=4"], "does not divide", "choose one of"),
+        (["rollout.batch_size=6", "training.num_minibatches=4"], "does not divide", "choose one of"),
         LONG(["rewards.0.type=bad_parts.py:missing"], "has no 'missing'", "it has:"),
         (["rollout.batchsize=3"], "unknown key", "batch_size"),
         (["--plugins", "gpro"], "gpro", "grpo"),
         (["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
         LONG(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument"),
-        LONG(["publication.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
+        LONG(["weight_sync.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
         LONG(["inference_engine=sglang"], "SGLang is not installed beside areal", "pip install 'areal-sglang[engine]'"),
         LONG(["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
         (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
@@ -168,7 +168,7 @@ def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: 
     done = workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs, "roles.reference.path=missing")
     assert done.code == 2, done.out
     assert f"roles.reference.path: there is no folder {workplace.folder / 'missing'}" in done.err
-    place = f"row 1 of the data set (counted from 0; {rows}:3) cannot be learnt from: preferences need rows with"
+    place = f"row 1 of the data set (counted from 0; {rows}:3) cannot be learned from: preferences need rows with"
     assert place in done.err
     rows.write_text('{"prompt": "1", "chosen": "2", "rejected": "3"}\n')
     assert workplace.areal("run", "run.yaml", "--dry-run", *data, *pairs).code == 0

@@ -113,7 +113,7 @@ def test_stopped_it_leaves_no_process_and_tells_what_it_has(workplace: Workplace
     samples = workplace.folder / "out" / "samples.jsonl"
     workplace.wait_for(lambda: samples.exists() and samples.read_text().count("\n") > 40, process)
     started = children(process.pid)
-    assert len(started) >= 4, "warden, evaluator, engine, reward process"
+    assert len(started) >= 4, "guard, evaluator, engine, reward process"
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=HANG_S)
     wait_until_gone(started)

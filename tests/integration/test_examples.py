@@ -55,7 +55,7 @@ def test_vision_runs_on_pictures(workplace: Workplace) -> None:
     last = {key: value for line in workplace.metrics() for key, value in line.items()}
     assert last["step"] == 2
     assert last["verify/logprob_difference_max"] < 1e-3
-    assert last["train/behaviour_difference"] < 1e-3
+    assert last["train/behavior_difference"] < 1e-3
     exported = workplace.folder / "run" / "model"
     assert (exported / "preprocessor_config.json").is_file()
     assert workplace.areal("audit", "run").code == 0
@@ -72,7 +72,7 @@ def test_lora_runs_and_leaves_the_adapter_beside_the_model(workplace: Workplace)
     assert lines[-1]["step"] == 2
     assert any("engine/reference/forward_s" in line for line in lines)
     gaps = [line.get("verify/logprob_difference_max", 0.0) for line in lines]
-    assert max(gaps) < 1e-3, "what was published is not what the trainer computes with"
+    assert max(gaps) < 1e-3, "what was synced is not what the trainer computes with"
     exported = workplace.folder / "run" / "model"
     assert (exported / "model.safetensors").is_file()
     assert (exported / "adapter" / "adapter_config.json").is_file()
@@ -129,7 +129,7 @@ def test_reasoning_gym_runs_behind_worked_examples(workplace: Workplace) -> None
     pytest.importorskip("reasoning_gym")
     for name in ("reasoning_gym.yaml", "few_shot.py"):
         shutil.copy(EXAMPLES / name, workplace.folder)
-    words = ["inference_engine=hf", "publication.transport=memory", "placement.generation=null"]
+    words = ["inference_engine=hf", "weight_sync.transport=memory", "placement.generation=null"]
     words += ["placement.training=null", "evaluation.limit=2", "evaluation.samples_per_prompt=1"]
     words += [
         f"{section}.examples=[['1 + 1 =', '<answer>2</answer>']]" for section in ("dataset", "evaluation.dataset")

@@ -51,7 +51,7 @@ def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> 
     done = homemade.areal("run", "run.yaml", "run_dir=run", "--plugins", "homemade", *words, "checkpoint.every=3")
     assert done.code == 0, done.err
     lines = homemade.metrics()
-    assert [line["version"] for line in lines] == [0, 0, 1, 2], "nothing is published while only the critic learns"
+    assert [line["version"] for line in lines] == [0, 0, 1, 2], "nothing is synced while only the critic learns"
     for line in lines:
         assert {"train/critic/error", "train/critic/gradient_norm", "train/distance"} <= line.keys()
     assert [("train/loss" in line) for line in lines] == [False, False, True, True]
@@ -65,7 +65,7 @@ def test_a_critic_warms_up_and_learns_beside_the_policy(homemade: Workplace) -> 
     assert homemade.areal("audit", "run").code == 0
 
 
-def test_preferences_are_learnt_from_a_file(homemade: Workplace) -> None:
+def test_preferences_are_learned_from_a_file(homemade: Workplace) -> None:
     rows = homemade.folder / "pairs.jsonl"
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     (homemade.folder / "dpo.yaml").write_text("""
@@ -74,7 +74,7 @@ steps: 12
 model: {path: model}
 dataset: {type: rewards/jsonl, paths: [pairs.jsonl]}
 rollout: {batch_size: 8}
-training: {updates_per_batch: 2}
+training: {num_minibatches: 2}
 train_engine: {type: fsdp, learning_rate: 3e-3}
 algorithm: homemade/dpo
 """)

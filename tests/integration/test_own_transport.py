@@ -19,7 +19,7 @@ from pathlib import Path
 
 from areal_core.interfaces import TensorDescription, WeightUpdate
 from areal_core.messages import Done, Message
-from areal_core.messages.rollouts import PublishWeights
+from areal_core.messages.rollouts import SyncWeights
 from areal_core.training.weights_file import describe_weights, write_weights
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
@@ -47,7 +47,7 @@ class Parcels:
             folder.mkdir(exist_ok=True)
             write_weights(folder / "model.safetensors", tensors, parameters)
             self.rollouts.call(Parcel(folder), "a parcel to be taken")
-            self.rollouts.call(PublishWeights(version, trained, None, tensors), "the parcel to be opened")
+            self.rollouts.call(SyncWeights(version, trained, None, tensors), "the parcel to be opened")
         return False
 
 
@@ -77,11 +77,11 @@ class Engine(HFEngine):
 def write(folder: Path, *, takes: bool) -> list[str]:
     file = folder / "parcels.py"
     file.write_text(TRANSPORT.format(chosen=f"{file}:Parcels" if takes else ""))
-    return [f"inference_engine={file}:Engine", f"publication.transport={file}:Parcels"]
+    return [f"inference_engine={file}:Engine", f"weight_sync.transport={file}:Parcels"]
 
 
 def test_weights_by_a_transport_of_ones_own(workplace: Workplace, tmp_path: Path):
-    words = [*write(tmp_path, takes=True), "steps=3", "evaluation=null", "publication.verify_every=1"]
+    words = [*write(tmp_path, takes=True), "steps=3", "evaluation=null", "weight_sync.logprob_check_every=1"]
     run_dir = tmp_path / "run"
     done = workplace.areal("run", "run.yaml", f"run_dir={run_dir}", *words)
     assert done.code == 0, done.err

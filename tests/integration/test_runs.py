@@ -31,15 +31,15 @@ def processes_of(folder: object) -> list[str]:
 
 def test_a_run_leaves_what_it_promises(workplace: Workplace) -> None:
     done = workplace.areal(
-        "run", "run.yaml", "run_dir=run", "training.updates_per_batch=2", "checkpoint.every=2",
+        "run", "run.yaml", "run_dir=run", "training.num_minibatches=2", "checkpoint.every=2",
         "evaluation.dataset.type=grpo/additions", "evaluation.limit=10", "evaluation.every=2",
     )  # fmt: skip
     assert done.code == 0, done.err
     lines = workplace.metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
     assert {"evaluation/reward", "evaluation/response_length"} <= lines[0].keys()
-    assert {"reward/mean", "reward/right_result", "staleness/mean", "train/entropy", "train/behaviour_kl",
-            "train/clip_fraction", "time/wait_s", "time/train_s", "time/publish_s"} <= lines[1].keys()  # fmt: skip
+    assert {"reward/mean", "reward/right_result", "staleness/mean", "train/entropy", "train/behavior_kl",
+            "train/clip_fraction", "time/wait_s", "time/train_s", "time/weight_sync_s"} <= lines[1].keys()  # fmt: skip
     assert max(line.get("staleness/max", 0) for line in lines) <= 1
     assert max(line.get("train/clip_fraction", 0) for line in lines) > 0, "two updates a batch must meet the clip"
     run = workplace.folder / "run"

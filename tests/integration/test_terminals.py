@@ -91,7 +91,7 @@ def test_a_terminal_that_nobody_reads_does_not_end_the_run(workplace: Workplace)
 
 
 @pytest.mark.long
-def test_nohup_and_suspension_are_honoured(workplace: Workplace) -> None:
+def test_nohup_and_suspension_are_honored(workplace: Workplace) -> None:
     words = ["nohup", *workplace.command, "run", "run.yaml", "run_dir=run", "steps=2000"]
     process = subprocess.Popen(
         words,

@@ -11,7 +11,7 @@ import pytest
 
 from areal_core.ledger.audit import audit_folder
 from areal_core.ledger.store import DATABASE, Ledger
-from areal_core.training.checkpoint import Witness
+from areal_core.training.checkpoint import ConsumptionLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 def run_dir(tmp_path: Path, written: Any) -> Path:
     """A run of four steps of one group each: two lie before the last checkpoint but one."""
     ledger = Ledger(tmp_path / "attempts/1/ledger", tmp_path)
-    witness = Witness()
+    consumption_log = ConsumptionLog()
     for number in range(4):
         ledger.issued(number, number, 0)
         (group,) = written(ledger.folder, [number])
         ledger.flush([group])
         ledger.consumed([number], number)
-        witness.steps.append([(number, group.record.digest)])
+        consumption_log.steps.append([(number, group.record.digest)])
         if number == 1:
-            witness.hand_over()
+            consumption_log.hand_over()
     checkpoint = tmp_path / "attempts/1/checkpoints/step-000004"
     checkpoint.mkdir(parents=True)
     (checkpoint / "actor").mkdir()
     (checkpoint / "actor" / "parameters").write_bytes(bytes(100))
-    state = {"step": 4, "before": witness.before, "first": witness.first, "steps": witness.steps, "best": None}
+    state = {
+        "step": 4,
+        "before": consumption_log.before,
+        "first": consumption_log.first,
+        "steps": consumption_log.steps,
+        "best": None,
+    }
     state["files"] = {"actor/parameters": 100}
     (checkpoint / "trainer.json").write_text(json.dumps(state))
     ledger.commit(4, checkpoint, 4)
@@ -86,7 +92,7 @@ def test_a_group_that_was_trained_on_twice(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     "damaged", ["{}", "[]", "", "not JSON", '{"step": 4, "before": "", "first": 0, "steps": 5, "files": {}}']
 )
-def test_a_damaged_witness_is_a_finding(run_dir: Path, damaged: str) -> None:
+def test_a_damaged_consumption_log_is_a_finding(run_dir: Path, damaged: str) -> None:
     path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     path.write_text(damaged)
     (problem,) = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
@@ -114,18 +120,18 @@ def test_a_checkpoint_with_a_flipped_bit_is_a_finding(run_dir: Path) -> None:
 
 def test_one_of_an_older_version_too(run_dir: Path) -> None:
     path = run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
-    path.write_text(json.dumps({"step": 4, "witness": []}))
+    path.write_text(json.dumps({"step": 4, "consumption_log": []}))
     (problem,) = audit_folder(run_dir / "attempts/1/ledger", run_dir).problems
     assert problem == f"{path} is damaged or of another version: KeyError: 'first'"
 
 
 def test_the_ledger_of_fine_tuning_holds_commits_alone_and_the_rows_come_in_their_order(run_dir: Path) -> None:
-    ledger, witnessed = run_dir / "attempts/1/ledger", run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
+    ledger, logged = run_dir / "attempts/1/ledger", run_dir / "attempts/1/checkpoints/step-000004/trainer.json"
     assert changed(run_dir, "DELETE FROM groups") != []
     assert audit_folder(ledger, run_dir, generates=False).problems == []
-    state = json.loads(witnessed.read_text())
+    state = json.loads(logged.read_text())
     state["steps"][1] = state["steps"][0]
-    witnessed.write_text(json.dumps(state))
+    logged.write_text(json.dumps(state))
     (problem,) = audit_folder(ledger, run_dir, generates=False).problems
     assert problem == "rows were left out or trained on twice, as the trainer saw it"
 

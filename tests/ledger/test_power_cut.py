@@ -26,7 +26,7 @@ import torch.distributed as dist
 from areal_core.ledger.groups import PromptGroup
 from areal_core.ledger.segments import SegmentWriter
 from areal_core.ledger.store import Ledger
-from areal_core.training.checkpoint import Witness, prune_checkpoints, write_checkpoint
+from areal_core.training.checkpoint import ConsumptionLog, prune_checkpoints, write_checkpoint
 from areal_core.training.distribution import wait_for_all
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -49,9 +49,9 @@ def steps(ledger, epoch, first, last):
     for step in range(first, last):
         finish(ledger, [2 * step, 2 * step + 1])
         ledger.consumed([2 * step], step)
-        ledger.published(step + 1, step + 1)
+        ledger.synced(step + 1, step + 1)
         checkpoints, writers = run / f"attempts/{epoch}/checkpoints", {"actor": Engine().save}
-        folder = write_checkpoint(checkpoints, step + 1, writers, Witness(), wait_for_all)
+        folder = write_checkpoint(checkpoints, step + 1, writers, ConsumptionLog(), wait_for_all)
         ledger.commit(step + 1, folder, 2 * step + 2)
         prune_checkpoints(run, 1, folder)
         (Path(sys.argv[1]) / f"committed-{step + 1}").mkdir()

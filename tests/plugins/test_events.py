@@ -38,8 +38,8 @@ class Listener:
         self._hear("step_finished", run_dir, step, dict(metrics))
 
     @hookimpl
-    def areal_weights_published(self, step, version):
-        self._hear("weights_published", step, version)
+    def areal_weights_synced(self, step, version):
+        self._hear("weights_synced", step, version)
 
     @hookimpl
     def areal_checkpoint_saved(self, step, path):
@@ -62,7 +62,7 @@ def tell_everything(events: Events) -> None:
     events.configure("config")  # type: ignore[arg-type]
     events.run_started("config", Path("run"))  # type: ignore[arg-type]
     events.step_finished(Path("run"), 1, {"reward": 0.5})
-    events.weights_published(Path("run"), 1, 7)
+    events.weights_synced(Path("run"), 1, 7)
     events.checkpoint_saved(Path("run"), 1, Path("checkpoint"))
     events.run_finished(Path("run"), "finished", 10)
 
@@ -75,7 +75,7 @@ def test_every_event_reaches_every_plugin_with_the_arguments_it_asks_for():
         ("configure", "config"),
         ("run_started", Path("run")),
         ("step_finished", Path("run"), 1, {"reward": 0.5}),
-        ("weights_published", 1, 7),
+        ("weights_synced", 1, 7),
         ("checkpoint_saved", 1, Path("checkpoint")),
         ("run_finished", "finished", 10),
     ]

@@ -86,7 +86,7 @@ def _build(
         on_failure=ledger.failed,
     )
     section = RolloutSection(
-        batch_size=batch_size, max_staleness=max_staleness, pipeline_depth=depth, group_size=group_size, **policy
+        batch_size=batch_size, max_staleness=max_staleness, max_pending_batches=depth, group_size=group_size, **policy
     )
     if keep is not None:
         stages = [lambda episodes: episodes if keep([e.reward for e in episodes]) else None]

@@ -44,7 +44,7 @@ def test_what_a_full_disk_refused_for_a_moment_is_written_and_trained_on_once(
             batch, _ = await controller.next_batch(step)
             assert batch is not None
             consumed += batch["group_id"].unique().tolist()
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         await controller.close()
         return consumed
 

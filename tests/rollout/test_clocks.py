@@ -83,7 +83,7 @@ def test_the_time_in_which_an_engine_has_given_its_memory_away_is_not_the_episod
         controller, ledger = build(tmp_path, engine=LosesItsServers(), episode_timeout_s=0.3)
         controller.start()
         await asyncio.sleep(1.0)
-        await controller.publish(WeightUpdate(1, tmp_path), 0)
+        await controller.sync(WeightUpdate(1, tmp_path), 0)
         await play_a_batch(controller, ledger)
 
     run_virtually(asyncio.wait_for(run(), 60))

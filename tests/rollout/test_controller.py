@@ -59,7 +59,7 @@ class Unreliable(FakeWorkflow):
     failing=st.sampled_from([0.0, 0.1, 0.3]),
     filtering=st.sampled_from([0.0, 0.3]),
     incomplete=st.sampled_from(["replace", "use", "drop"]),
-    actions=st.lists(st.sampled_from(["publish", "late publish"]), min_size=6, max_size=6),
+    actions=st.lists(st.sampled_from(["sync", "late sync"]), min_size=6, max_size=6),
 )
 def test_any_interleaving_progresses_within_the_bound(
     tmp_path_factory: pytest.TempPathFactory,
@@ -88,17 +88,17 @@ def test_any_interleaving_progresses_within_the_bound(
             stall_timeout_s=20,
         )
         controller.start()
-        published = {0: 0}
-        for step, action in enumerate([*actions, "publish"]):
+        synced = {0: 0}
+        for step, action in enumerate([*actions, "sync"]):
             batch, _ = await controller.next_batch(step)
             if batch is not None:
-                ages = token_staleness(batch["versions"], batch["loss_mask"], published, step)
+                ages = token_staleness(batch["versions"], batch["loss_mask"], synced, step)
                 assert int(ages.max()) <= staleness
             trained = step + 1
-            if action == "late publish":
+            if action == "late sync":
                 await asyncio.sleep(0.001)
-            published[trained] = trained
-            await controller.publish(WeightUpdate(trained, folder), trained)
+            synced[trained] = trained
+            await controller.sync(WeightUpdate(trained, folder), trained)
             under_way = controller.counts.running + controller.counts.ready
             assert under_way <= depth * 4
             assert controller.counts.consumed + under_way <= (staleness + trained + 1) * 4
@@ -122,7 +122,7 @@ def test_staleness_zero_is_synchronous(tmp_path: Path, build: Build) -> None:
             assert set(batch["versions"][batch["loss_mask"]].tolist()) == {step}
             await asyncio.sleep(0.01)
             assert len(engine.requests) == 8 * (step + 1), "nothing may be generated before the next weights"
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         await controller.close()
         ledger.close()
 
@@ -131,7 +131,7 @@ def test_staleness_zero_is_synchronous(tmp_path: Path, build: Build) -> None:
 
 @pytest.mark.parametrize(("stale", "dropped"), [("drop", True), ("mask", False), ("keep", False)])
 def test_data_over_the_bound(tmp_path: Path, stale: str, dropped: bool, build: Build) -> None:
-    """Weights that are published late make waiting groups stale: each policy does what it says, and counts it."""
+    """Weights that are synced late make waiting groups stale: each policy does what it says, and counts it."""
 
     async def run() -> None:
         controller, ledger = build(tmp_path, max_staleness=0, depth=2, stale=stale)
@@ -142,7 +142,7 @@ def test_data_over_the_bound(tmp_path: Path, stale: str, dropped: bool, build: B
         await asyncio.sleep(0.05)
         if dropped:
             assert not ready.done(), "stale groups must not be handed out"
-            await controller.publish(WeightUpdate(1, tmp_path), 3)
+            await controller.sync(WeightUpdate(1, tmp_path), 3)
             batch, metrics = await ready
             assert batch is not None
             assert metrics["groups/stale"] == 4
@@ -210,7 +210,7 @@ def test_an_episode_over_its_deadline_is_cancelled_and_replaced(tmp_path: Path, 
             _, metrics = await controller.next_batch(step)
             totals.update({name: int(count) for name, count in metrics.items() if name.startswith("groups/")})
             await asyncio.sleep(0.4)
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         assert totals["groups/failed"] == 1
         await controller.close()
         ledger.close()
@@ -231,7 +231,7 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
             batch, _ = await controller.next_batch(step)
             assert batch is not None
             batches.append(batch)
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
             if step == 0:
                 await controller.commit(1, tmp_path / "step-1")
         for task in list(controller._running):  # as if killed: nothing is closed or flushed
@@ -242,13 +242,13 @@ def test_a_resumed_run_trains_on_the_same_groups_in_the_same_order(
         controller, ledger = build(tmp_path, max_staleness=3, depth=3)
         controller.restore(discard=False)
         assert controller.highest_version == 3
-        await controller.publish(WeightUpdate(controller.highest_version + 1, tmp_path), 1)
+        await controller.sync(WeightUpdate(controller.highest_version + 1, tmp_path), 1)
         controller.start()
         batches = []
         for step in (1, 2, 3):
             batch, _ = await controller.next_batch(step)
             batches.append(batch)
-            await controller.publish(WeightUpdate(4 + step, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(4 + step, tmp_path), step + 1)
         await controller.commit(4, tmp_path / "step-4")
         await controller.close()
         ledger.close()
@@ -286,7 +286,7 @@ def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Bu
         controller, ledger = build(tmp_path, engine=FakeEngine(delay_s=0.05))
         controller.start()
         await controller.next_batch(0)
-        await controller.publish(WeightUpdate(1, tmp_path), 1)
+        await controller.sync(WeightUpdate(1, tmp_path), 1)
         controller.make_durable()
         assert audit(ledger.database, tmp_path, running=controller.open_groups).problems == []
         lost = max(controller.open_groups)
@@ -310,7 +310,7 @@ def test_a_late_commit_says_where_its_own_step_stood(tmp_path: Path, build: Buil
         controller.start()
         for step in range(3):
             await controller.next_batch(step)
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
             if not is_late and step == 0:
                 break
         await controller.next_batch(step + 1)

@@ -57,7 +57,7 @@ def test_a_row_that_cannot_be_read_fails_its_group_and_says_so(
                 batch, _ = await controller.next_batch(step)
                 assert batch is not None
                 assert 0 not in {row % 3 for row in batch["prompt_id"][:, 0].tolist()}
-                await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+                await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
             rows = ledger.database.execute("SELECT error FROM failures").fetchall()
             assert all("column_that_is_not_there" in error and "cannot be read" in error for (error,) in rows)
             assert rows
@@ -140,7 +140,7 @@ def test_one_bad_episode_costs_its_group_and_names_its_field(
             batch, _ = await controller.next_batch(step)
             assert batch is not None
             assert bool(torch.isfinite(batch["reward"]).all())
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         errors = ledger.database.execute("SELECT error FROM failures").fetchall()
         assert errors
         assert all(re.search(told, error) for (error,) in errors), errors
@@ -167,7 +167,7 @@ def test_a_workflow_cannot_end_the_process(
         controller.start()
         for step in range(3):
             await controller.next_batch(step)
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         await controller.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -193,7 +193,7 @@ def test_a_task_of_a_workflow_cannot_end_the_process(tmp_path: Path, build: Buil
         controller.start()
         for step in range(3):
             await controller.next_batch(step)
-            await controller.publish(WeightUpdate(step + 1, tmp_path), step + 1)
+            await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         assert any("SystemExit: 0" in error for (error,) in ledger.database.execute("SELECT error FROM failures"))
         await controller.close()
 

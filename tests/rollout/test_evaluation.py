@@ -80,7 +80,7 @@ def test_an_evaluation_whose_first_episodes_all_fail_ends_with_the_cause(good: i
             return await super().run_episode(row, context)
 
     async def check() -> None:
-        rollout = RolloutSection(batch_size=1, group_size=1, pipeline_depth=1, max_consecutive_failures=3)
+        rollout = RolloutSection(batch_size=1, group_size=1, max_pending_batches=1, max_consecutive_failures=3)
         if good is None:
             ended = r"3 of 40 episodes of the evaluation ended, 3 failed(?s:.*)the judge is gone"
             with pytest.raises(RunError, match=ended):
@@ -123,7 +123,7 @@ def test_as_many_episodes_are_played_at_a_time_as_a_run_has() -> None:
     async def check() -> None:
         workflow = Counted()
         made, _ = evaluator(workflow)
-        rollout = RolloutSection(batch_size=3, group_size=2, pipeline_depth=2)
+        rollout = RolloutSection(batch_size=3, group_size=2, max_pending_batches=2)
         assert (await made.run(rollout))["evaluation/episodes"] == 40
         assert workflow.most == rollout.episodes_at_once == 12
 
@@ -171,7 +171,7 @@ def test_an_engine_that_dies_ends_the_evaluation_and_all_of_its_episodes() -> No
 def test_an_evaluation_whose_requests_get_no_place_for_ever_ends_with_the_reason() -> None:
     async def check() -> None:
         made, _ = evaluator(engine=FakeEngine(places=0))
-        rollout = RolloutSection(batch_size=2, group_size=2, pipeline_depth=1, stall_timeout_s=0.3)
+        rollout = RolloutSection(batch_size=2, group_size=2, max_pending_batches=1, stall_timeout_s=0.3)
         with pytest.raises(RunError, match=r"stall_timeout_s: 0.3; those that wait for a place"):
             await made.run(rollout)
 

@@ -74,7 +74,7 @@ def test_what_a_stage_returns_wrongly_ends_the_run_by_its_name(
 
 
 def test_weights_that_stay_do_not_make_their_tokens_stale(tmp_path: Path, build: Build, audited: Audited) -> None:
-    """While a critic warms up nothing is published: with a bound of 0 the run would stand still."""
+    """While a critic warms up nothing is synced: with a bound of 0 the run would stand still."""
 
     async def run() -> None:
         controller, _ = build(tmp_path, max_staleness=0)
@@ -83,7 +83,7 @@ def test_weights_that_stay_do_not_make_their_tokens_stale(tmp_path: Path, build:
             batch, metrics = await controller.next_batch(step)
             assert batch is not None
             assert metrics["staleness/max"] == 0
-            await controller.keep_weights(step + 1)
+            await controller.skip_sync(step + 1)
         await controller.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -110,7 +110,7 @@ def test_a_group_of_which_nothing_is_left_is_no_matter_for_stages(tmp_path: Path
         for step in range(3):
             batch, _ = await controller.next_batch(step)
             assert batch is not None
-            await controller.keep_weights(step + 1)
+            await controller.skip_sync(step + 1)
         await controller.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -35,7 +35,7 @@ def test_a_tokenizer_made_out_of_nothing_is_refused(tmp_path):
 
 
 def test_a_role_with_other_tokens_is_refused(tmp_path):
-    """It would be given numbers that mean other texts to it, and all that could be seen is that nothing is learnt."""
+    """It would be given numbers that mean other texts to it, and all that could be seen is that nothing is learned."""
     folders = {}
     for name, words in {"own": WORDS, "same": {**WORDS, "more": 3}, "other": {**WORDS, "word": 3, "more": 2}}.items():
         folders[name] = ModelReference(str(tmp_path / name))

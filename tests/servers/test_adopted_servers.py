@@ -28,7 +28,7 @@ async def meet(fleet):
         prefixed = PrefixStore(prefix, prefixed)
     await asyncio.to_thread(dist.ProcessGroupGloo, prefixed, 0, group.world_size, PATIENCE)
     await fleet._updater._groups.joined()
-    assert [member.group.name for member in fleet.roster.ready] == [group.name]
+    assert [member.group.name for member in fleet.pool.ready] == [group.name]
     return group.name
 
 
@@ -42,7 +42,7 @@ def test_the_group_of_a_former_trainer_is_destroyed(place, tmp_path):
             fleet = SGLangEngine(settings, tmp_path / "logs")
             await fleet.start(ModelReference(str(place.models[0]), "float32"))
             names.append(await meet(fleet))
-            (member,) = fleet.roster.ready
+            (member,) = fleet.pool.ready
             for former in names[:-1]:
                 with pytest.raises(RequestRefusedError, match="does not exist"):
                     await member.connection.post("/destroy_weights_update_group", {"group_name": former})

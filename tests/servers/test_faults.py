@@ -1,4 +1,4 @@
-"""True servers that are killed, stopped, cut off, slow or wrong, under load: nothing is lost, doubled, mislabelled."""
+"""True servers that are killed, stopped, cut off, slow or wrong, under load: nothing is lost, doubled, mislabeled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from areal_core.config.sections import PublicationSection
+from areal_core.config.sections import WeightSyncSection
 from areal_core.errors import RunError
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
 from areal_core.messages import Failed
@@ -22,7 +22,7 @@ from areal_core.messages.servers import ServerJoins, ServerLeaves
 from areal_core.rollout.service import RolloutService
 from areal_core.testing.conformance.models import make_model
 from areal_core.training.broadcast import Broadcast
-from areal_core.training.publication import Publication
+from areal_core.training.weight_sync import WeightSync
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
 
@@ -55,7 +55,7 @@ def test_killed_while_it_generates(place, load, wait_until):
 
 
 class Parameters:
-    """The trainer's engine, as far as publication knows it: the weights of the place's version."""
+    """The trainer's engine, as far as weight sync knows it: the weights of the place's version."""
 
     def __init__(self, place):
         self.place = place
@@ -79,7 +79,7 @@ class Rollouts:
         self._numbers = itertools.count(1)
         self._replies = {}
 
-    async def publish(self, update, trained):
+    async def sync(self, update, trained):
         """What is asked of the rollout controller here."""
         await self._fleet.update_weights(update)
 
@@ -102,7 +102,7 @@ class Rollouts:
         return reply.done() and isinstance(reply.result(), Failed)
 
 
-class Watched(Publication):
+class Watched(WeightSync):
     """Counts the folders that it writes."""
 
     folders = 0
@@ -126,16 +126,16 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
         parameters = Parameters(place)
         rollouts = Rollouts(place)
         broadcast = Broadcast(parameters, rollouts, torch.float32, timeout_s=BROADCAST_TIMEOUT_S)
-        publication = Watched(PublicationSection(), parameters, rollouts, broadcast, [tmp_path], torch.float32)
-        publication.version = place.version
+        weight_sync = Watched(WeightSyncSection(), parameters, rollouts, broadcast, [tmp_path], torch.float32)
+        weight_sync.version = place.version
 
         def versions():
-            return {member.version for member in fleet.roster.members.values()}
+            return {member.version for member in fleet.pool.members.values()}
 
-        async def publish():
+        async def sync():
             place.version += 1
-            assert await asyncio.to_thread(publication.publish, place.version) == place.version
-            await asyncio.to_thread(publication.finish)
+            assert await asyncio.to_thread(weight_sync.sync, place.version) == place.version
+            await asyncio.to_thread(weight_sync.finish)
 
         def kill(number):
             if number == 5:
@@ -145,33 +145,33 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
 
         async with load(fleet) as requests:
             await requests.more()
-            await publish()
-            assert publication.folders == 0, "the first broadcast needs no folder"
+            await sync()
+            assert weight_sync.folders == 0, "the first broadcast needs no folder"
             assert versions() == {place.version}
             await requests.more()
             parameters.on_tensor = kill
-            await publish()
+            await sync()
             other = place.member(0)
             await wait_until(lambda: str(other.state) == "ready", "the other serves again, without a restart")
             assert other.version == place.version
             await requests.more()
-            written = publication.folders
-            for _ in range(3):  # a trainer publishes again and again, and by broadcast to whom it can
-                await publish()
+            written = weight_sync.folders
+            for _ in range(3):  # a trainer syncs again and again, and by broadcast to whom it can
+                await sync()
             await wait_until(lambda: str(victim.state) in ("catching up", "ready"), "it is up again")
             for _ in range(20):
-                await publish()
+                await sync()
                 if str(victim.state) == "ready":
                     break
                 await asyncio.sleep(1)
             await wait_until(lambda: str(victim.state) == "ready", "it caught up")
             assert victim.version == place.version
-            assert publication.folders > written, "it caught up from a folder, written for it"
+            assert weight_sync.folders > written, "it caught up from a folder, written for it"
             await requests.more()
-            await publish()
-            written = publication.folders
-            await publish()
-            assert publication.folders == written
+            await sync()
+            written = weight_sync.folders
+            await sync()
+            assert weight_sync.folders == written
             assert versions() == {place.version}, "both are in the group"
             await requests.more()
         requests.check(place.log_files)
@@ -229,7 +229,7 @@ def addresses_of(place):
 
 
 def state_of(fleet, address):
-    return str(fleet.roster.members[address.split("//")[1]].state)
+    return str(fleet.pool.members[address.split("//")[1]].state)
 
 
 def test_a_proxy_that_spoils_answers(place, load, proxied, wait_until, tmp_path):
@@ -275,7 +275,7 @@ def test_servers_join_and_leave(place, load, wait_until, tmp_path):
             await fleet.update_weights(WeightUpdate(1, place.models[1]))
             while not continued or rounds < 2:  # it comes back under its name
                 await fleet.answer(joins)
-                late = fleet.roster.members["late"]
+                late = fleet.pool.members["late"]
                 await wait_until(lambda late=late: str(late.state) == "ready", "it joined")
                 assert late.version == 1
                 await requests.more()
@@ -310,7 +310,7 @@ def test_servers_that_the_run_cannot_use(place, load, proxied, wait_until, repla
             names = [something, other, broken]
             async with fleet_of(place, [*names, good], tmp_path) as fleet, load(fleet) as requests:
                 await wait_until(lambda: all(state_of(fleet, n) == "refused" for n in names), "three are refused")
-                reasons = fleet.roster.explain()
+                reasons = fleet.pool.explain()
                 print(reasons)
                 assert "serves another model" in reasons
                 assert "hidden_size 128 instead of 64" in reasons

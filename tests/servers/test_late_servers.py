@@ -1,4 +1,4 @@
-"""A true server that loads for longer than the trainer trains: it joins all the same, and nothing is mislabelled."""
+"""A true server that loads for longer than the trainer trains: it joins all the same, and nothing is mislabeled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADING_S = 4.0
 INTERVAL_S = 1.0
 
 
-def test_loading_takes_four_publication_intervals(place, load, proxied, wait_until, tmp_path):
+def test_loading_takes_four_weight_sync_intervals(place, load, proxied, wait_until, tmp_path):
     async def check():
         first, second = (place.member(number).connection.address for number in (0, 1))
         changes = {"servers": 0, "addresses": [first]}
@@ -29,7 +29,7 @@ def test_loading_takes_four_publication_intervals(place, load, proxied, wait_unt
                 proxy.loading_s = LOADING_S
                 async with load(fleet) as requests:
                     await fleet.answer(ServerJoins("late", address))
-                    late = fleet.roster.members["late"]
+                    late = fleet.pool.members["late"]
                     await wait_until(lambda: proxy.loads, "it loads")
                     for version in range(1, 30):
                         await fleet.update_weights(WeightUpdate(version, place.models[version]))
@@ -37,7 +37,7 @@ def test_loading_takes_four_publication_intervals(place, load, proxied, wait_unt
                             break
                         await asyncio.sleep(INTERVAL_S)
                     assert proxy.loads > 1, "the first load was overtaken"
-                    assert str(late.state) == "ready", f"it did not join in {version} publications"
+                    assert str(late.state) == "ready", f"it did not join in {version} weight syncs"
                     proxy.loading_s = 0.0
                     await wait_until(lambda: late.requests, "it is given requests")
                     await requests.more()

@@ -68,8 +68,8 @@ def test_weights_are_read_in_parts(sglang_program, sglang_options, server_enviro
     async def nothing(_self, _connection):
         """A server on a CPU has no memory to give away."""
 
-    monkeypatch.setattr("areal_sglang.adapter.SGLangAdapter.release_memory", nothing)
-    monkeypatch.setattr("areal_sglang.adapter.SGLangAdapter.restore_memory", nothing)
+    monkeypatch.setattr("areal_sglang.adapter.SGLangAdapter.sleep", nothing)
+    monkeypatch.setattr("areal_sglang.adapter.SGLangAdapter.wake_up", nothing)
     prompt = [5, 6, 7]
     asked = [GenerationRequest(f"r{n}", prompt, SamplingParameters(max_new_tokens=20), n) for n in range(2)]
 
@@ -80,12 +80,12 @@ def test_weights_are_read_in_parts(sglang_program, sglang_options, server_enviro
             await engine.start(model)
             first = await engine.generate(asked[0])
             for version in (1, 2):  # a server that is left in the middle of an update would refuse the next
-                await engine.release_memory()
+                await engine.sleep()
                 for part in ((), tensors[:7], tensors[7:]):
                     await engine.read_tensors(version, part)
                 await engine.update_weights(WeightUpdate(version, None, tuple(one.tensor for one in tensors)))
             last = await engine.generate(asked[1])
-            await engine.release_memory()
+            await engine.sleep()
             await engine.read_tensors(3, ())
             (tmp_path / "memory" / tensors[0].tensor.name).unlink()
             with pytest.raises(

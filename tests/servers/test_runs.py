@@ -21,7 +21,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     program = request.getfixturevalue(f"{server}_program")
     run_dir, key = tmp_path / "run", "a-key-for-the-servers-of-this-test"
     monkeypatch.setitem(ENVIRONMENT, "SERVERS_KEY", key)
-    words = [f"publication.transport={transport}", "publication.verify_every=1", "steps=5", "evaluation=null"]
+    words = [f"weight_sync.transport={transport}", "weight_sync.logprob_check_every=1", "steps=5", "evaluation=null"]
     words += ["inference_engine.health_timeout_s=120"]  # that a busy machine is late shall lose nothing here
     words += [f"inference_engine.program=[{','.join(map(str, program))}]", f"run_dir={run_dir}"]
     found = areal("run", f"{CONFIGS}/{server}.yaml", "inference_engine.api_key=env:SERVERS_KEY", *words)
@@ -32,7 +32,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
     assert all(step["verify/logprob_difference_max"] < 1e-3 for step in steps), "the server holds other weights"
-    assert all(step["publish/transfer_s"] > 0 for step in steps[1:])
+    assert all(step["weight_sync/transfer_s"] > 0 for step in steps[1:])
     assert sum(step["servers/failed"] for step in steps if "servers/failed" in step) == 0
     assert areal("audit", run_dir).returncode == 0
     assert [state for state, _ in transitions(run_dir, "server-0")] == ["catching up", "ready"]

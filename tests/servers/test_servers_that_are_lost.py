@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * HANG_S)]
 def test_servers_outlive_a_trainer_that_is_killed(sglang_program, tmp_path):
     """The same process goes on with the weights that the run goes back to."""
     run_dir, log = tmp_path / "run", tmp_path / "out"
-    words = ["publication.transport=broadcast", "publication.verify_every=1", "steps=8", "evaluation=null"]
+    words = ["weight_sync.transport=broadcast", "weight_sync.logprob_check_every=1", "steps=8", "evaluation=null"]
     words += ["checkpoint.every=1", "inference_engine.health_timeout_s=120"]
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]", f"run_dir={run_dir}"]
     with log.open("w") as out:
@@ -111,7 +111,7 @@ def test_a_server_comes_with_a_machine_and_goes_with_it(sglang_program, tmp_path
     run_dir = tmp_path / "run"
     words = ["launcher={type: external, nodes: 1, host: 127.0.0.1}", "placement.training=[0]", "model.dtype=float32"]
     words += ["inference_engine.servers={minimum: 1, maximum: 2}", "steps=100000", "evaluation=null"]
-    words += ["inference_engine.health_timeout_s=120", "publication.transport=memory", f"run_dir={run_dir}"]
+    words += ["inference_engine.health_timeout_s=120", "weight_sync.transport=memory", f"run_dir={run_dir}"]
     words += [f"inference_engine.program=[{','.join(map(str, sglang_program))}]"]
     command = [*START, "run", f"{CONFIGS}/sglang.yaml", *words]
     run = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)

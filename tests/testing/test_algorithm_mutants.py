@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from areal_core.algorithms.aggregation import token_mean
 from areal_core.algorithms.composition import PolicyGradient
+from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.data import Metric, group_mean
 from areal_core.errors import RunError
@@ -26,7 +26,7 @@ from areal_core.testing.conformance import (
 # Correct ones, written here in the plainest way.
 
 
-def centred(batch):
+def centered(batch):
     return batch["reward"] - group_mean(batch, batch["reward"])
 
 
@@ -44,7 +44,7 @@ def sequence_ratio(terms):
 
 
 def truncated(terms):
-    difference = torch.where(terms.mask, terms.proximal_logprobs - terms.behaviour_logprobs, 0.0)
+    difference = torch.where(terms.mask, terms.proximal_logprobs - terms.behavior_logprobs, 0.0)
     return torch.exp(difference).clamp(max=2.0).detach(), {}
 
 
@@ -64,16 +64,16 @@ def halved(episodes):
 class Composition(PolicyGradient):
     """The core's own composition, of the parts above."""
 
-    def __init__(self, advantage=centred, policy_loss=clipped, correction=masked, aggregation=token_mean):
-        parts = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
+    def __init__(self, advantage=centered, policy_loss=clipped, correction=masked, loss_aggregation=token_mean):
+        parts = {"advantage": f"{__file__}:centered", "policy_loss": f"{__file__}:clipped"}
         super().__init__(PolicyGradientSettings.model_validate(parts))
         self._advantage, self._policy_loss = advantage, policy_loss
-        self._corrections, self._aggregation = [correction], aggregation
+        self._corrections, self._loss_aggregation = [correction], loss_aggregation
 
 
 class TestAdvantage(AdvantageSuite):
     def make(self):
-        return centred
+        return centered
 
 
 class TestClippedLoss(PolicyLossSuite):
@@ -124,7 +124,7 @@ class TestPolicyGradientOfTheConfig(AlgorithmSuite):
     """The same through a config, with parts that are named by import."""
 
     component = "core/policy_gradient"
-    settings: ClassVar = {"advantage": f"{__file__}:centred", "policy_loss": f"{__file__}:clipped"}
+    settings: ClassVar = {"advantage": f"{__file__}:centered", "policy_loss": f"{__file__}:clipped"}
 
 
 # Broken ones.
@@ -137,10 +137,10 @@ def positional_groups(batch):
 
 
 def number_of_group_used(batch):
-    return centred(batch) * (1 + batch["group_id"] / 1e6)
+    return centered(batch) * (1 + batch["group_id"] / 1e6)
 
 
-def whole_batch_centred(batch):
+def whole_batch_centered(batch):
     return batch["reward"] - batch["reward"].mean()
 
 
@@ -151,8 +151,8 @@ def trajectories_counted(batch):
 
 
 def no_spread_divided(batch):
-    centre = centred(batch)
-    return centre / group_mean(batch, centre.square()).sqrt()
+    center = centered(batch)
+    return center / group_mean(batch, center.square()).sqrt()
 
 
 def in_place(batch):
@@ -161,14 +161,14 @@ def in_place(batch):
 
 
 def advantage_with_gradient(batch):
-    return centred(batch) * torch.ones((), requires_grad=True)
+    return centered(batch) * torch.ones((), requires_grad=True)
 
 
 def advantage_in_double(batch):
-    return centred(batch).double()
+    return centered(batch).double()
 
 
-def normalised_in_the_loss(terms):
+def normalized_in_the_loss(terms):
     """Whitens advantages over whatever micro-batch comes along."""
     inside = terms.advantages[terms.mask]
     return clipped(replace(terms, advantages=(terms.advantages - inside.mean()) / inside.std()))
@@ -210,11 +210,11 @@ def denominators_after_masking(terms):
 
 
 def weights_with_gradient(terms):
-    return torch.exp(terms.logprobs - terms.behaviour_logprobs), {}
+    return torch.exp(terms.logprobs - terms.behavior_logprobs), {}
 
 
 def weights_that_overflow(terms):
-    return torch.exp(6 * (terms.proximal_logprobs - terms.behaviour_logprobs)).detach(), {}
+    return torch.exp(6 * (terms.proximal_logprobs - terms.behavior_logprobs)).detach(), {}
 
 
 def half_on_policy(terms):
@@ -299,13 +299,13 @@ MUTANTS = [
     (AdvantageSuite, over_the_median_deviation, "test_one_that_differs_is_no_catastrophe", r"an advantage is 1e\+06"),
     (AdvantageSuite, positional_groups, "test_groups_are_known_by_their_id", "order of sequences matters"),
     (AdvantageSuite, number_of_group_used, "test_group_ids_are_only_names", "numbers of groups matter"),
-    (AdvantageSuite, whole_batch_centred, "test_groups_are_compared_with_themselves_alone", "influence each other"),
+    (AdvantageSuite, whole_batch_centered, "test_groups_are_compared_with_themselves_alone", "influence each other"),
     (AdvantageSuite, trajectories_counted, "test_an_episode_counts_once", "three trajectories counts more"),
     (AdvantageSuite, no_spread_divided, "test_equal_rewards_are_finite", "rewards that all are"),
     (AdvantageSuite, in_place, "test_the_batch_stays_as_it_was", "changed the batch"),
     (AdvantageSuite, advantage_with_gradient, "test_one_number_for_each_sequence_or_token", "carries gradients"),
     (AdvantageSuite, advantage_in_double, "test_one_number_for_each_sequence_or_token", "dtype"),
-    (PolicyLossSuite, normalised_in_the_loss, "test_a_split_changes_nothing", "depend on the micro-batch"),
+    (PolicyLossSuite, normalized_in_the_loss, "test_a_split_changes_nothing", "depend on the micro-batch"),
     (
         PolicyLossSuite,
         gradient_through_the_advantage,
@@ -330,22 +330,22 @@ MUTANTS = [
     (GroupStageSuite, halved, "test_examples", "become"),
 ]
 SPLIT, POLICY_GRADIENT = "test_any_split_gives_the_same", "test_the_gradient_on_policy_is_the_policy_gradient"
-MASK = "test_tokens_out_of_the_loss_mask_are_not_learnt_from"
+MASK = "test_tokens_out_of_the_loss_mask_are_not_learned_from"
 ALGORITHMS = [
     (lambda: Composition(advantage=positional_groups), "test_any_order_of_sequences_gives_the_same", "order of seq"),
     (DenominatorOfTheMicrobatch, SPLIT, "values differ"),
     (MeanOfMetrics, SPLIT, "entropy is"),
-    (lambda: Composition(policy_loss=normalised_in_the_loss), SPLIT, "values differ"),
+    (lambda: Composition(policy_loss=normalized_in_the_loss), SPLIT, "values differ"),
     (lambda: Composition(correction=denominators_after_masking), SPLIT, "values differ"),
     (lambda: Composition(policy_loss=gradient_through_the_advantage), POLICY_GRADIENT, "not REINFORCE"),
     (lambda: Composition(policy_loss=sign_of_the_loss), POLICY_GRADIENT, "not REINFORCE"),
     (
-        lambda: Composition(aggregation=survivors_counted),
+        lambda: Composition(loss_aggregation=survivors_counted),
         "test_denominators_come_before_masking",
         "depend on the policies",
     ),
-    (lambda: Composition(aggregation=prompts_counted), MASK, "a weight out of the mask"),
-    (LearnsFromThePrompt, MASK, "tokens out of the mask are learnt"),
+    (lambda: Composition(loss_aggregation=prompts_counted), MASK, "a weight out of the mask"),
+    (LearnsFromThePrompt, MASK, "tokens out of the mask are learned"),
     (LearnsNothing, "test_what_it_says_of_itself", "no work"),
     (OutputThatNobodyHas, "test_what_it_says_of_itself", "logits"),
     (ColumnOfNaN, "test_prepare_adds_numbers", "not finite"),
@@ -381,9 +381,9 @@ def test_the_composition_says_how_large_advantages_are_and_refuses_what_is_no_nu
     logged = {
         name: number for key, metric in context.metrics.items() for name, number in metric.as_numbers(key).items()
     }
-    advantages = centred(batch)[batch.tokens.row_index][batch["loss_mask"]]
+    advantages = centered(batch)[batch.tokens.row_index][batch["loss_mask"]]
     assert logged["advantage_mean"] == pytest.approx(float(advantages.mean()), abs=1e-6)
     assert logged["advantage_magnitude"] == pytest.approx(float(advantages.abs().mean()))
     assert logged["advantage_largest"] == float(advantages.abs().max())
-    with pytest.raises(RunError, match=r"the advantage '.*:centred' gave \d+ values that are NaN or infinite"):
+    with pytest.raises(RunError, match=r"the advantage '.*:centered' gave \d+ values that are NaN or infinite"):
         Composition(advantage=lambda batch: batch["reward"] * math.nan).prepare(batch, context)

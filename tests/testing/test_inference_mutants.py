@@ -57,7 +57,7 @@ class LogprobsBeforeTemperature(NaiveEngine):
 
 
 class LogprobsOfTruncatedDistribution(NaiveEngine):
-    """Renormalised over what may be drawn, as servers do whose top-k is on by default."""
+    """Renormalized over what may be drawn, as servers do whose top-k is on by default."""
 
     def _reported(self, logits, logprobs):
         kept = logprobs.topk(5).indices
@@ -166,7 +166,7 @@ class RefusedButChanged(NaiveEngine):
             raise
 
 
-class RefusedButLabelled(NaiveEngine):
+class RefusedButLabeled(NaiveEngine):
     async def update_weights(self, update):
         self.version = update.version
         await super().update_weights(update)
@@ -350,7 +350,7 @@ MUTANTS = [
     (HalfTakenBroadcast, "test_every_tensor_of_a_broadcast_is_taken_over", "a plain forward pass"),
     (HeadMayBeMissing, "test_a_head_that_is_left_out_is_missed", "taken over without its head"),
     (RefusedButChanged, REFUSED, "changed weights"),
-    (RefusedButLabelled, REFUSED, "changed the label"),
+    (RefusedButLabeled, REFUSED, "changed the label"),
     (MisfitIgnored, REFUSED, "taken over from a file with a missing tensor"),
     (RequestsLostAtAnUpdate, LABELS, "a request that an update met did not end"),
     (RequestsCutAtAnUpdate, LABELS, "cut a request short"),

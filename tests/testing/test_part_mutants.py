@@ -1,4 +1,4 @@
-"""The suites of aggregations, regularisers and encoders pass correct ones and catch each of these where they should."""
+"""The suites of loss aggregations, regularizers and encoders pass correct ones and catch each of these."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import ClassVar
 import pytest
 import torch
 
-from areal_core.algorithms.aggregation import token_mean
+from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.data import FinishReason, Generation, Trajectory
-from areal_core.interfaces import Follows, Pass, Role
-from areal_core.testing.conformance import AggregationSuite, EncoderSuite, RegulariserSuite
+from areal_core.interfaces import Follows, ForwardPass, Role
+from areal_core.testing.conformance import EncoderSuite, LossAggregationSuite, RegularizerSuite
 
 
-class TestTokenMean(AggregationSuite):
+class TestTokenMean(LossAggregationSuite):
     component = "core/token_mean"
 
 
-class TestSequenceMean(AggregationSuite):
+class TestSequenceMean(LossAggregationSuite):
     component = "core/sequence_mean"
 
 
-class TestEpisodeMean(AggregationSuite):
+class TestEpisodeMean(LossAggregationSuite):
     component = "core/episode_mean"
 
 
-class TestConstantLength(AggregationSuite):
+class TestConstantLength(LossAggregationSuite):
     component = "core/constant_length"
     settings: ClassVar = {"length": 16}
 
@@ -40,7 +40,7 @@ def bonus(terms):
     return torch.where(terms.mask, -0.1 * terms.entropy, 0.0), {}
 
 
-class TestPull(RegulariserSuite):
+class TestPull(RegularizerSuite):
     def make(self):
         return pull
 
@@ -50,23 +50,23 @@ def to_the_average(terms):
 
 
 to_the_average.needs = lambda updates: (
-    Pass(Role("average", follows=Follows("actor")), "logprobs", "average_logprobs"),
+    ForwardPass(Role("average", follows=Follows("actor")), "logprobs", "average_logprobs"),
 )
 
 
-class TestPullToARoleOfItsOwn(RegulariserSuite):
+class TestPullToARoleOfItsOwn(RegularizerSuite):
     """The columns of the passes that a component needs are there."""
 
     component = f"{__file__}:to_the_average"
 
 
-class TestBonus(RegulariserSuite):
+class TestBonus(RegularizerSuite):
     def make(self):
         return bonus
 
 
 def lesson(row, tokenizer):
-    """The prompt, and the answer, which is learnt."""
+    """The prompt, and the answer, which is learned."""
     if "prompt" not in row or not isinstance(row["prompt"], str):
         raise ValueError("a lesson needs the keys 'prompt' and 'answer', both text")
     said = tokenizer.encode(row["answer"])
@@ -181,19 +181,19 @@ ONE, SPLIT, MASK = (
 )
 WEIGHT, UNITS = "test_one_weight_for_each_token_of_the_loss", "test_rows_become_units"
 MUTANTS = [
-    (AggregationSuite, summed, "test_a_mean_of_equal_losses_is_not_larger_than_one_of_them", "a sum, no mean"),
-    (AggregationSuite, prompts_too, WEIGHT, "out of the mask has a weight"),
-    (AggregationSuite, in_double, WEIGHT, "dtype"),
-    (AggregationSuite, by_position, "test_the_order_of_sequences_does_not_matter", "order of sequences matters"),
-    (AggregationSuite, by_probability, "test_only_the_shape_of_a_batch_counts", "what tokens are"),
-    (AggregationSuite, without_care, "test_a_batch_without_a_token_in_the_loss", "no token is in the loss"),
-    (RegulariserSuite, detached, ONE, "no gradient"),
-    (RegulariserSuite, overflowing, ONE, "not finite at a distance"),
-    (RegulariserSuite, microbatch_mean, SPLIT, "depend on the micro-batch"),
-    (RegulariserSuite, of_prompts_too, SPLIT, "depend on the micro-batch"),
-    (RegulariserSuite, for_winners, "test_it_does_not_know_the_advantage", "other advantages"),
+    (LossAggregationSuite, summed, "test_a_mean_of_equal_losses_is_not_larger_than_one_of_them", "a sum, no mean"),
+    (LossAggregationSuite, prompts_too, WEIGHT, "out of the mask has a weight"),
+    (LossAggregationSuite, in_double, WEIGHT, "dtype"),
+    (LossAggregationSuite, by_position, "test_the_order_of_sequences_does_not_matter", "order of sequences matters"),
+    (LossAggregationSuite, by_probability, "test_only_the_shape_of_a_batch_counts", "what tokens are"),
+    (LossAggregationSuite, without_care, "test_a_batch_without_a_token_in_the_loss", "no token is in the loss"),
+    (RegularizerSuite, detached, ONE, "no gradient"),
+    (RegularizerSuite, overflowing, ONE, "not finite at a distance"),
+    (RegularizerSuite, microbatch_mean, SPLIT, "depend on the micro-batch"),
+    (RegularizerSuite, of_prompts_too, SPLIT, "depend on the micro-batch"),
+    (RegularizerSuite, for_winners, "test_it_does_not_know_the_advantage", "other advantages"),
     (EncoderSuite, learns_all, UNITS, "the first token is in the loss"),
-    (EncoderSuite, learns_nothing, UNITS, "nothing is learnt"),
+    (EncoderSuite, learns_nothing, UNITS, "nothing is learned"),
     (EncoderSuite, twice, UNITS, "became 2 sequences"),
     (EncoderSuite, changing, "test_a_row_is_read_and_nothing_more", "changed the row"),
     (EncoderSuite, by_chance, "test_a_row_is_read_and_nothing_more", "encoded differently"),

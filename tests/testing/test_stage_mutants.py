@@ -1,4 +1,4 @@
-"""The suites of stages and objectives pass correct ones and catch each of these where they should."""
+"""The suites of stages and auxiliary losses pass correct ones and catch each of these where they should."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from areal_core.data import Metric, group_mean
-from areal_core.interfaces import LossResult, Work
-from areal_core.testing.conformance import ObjectiveSuite, StageSuite
+from areal_core.interfaces import LossResult, LossSpec
+from areal_core.testing.conformance import AuxiliaryLossSuite, StageSuite
 
 # Correct ones, written here in the plainest way.
 
@@ -26,13 +26,13 @@ def penalty(batch, context):
     return {"token_rewards": -coefficient * distance}
 
 
-def centred(batch, context):
+def centered(batch, context):
     """A column of sequences."""
-    return {"centred": batch["reward"] - group_mean(batch, batch["reward"])}
+    return {"centered": batch["reward"] - group_mean(batch, batch["reward"])}
 
 
 def regression(minibatch, context):
-    return Work("critic", minibatch, ("values",), squares)
+    return LossSpec("critic", minibatch, ("values",), squares)
 
 
 def squares(batch, outputs):
@@ -46,9 +46,9 @@ class TestPenalty(StageSuite):
         return penalty
 
 
-class TestCentred(StageSuite):
+class TestCentered(StageSuite):
     def make(self):
-        return centred
+        return centered
 
 
 class TestStageOfNothing(StageSuite):
@@ -56,7 +56,7 @@ class TestStageOfNothing(StageSuite):
         return lambda batch, context: {}
 
 
-class TestRegression(ObjectiveSuite):
+class TestRegression(AuxiliaryLossSuite):
     def make(self):
         return regression
 
@@ -80,10 +80,10 @@ def without_a_bound(batch, context):
     return {"token_rewards": torch.exp(200 * batch["proximal_logprobs"].abs())}
 
 
-def neighbours(batch, context):
+def neighbors(batch, context):
     """Blocks of three sequences are taken for groups."""
     rewards = batch["reward"].view(-1, 3)
-    return {"centred": (rewards - rewards.mean(1, keepdim=True)).flatten()}
+    return {"centered": (rewards - rewards.mean(1, keepdim=True)).flatten()}
 
 
 def number_of_episode(batch, context):
@@ -148,7 +148,7 @@ STAGES = [
     (with_gradient, COLUMNS, "carries gradients"),
     (in_double, COLUMNS, "float64"),
     (without_a_bound, COLUMNS, "not finite"),
-    (neighbours, ORDER, "order of sequences matters"),
+    (neighbors, ORDER, "order of sequences matters"),
     (number_of_episode, IDS, "numbers of groups or episodes matter"),
     (whitened_with_the_prompt, MASK, "influence others"),
     (prompts_in_the_sum, MASK, "influence others"),
@@ -161,7 +161,7 @@ STAGES = [
     (logs_no_number, LOGS, "'distance' is logged as nan"),
 ]
 
-# Broken objectives.
+# Broken auxiliary losses.
 
 
 def two_works(minibatch, context):
@@ -181,7 +181,7 @@ def asks_for_nothing(minibatch, context):
 
 
 def altered(minibatch, context, *, loss):
-    return Work("critic", minibatch, ("values",), loss)
+    return LossSpec("critic", minibatch, ("values",), loss)
 
 
 def mean_of_the_microbatch(batch, outputs):
@@ -198,13 +198,13 @@ def not_a_number_logged(batch, outputs):
     return LossResult(squares(batch, outputs).loss, {"error": Metric.sum(math.nan)})
 
 
-def prompt_learnt(batch, outputs):
+def prompt_learned(batch, outputs):
     result = squares(batch, outputs)
     return LossResult(result.loss + 0.01 * outputs["values"].square().sum(), result.metrics)
 
 
 def targets_of_the_prompt(minibatch, context):
-    """Returns are centred over all tokens."""
+    """Returns are centered over all tokens."""
     returns = minibatch["returns"] - minibatch["returns"].mean()
     return regression(minibatch.with_tokens(returns=returns), context)
 
@@ -228,9 +228,9 @@ def in_place_of_the_minibatch(minibatch, context):
 
 
 SAYS, SPLIT = "test_what_it_says_of_itself", "test_any_split_gives_the_same"
-LEARNS, WEIGHTS = "test_tokens_out_of_the_loss_mask_are_not_learnt_from", "test_tokens_count_by_their_weights"
-OBJECTIVES = [
-    (two_works, SAYS, "no Work"),
+LEARNS, WEIGHTS = "test_tokens_out_of_the_loss_mask_are_not_learned_from", "test_tokens_count_by_their_weights"
+AUXILIARY_LOSSES = [
+    (two_works, SAYS, "no LossSpec"),
     (unknown_role, SAYS, "no such role: 'oracle'"),
     (unknown_output, SAYS, "logits"),
     (asks_for_nothing, SAYS, "no outputs"),
@@ -239,7 +239,7 @@ OBJECTIVES = [
     (partial(altered, loss=mean_of_metrics), SPLIT, "error is"),
     (partial(altered, loss=learns_nothing), SPLIT, "no gradient anywhere"),
     (first_sequences_more, ORDER, "order of sequences matters"),
-    (partial(altered, loss=prompt_learnt), LEARNS, "tokens out of the mask are learnt"),
+    (partial(altered, loss=prompt_learned), LEARNS, "tokens out of the mask are learned"),
     (targets_of_the_prompt, LEARNS, "influence others"),
     (weights_of_its_own, WEIGHTS, "weights do not count"),
     (in_place_of_the_minibatch, "test_the_minibatch_stays_as_it_was", "changed the minibatch"),
@@ -256,9 +256,9 @@ def test_a_broken_stage_fails_the_test_that_is_meant_to_catch_it(mutant, test, w
         getattr(Suite(), test)()
 
 
-@pytest.mark.parametrize(("mutant", "test", "words"), OBJECTIVES)
-def test_a_broken_objective_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
-    class Suite(ObjectiveSuite):
+@pytest.mark.parametrize(("mutant", "test", "words"), AUXILIARY_LOSSES)
+def test_a_broken_auxiliary_loss_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
+    class Suite(AuxiliaryLossSuite):
         def make(self):
             return mutant
 
@@ -267,6 +267,6 @@ def test_a_broken_objective_fails_the_test_that_is_meant_to_catch_it(mutant, tes
 
 
 def test_every_test_catches_something():
-    for suite, mutants in ((StageSuite, STAGES), (ObjectiveSuite, OBJECTIVES)):
+    for suite, mutants in ((StageSuite, STAGES), (AuxiliaryLossSuite, AUXILIARY_LOSSES)):
         tests = {name for name in dir(suite) if name.startswith("test_")}
         assert tests == {test for _, test, _ in mutants}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.data import Metric, PackedBatch, combine
-from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec
 from areal_core.interfaces import REFERENCE as REFERENCE_ROLE
 from areal_core.testing.conformance import TrainEngineSuite
 from areal_fsdp.attention.hugging_face import Layout
@@ -46,7 +46,7 @@ class OneWork(FSDPEngine):
         return self.train_one(work.batch, work.loss, work.outputs)
 
     def train_one(self, batch, loss, outputs):
-        return super().train([Work("any", batch, outputs, loss)])
+        return super().train([LossSpec("any", batch, outputs, loss)])
 
 
 class OffByOneShift(FSDPEngine):
@@ -394,7 +394,7 @@ MUTANTS = [
     (MomentumWithoutAToken, "test_an_update_in_which_no_token_counts_changes_nothing", "no token counts moved"),
     (ComparedTheWrongWayRound, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (ComparedWithoutAGradient, DIVERGENCE, "the gradient's norm is"),
-    (ComparedTheOtherWayUp, "test_a_divergence_falls_where_it_is_learnt", "the divergence went from"),
+    (ComparedTheOtherWayUp, "test_a_divergence_falls_where_it_is_learned", "the divergence went from"),
     (ComparedWithItself, DIVERGENCE, "at beta 0.0 differs from its formula"),
     (FirstWorkAlone, WORKS, "loss is"),
     (UpdateForEachWork, WORKS, "loss is"),
@@ -423,7 +423,7 @@ MUTANTS = [
     (SnapshotWithALaterRandomState, SNAPSHOT, "snapshot 1: the random state is another one"),
     (SnapshotThatTakesNothing, "test_a_snapshot_says_what_memory_it_takes", "is said to take 0 bytes"),
     (ExportWithoutTheLastUpdate, "test_an_export_is_the_model_after_the_last_update", "export differs"),
-    (ReferenceThatLearns, REFERENCE, "a frozen role has learnt"),
+    (ReferenceThatLearns, REFERENCE, "a frozen role has learned"),
     (ReferenceThatPretendsToLearn, REFERENCE, "said nothing"),
     (EntropyOfTheWrongSign, ENTROPY, "entropy differs from a plain forward pass"),
     (EntropyWithoutTemperature, ENTROPY, "at temperature 0.7: entropy differs"),

@@ -83,7 +83,7 @@ class TestExact(RewardSuite):
 # Broken workflows.
 
 
-class TokenisedAnew(Plain):
+class TokenizedAnew(Plain):
     """The answer goes through text and back, as of old; some tokens are not what they were."""
 
     def trajectory(self, ids, generation):
@@ -98,14 +98,14 @@ class TokenisedAnew(Plain):
 
 
 class AnswerCutOff(Plain):
-    """The token that ends the answer is thrown away, so ending is never learnt."""
+    """The token that ends the answer is thrown away, so ending is never learned."""
 
     def trajectory(self, ids, generation):
         parts = (generation.output_ids, generation.logprobs, generation.versions)
         return Trajectory.from_generation(ids, Generation(*(part[:-1] for part in parts), generation.finish_reason))
 
 
-class PromptLearntFrom(Plain):
+class PromptLearnedFrom(Plain):
     def trajectory(self, ids, generation):
         made = super().trajectory(ids, generation)
         made.tokens["loss_mask"][:] = True
@@ -186,9 +186,9 @@ SAMPLED, APART = (
     "test_episodes_at_once_do_not_know_of_each_other",
 )
 WORKFLOWS = [
-    (TokenisedAnew, SAMPLED, "tokenised anew, or cut"),
-    (AnswerCutOff, SAMPLED, "tokenised anew, or cut"),
-    (PromptLearntFrom, SAMPLED, "no generation continued"),
+    (TokenizedAnew, SAMPLED, "tokenized anew, or cut"),
+    (AnswerCutOff, SAMPLED, "tokenized anew, or cut"),
+    (PromptLearnedFrom, SAMPLED, "no generation continued"),
     (LogprobsLost, SAMPLED, "no generation continued"),
     (OneVersionForAll, SAMPLED, "no generation continued"),
     (StateOfAnEpisode, APART, "reward depends on the episodes beside it"),

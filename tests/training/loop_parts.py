@@ -1,4 +1,4 @@
-"""A source, engine, algorithm and publication for tests of the loop, which write down what is asked of them."""
+"""A source, engine, algorithm and weight sync for tests of the loop, which write down what is asked of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from areal_core.config.sections import CheckpointSection, PlacementSection, TrainingSection
 from areal_core.data import Metric, PackedBatch, Trajectory
-from areal_core.interfaces import ACTOR, LossResult, Role, Work
-from areal_core.training.checkpoint import Witness
-from areal_core.training.journal import Journal
+from areal_core.interfaces import ACTOR, LossResult, LossSpec, Role
+from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.learner import Learner
 from areal_core.training.loop import Trainer
+from areal_core.training.metrics_logger import MetricsLogger
 from areal_core.training.source import Interrupted, TrainingBatch
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def read(told: bytes) -> TrainingBatch:
 
 
 class Parts:
-    """Source, engine, algorithm and publication that write down what is asked of them."""
+    """Source, engine, algorithm and weight sync that write down what is asked of them."""
 
     encode, group_stages = None, ()
 
@@ -119,21 +119,21 @@ class Parts:
         context.state["batches"] = context.state.get("batches", torch.zeros(())) + 1
         return batch
 
-    def updates(self, batch: PackedBatch, context: Any) -> Iterator[list[Work]]:
+    def updates(self, batch: PackedBatch, context: Any) -> Iterator[list[LossSpec]]:
         for minibatch in context.minibatches(batch):
-            yield [Work(role, minibatch, ("logprobs",), self.loss) for role in self.learns]
+            yield [LossSpec(role, minibatch, ("logprobs",), self.loss) for role in self.learns]
 
     def loss(self, batch: PackedBatch, outputs: Any) -> LossResult:
         counted = {"tokens": Metric.sum(float(batch.token_count)), "longest": Metric.maximum(batch.lengths)}
         return LossResult(torch.zeros(()), counted)
 
-    # The publication.
+    # The weight sync.
 
     def begin(self, version: int, trained: int) -> None:
         self.asked.append(f"begin {version} after {trained}")
 
-    def publish(self, trained: int) -> int:
-        self.asked.append(f"publish {trained}")
+    def sync(self, trained: int) -> int:
+        self.asked.append(f"sync {trained}")
         return trained + 100
 
     def keep(self, trained: int) -> None:
@@ -144,9 +144,9 @@ class Parts:
         return {}
 
     def finish(self) -> None:
-        self.asked.append("published")
+        self.asked.append("synced")
 
-    def release_memory(self) -> None:
+    def sleep(self) -> None:
         self.asked.append("release memory")
 
 
@@ -170,18 +170,18 @@ def train(
     parts: Any,
     settings: Any,
     step: int = 0,
-    witness: Witness | None = None,
+    consumption_log: ConsumptionLog | None = None,
     tell: Callable[[str], None] = lambda _: None,
     **others: Role,
 ) -> bool:
     folder.mkdir(exist_ok=True)
-    written = step - (witness is not None and witness.unevaluated is not None)
-    journal = Journal(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), tell=tell)
+    written = step - (consumption_log is not None and consumption_log.unevaluated is not None)
+    metrics_logger = MetricsLogger(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), tell=tell)
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)
-    trainer = Trainer(settings, learner, parts, folder, folder / "attempts/1/checkpoints", parts, read, journal)
-    return trainer.run(step, 0, witness or Witness())
+    trainer = Trainer(settings, learner, parts, folder, folder / "attempts/1/checkpoints", parts, read, metrics_logger)
+    return trainer.run(step, 0, consumption_log or ConsumptionLog())
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

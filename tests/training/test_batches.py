@@ -8,7 +8,7 @@ from areal_core.data import PackedBatch, Trajectory
 from areal_core.training.batches import batch_metrics
 
 
-def test_the_share_of_groups_from_which_nothing_can_be_learnt() -> None:
+def test_the_share_of_groups_from_which_nothing_can_be_learned() -> None:
     tokens = {
         "input_ids": torch.arange(3), "loss_mask": torch.ones(3, dtype=torch.bool), "logprobs": torch.zeros(3),
         "versions": torch.zeros(3, dtype=torch.int32), "turn_ids": torch.zeros(3, dtype=torch.int32),

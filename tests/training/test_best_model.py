@@ -12,7 +12,7 @@ import pytest
 
 from areal_core.disk import DiskError
 from areal_core.training.exports import Exports
-from areal_core.training.journal import Journal
+from areal_core.training.metrics_logger import MetricsLogger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,9 @@ def exports(run_dir: Path, weights: str = "", told: list[str] | None = None) -> 
     """Of a run in a folder, with its engine."""
     tell = (told if told is not None else []).append
     engine: Any = Engine(weights)
-    return Exports(run_dir, engine, Journal(run_dir / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)), engine
+    return Exports(
+        run_dir, engine, MetricsLogger(run_dir / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)
+    ), engine
 
 
 def write_best(run_dir: Path, weights: str, value: float) -> None:

@@ -61,15 +61,15 @@ class Ends(Parts):
         return super().end_evaluation(patience_s)
 
 
-def test_the_next_batch_is_trained_on_meanwhile_and_published_afterwards(tmp_path: Path) -> None:
+def test_the_next_batch_is_trained_on_meanwhile_and_synced_afterwards(tmp_path: Path) -> None:
     parts = Parts()
     train(tmp_path, parts, config(3, evaluation=section()))
     order = [word for word in parts.asked if not word.startswith(("begin", "prepare"))]
     assert order == [
-        "batch 0", "publish 1",
-        "batch 1", "publish 2", "published", "evaluate", "export best",
-        "batch 2", "evaluated", "publish 3",
-        "published", "evaluate", "evaluated",  # of the last step: there is nothing to train on meanwhile
+        "batch 0", "sync 1",
+        "batch 1", "sync 2", "synced", "evaluate", "export best",
+        "batch 2", "evaluated", "sync 3",
+        "synced", "evaluate", "evaluated",  # of the last step: there is nothing to train on meanwhile
         "export model",
     ]  # fmt: skip
     assert scores(tmp_path) == [(1, None), (2, 0.5), (3, 0.5)]
@@ -83,8 +83,8 @@ def test_the_start_is_evaluated_beside_the_first_step(tmp_path: Path) -> None:
     parts = Parts()
     settings = section(every=5).model_copy(update={"at_start": True})
     train(tmp_path, parts, config(1, evaluation=settings))
-    order = [word for word in parts.asked if word in ("evaluate", "batch 0", "evaluated", "publish 1")]
-    assert order == ["evaluate", "batch 0", "evaluated", "publish 1", "evaluate", "evaluated"]
+    order = [word for word in parts.asked if word in ("evaluate", "batch 0", "evaluated", "sync 1")]
+    assert order == ["evaluate", "batch 0", "evaluated", "sync 1", "evaluate", "evaluated"]
     assert scores(tmp_path) == [(0, 0.5), (1, 0.5)]
 
 
@@ -110,11 +110,11 @@ def test_a_checkpoint_of_the_evaluated_step_owes_it(tmp_path: Path) -> None:
     again: Any = Parts()
     again.scores = [0.9, 0.1]
     again.trained = [[]] * 2
-    witness = restore_checkpoint(checkpoint(tmp_path, 2), {"actor": again})
+    consumption_log = restore_checkpoint(checkpoint(tmp_path, 2), {"actor": again})
     (tmp_path / ".best.new").mkdir()  # of the killed process
-    assert train(tmp_path, again, config(4, **settings), 2, witness)
-    order = [word for word in again.asked if word in ("evaluate", "batch 2", "evaluated", "publish 3")]
-    assert order[:4] == ["evaluate", "batch 2", "evaluated", "publish 3"]
+    assert train(tmp_path, again, config(4, **settings), 2, consumption_log)
+    order = [word for word in again.asked if word in ("evaluate", "batch 2", "evaluated", "sync 3")]
+    assert order[:4] == ["evaluate", "batch 2", "evaluated", "sync 3"]
     assert scores(tmp_path) == [(1, None), (2, 0.9), (3, None), (4, 0.1)]
     assert metrics(tmp_path)[1]["time"] == found[1]["time"] if found[1] else False, "of the process that trained it"
     assert best(tmp_path) == ("2", 2)
@@ -147,19 +147,19 @@ def test_what_ends_it_after_the_next_batch_was_trained_on_loses_no_step(
     assert told == [f"the evaluation of step {every} was given up: step {step} has been trained already"]
     assert parts.patience == [15.0], "a run that was asked to stop gives it a moment"
     assert parts.committed == [(step, f"step-{step:06d}")]
-    assert f"publish {step}" not in parts.asked
+    assert f"sync {step}" not in parts.asked
     assert hidden(tmp_path) == []
     again: Any = Parts()
-    witness = restore_checkpoint(checkpoint(tmp_path, step), {"actor": again})
-    assert (witness.unevaluated is not None) == (every == 1), "step 2 owes its own"
-    assert train(tmp_path, again, config(4, evaluation=section(every)), step, witness)
+    consumption_log = restore_checkpoint(checkpoint(tmp_path, step), {"actor": again})
+    assert (consumption_log.unevaluated is not None) == (every == 1), "step 2 owes its own"
+    assert train(tmp_path, again, config(4, evaluation=section(every)), step, consumption_log)
     expected = [(1, None), (2, 0.5), (3, 0.5), (4, 0.5)] if every == 1 else [(1, None), (2, None), (3, None), (4, 0.5)]
     assert scores(tmp_path) == expected
 
 
-def test_in_turns_with_training_it_ends_first(tmp_path: Path) -> None:
+def test_colocated_with_training_it_ends_first(tmp_path: Path) -> None:
     parts = Parts()
     train(tmp_path, parts, config(3, evaluation=section(), evaluates_beside_training=False))
-    order = [word for word in parts.asked if word in ("batch 2", "evaluate", "evaluated", "publish 3", "export best")]
-    assert order == ["evaluate", "evaluated", "export best", "batch 2", "publish 3", "evaluate", "evaluated"]
+    order = [word for word in parts.asked if word in ("batch 2", "evaluate", "evaluated", "sync 3", "export best")]
+    assert order == ["evaluate", "evaluated", "export best", "batch 2", "sync 3", "evaluate", "evaluated"]
     assert {"time/evaluate_s", "evaluation/reward"} <= metrics(tmp_path)[1].keys()

@@ -21,7 +21,7 @@ from areal_core.data.digest import chain_digests
 from areal_core.disk import DiskError, tree_size
 from areal_core.errors import RunError
 from areal_core.messages import PeerClosed
-from areal_core.training.checkpoint import Witness, restore_checkpoint
+from areal_core.training.checkpoint import ConsumptionLog, restore_checkpoint
 from areal_core.training.source import Interrupted
 from tests.training.loop_parts import Parts, config, metrics, train
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-def test_a_step_waits_learns_and_publishes(tmp_path: Path) -> None:
+def test_a_step_waits_learns_and_syncs(tmp_path: Path) -> None:
     parts = Parts()
     assert train(tmp_path, parts, config(2))
     assert parts.asked == [
-        "begin 0 after 0", "batch 0", "prepare for 1", "publish 1", "batch 1", "prepare for 1", "publish 2",
+        "begin 0 after 0", "batch 0", "prepare for 1", "sync 1", "batch 1", "prepare for 1", "sync 2",
         "export model",
     ]  # fmt: skip
     assert parts.trained == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -46,13 +46,13 @@ def test_a_step_waits_learns_and_publishes(tmp_path: Path) -> None:
     assert lines[0]["train/tokens"] == 32
     assert lines[0]["train/longest"] == 4
     assert lines[0]["version"] == 101
-    assert {"time/wait_s", "time/train_s", "time/publish_s", "time/step_s", "reward/mean"} <= lines[0].keys()
+    assert {"time/wait_s", "time/train_s", "time/weight_sync_s", "time/step_s", "reward/mean"} <= lines[0].keys()
 
 
 def test_updates_share_a_batch_by_whole_groups(tmp_path: Path) -> None:
     """Each group once in each epoch over the batch, in another order, and means are means over updates."""
     parts = Parts()
-    settings = config(1, training=TrainingSection(updates_per_batch=2, epochs_per_batch=3))
+    settings = config(1, training=TrainingSection(num_minibatches=2, num_epochs=3))
     train(tmp_path, parts, settings)
     assert "prepare for 6" in parts.asked
     assert len(parts.trained) == 6
@@ -73,10 +73,10 @@ def test_an_interruption_leaves_a_committed_checkpoint_that_goes_on(tmp_path: Pa
     assert "export model" not in parts.asked
     again = Parts()
     engines: Any = {"actor": again}
-    witness = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", engines)
+    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", engines)
     assert again.asked == ["load 2"]
-    assert [[number for number, _ in step] for step in witness.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert train(tmp_path, again, config(3), 2, witness)
+    assert [[number for number, _ in step] for step in consumption_log.steps] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert train(tmp_path, again, config(3), 2, consumption_log)
     assert again.trained == [[8, 9, 10, 11]]
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3]
     checkpoint = tmp_path / "attempts/1/checkpoints/step-000003"
@@ -213,8 +213,8 @@ def test_what_ends_an_evaluation_leaves_a_checkpoint(tmp_path: Path, error: Exce
     assert [line["step"] for line in metrics(tmp_path)] == [1], "the step is not over before it is evaluated"
     again: Any = Parts()
     again.scores = [0.5, 0.75]
-    witness = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
-    assert train(tmp_path, again, config(4, evaluation=section), 2, witness)
+    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000002", {"actor": again})
+    assert train(tmp_path, again, config(4, evaluation=section), 2, consumption_log)
     found = [(line["step"], line.get("evaluation/reward")) for line in metrics(tmp_path)]
     assert found == [(1, None), (2, 0.5), (3, None), (4, 0.75)]
     assert metrics(tmp_path)[1]["train/tokens"] == 32, "what it had measured before was kept"
@@ -225,7 +225,7 @@ def test_checkpoints_come_by_time_too_and_take_a_bounded_share_of_it(
 ) -> None:
     """A clock of which a batch takes 10 s and a checkpoint 4 s."""
     now = [0.0]
-    monkeypatch.setattr("areal_core.training.saver.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("areal_core.training.checkpointer.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Timed(Parts):
         def next_batch(self, step: int) -> bytes:
@@ -254,7 +254,7 @@ def test_a_resume_does_not_forget_the_best_score(tmp_path: Path) -> None:
     parts.scores = [0.2, 0.9]
     train(tmp_path, parts, config(2, evaluation=section))
     again = Parts(score=0.5)
-    train(tmp_path, again, config(3, evaluation=section), 1, Witness(best=0.2))
+    train(tmp_path, again, config(3, evaluation=section), 1, ConsumptionLog(best=0.2))
     assert (tmp_path / "best/weights").read_text() == "2"
     assert json.loads((tmp_path / "best/evaluation.json").read_text()) == {"step": 2, "evaluation/reward": 0.9}
 
@@ -275,9 +275,9 @@ def test_evaluation_comes_when_it_is_due_and_keeps_the_best(tmp_path: Path) -> N
     section = EvaluationSection.model_construct(every=2, at_start=True, keep_best=True)
     train(tmp_path, parts, config(3, evaluation=section))
     assert Counter(parts.asked)["evaluate"] == 3, "at the start, after step 2, and at the end"
-    assert parts.asked.index("published") < parts.asked.index("evaluate"), "of the published weights"
+    assert parts.asked.index("synced") < parts.asked.index("evaluate"), "of the synced weights"
     assert json.loads((tmp_path / "best/evaluation.json").read_text())["step"] == 2, "0.3 is less than 0.4"
-    assert parts.asked.index("export best") > parts.asked.index("publish 2"), "the start is no model of this run"
+    assert parts.asked.index("export best") > parts.asked.index("sync 2"), "the start is no model of this run"
     assert [line.get("evaluation/reward") for line in metrics(tmp_path)] == [0.1, None, 0.4, 0.3]
 
 
@@ -285,8 +285,8 @@ def test_engines_give_their_memory_away_where_gpus_are_shared(tmp_path: Path, mo
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     parts = Parts()
     train(tmp_path, parts, config(1, placement=PlacementSection(generation=[0], training=[0])))
-    order = [word for word in parts.asked if word in ("batch 0", "release memory", "prepare for 1", "publish 1")]
-    assert order == ["batch 0", "release memory", "prepare for 1", "publish 1"]
+    order = [word for word in parts.asked if word in ("batch 0", "release memory", "prepare for 1", "sync 1")]
+    assert order == ["batch 0", "release memory", "prepare for 1", "sync 1"]
 
 
 def test_gradients_that_stay_without_end_end_the_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training loop with several roles: who learns, who follows, what is published and what is kept."""
+"""The training loop with several roles: who learns, who follows, what is synced and what is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Work
+    from areal_core.interfaces import LossSpec
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -47,15 +47,15 @@ def test_what_engines_measured_has_a_place_of_its_own(tmp_path: Path) -> None:
     assert "train/tokens_per_s" not in line
 
 
-def test_nothing_is_published_while_the_first_role_does_not_learn(tmp_path: Path) -> None:
+def test_nothing_is_synced_while_the_first_role_does_not_learn(tmp_path: Path) -> None:
     class WarmsUp(Parts):
-        def updates(self, batch: PackedBatch, context: Any) -> Iterator[list[Work]]:
+        def updates(self, batch: PackedBatch, context: Any) -> Iterator[list[LossSpec]]:
             self.learns = ["critic"] if context.step < 2 else ["critic", "actor"]
             return super().updates(batch, context)
 
     parts = WarmsUp()
     train(tmp_path, parts, config(3), critic=CRITIC)
-    assert [line for line in parts.asked if line[:4] in {"publ", "keep"}] == ["keep 1", "keep 2", "publish 3"]
+    assert [line for line in parts.asked if line[:4] in {"publ", "keep"}] == ["keep 1", "keep 2", "sync 3"]
 
 
 def test_an_average_follows_every_so_many_steps(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_what_an_algorithm_keeps_comes_back_with_the_checkpoint(tmp_path: Path) 
     train(tmp_path, Parts(), config(3))
     again = Parts()
     engines: Any = {"actor": again}
-    witness = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000003", engines)
-    assert float(witness.state["batches"]) == 3
+    consumption_log = restore_checkpoint(tmp_path / "attempts/1/checkpoints/step-000003", engines)
+    assert float(consumption_log.state["batches"]) == 3
 
 
 def test_what_an_algorithm_keeps_may_be_any_tensor(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from areal_core.config.sections import PublicationSection
+from areal_core.config.sections import WeightSyncSection
 from areal_core.errors import RunError
 from areal_core.interfaces import TransferFailedError
 from areal_core.interfaces.inference import SharedMemory, TensorDescription
-from areal_core.messages.rollouts import Published, PublishWeights, Readers, ReadTensors
+from areal_core.messages.rollouts import Readers, ReadTensors, Synced, SyncWeights
 from areal_core.training import sharing
-from areal_core.training.publication import Publication
 from areal_core.training.sharing import TensorSharing
+from areal_core.training.weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,33 +32,33 @@ WEIGHTS["large"] = torch.arange(1000).float().reshape(20, 50).T
 
 
 class Rollouts:
-    """Answers as the controller does: GPU 5 reads; refuses the beginning, a part, or the publication at the end."""
+    """Answers as the controller does: GPU 5 reads; refuses the beginning, a part, or the weight sync at the end."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused = refused
         self.begun: list[int] = []
         self.parts: list[ReadTensors] = []
-        self.published: list[PublishWeights] = []
+        self.synced: list[SyncWeights] = []
 
     def call(self, message: Any, waiting_for: str) -> Any:
-        what = "end" if isinstance(message, PublishWeights) else "part" if message.tensors else "begin"
-        if isinstance(message, PublishWeights):
-            self.published.append(message)
+        what = "end" if isinstance(message, SyncWeights) else "part" if message.tensors else "begin"
+        if isinstance(message, SyncWeights):
+            self.synced.append(message)
         elif message.tensors:
             self.parts.append(message)
         else:
             self.begun.append(message.version)
         if self.refused == what:
             raise RunError(f"no server at the {what}")
-        return Readers((5,)) if isinstance(message, ReadTensors) else Published(needs_folder=False)
+        return Readers((5,)) if isinstance(message, ReadTensors) else Synced(needs_folder=False)
 
     def request(self, message: Any) -> int:
         self.refused = ""
         self.call(message, "")
         return 1
 
-    def wait(self, number: int, waiting_for: str) -> Published:
-        return Published(needs_folder=False)
+    def wait(self, number: int, waiting_for: str) -> Synced:
+        return Synced(needs_folder=False)
 
 
 def gathered() -> Iterator[tuple[str, torch.Tensor]]:
@@ -87,7 +87,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
-def test_all_tensors_are_read_in_parts_and_then_published(shared):
+def test_all_tensors_are_read_in_parts_and_then_synced(shared):
     rollouts: Any = Rollouts()
     assert not TensorSharing(ENGINE, rollouts, torch.bfloat16, gpu=5).send(3, 2)
     assert rollouts.begun == [3]
@@ -102,8 +102,8 @@ def test_all_tensors_are_read_in_parts_and_then_published(shared):
         assert tensor.dtype == torch.bfloat16
         assert tensor.is_contiguous()
         assert torch.equal(tensor, value.bfloat16()), "read after the engine has gone on to the next tensor"
-    assert [(one.version, one.trained, one.folder) for one in rollouts.published] == [(3, 2, None)]
-    assert [one.name for one in rollouts.published[0].tensors] == list(WEIGHTS)
+    assert [(one.version, one.trained, one.folder) for one in rollouts.synced] == [(3, 2, None)]
+    assert [one.name for one in rollouts.synced[0].tensors] == list(WEIGHTS)
 
 
 @pytest.mark.parametrize(("refused", "parts"), [("begin", 0), ("part", 1), ("end", 4)])
@@ -111,12 +111,12 @@ def test_what_servers_refuse_goes_through_a_folder_from_then_on(refused, parts, 
     """What was shared and not read would be kept for ever."""
     rollouts: Any = Rollouts(refused)
     sharing = TensorSharing(ENGINE, rollouts, torch.float32, gpu=5)
-    publication = Publication(PublicationSection(), ENGINE, rollouts, sharing, [tmp_path], torch.float32)
+    weight_sync = WeightSync(WeightSyncSection(), ENGINE, rollouts, sharing, [tmp_path], torch.float32)
     for _ in range(2):
-        publication.publish(0)
+        weight_sync.sync(0)
     assert len(rollouts.begun) == 1
     assert len(rollouts.parts) == parts, "no part is offered behind one that was refused"
-    assert [one.folder for one in rollouts.published if one.folder] == [tmp_path / "version-1", tmp_path / "version-2"]
+    assert [one.folder for one in rollouts.synced if one.folder] == [tmp_path / "version-1", tmp_path / "version-2"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"weights go through a folder from now on: no server at the {refused}"
 

@@ -21,8 +21,8 @@ WAIT_S = 240
 def asked(folder, picture):
     """Prompts with one, two and no pictures, and the same question about two different ones."""
     reader, found = PictureReader(str(folder)), []
-    for colours in ([(250, 0, 0)], [(0, 250, 0)], [(0, 0, 250), (250, 250, 0)], []):
-        files = [picture(colour) for colour in colours]
+    for colors in ([(250, 0, 0)], [(0, 250, 0)], [(0, 0, 250), (250, 250, 0)], []):
+        files = [picture(color) for color in colors]
         seen, ids = reader.read(files), [6, 20]
         for count in reader.counts(seen.grid):
             ids += [3, *[2] * count, 4]

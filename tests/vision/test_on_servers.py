@@ -173,14 +173,14 @@ def test_the_example_of_pictures_runs_on_servers(kind, request, server_environme
     own = {"program": program, "options": {**options, **changes}, "environment": server_environment}
     words = [f"inference_engine.{name}={json.dumps(value)}" for name, value in own.items()]
     words += [f"inference_engine.type={kind}", "inference_engine.max_concurrent_requests=16", "steps=3"]
-    words += ["rollout.batch_size=2", "rollout.group_size=4", "evaluation.limit=2", "publication.verify_every=1"]
+    words += ["rollout.batch_size=2", "rollout.group_size=4", "evaluation.limit=2", "weight_sync.logprob_check_every=1"]
     words += ['model.source={"type": "vision/tiny_model", "head_size": 32}', "sampling.max_new_tokens=8"]
     words += ["rollout.max_staleness=0", f"run_dir={tmp_path / 'run'}"]
     command = [sys.executable, "-m", "areal_core", "run", str(EXAMPLE), "--plugins", kind, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if "train/behaviour_difference" in line]
+    trained = [line for line in lines if "train/behavior_difference" in line]
     assert [line["step"] for line in trained] == [1, 2, 3]
-    assert max(line["train/behaviour_difference"] for line in trained) < TOLERANCE
+    assert max(line["train/behavior_difference"] for line in trained) < TOLERANCE
     assert max(line["verify/logprob_difference_max"] for line in trained) < TOLERANCE

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from areal_core.data import FinishReason, Generation, PackedBatch, TrajectoryBuilder, shift_to_predictions
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, LossResult, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 from areal_vision.pictures import PictureReader
@@ -19,12 +19,12 @@ SEQUENCES = (((32, 32),), ((64, 32), (32, 64)), (), ((32, 32),), (), ())
 """Sizes of the pictures of each sequence."""
 
 
-def make_picture(colour=(200, 30, 40), width=32, height=32):
+def make_picture(color=(200, 30, 40), width=32, height=32):
     """The file of a picture with an edge in it."""
     from PIL import Image
 
     image = Image.new("RGB", (width, height), (10, 10, 10))
-    image.paste(colour, (width // 3, 0, width, height // 2))
+    image.paste(color, (width // 3, 0, width, height // 2))
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
@@ -93,7 +93,7 @@ def train(engine, batch, *, keeps=True):
 
     if keeps:
         engine._update = keep
-    engine.train([Work("actor", batch, ["logprobs"], loss_of)])
+    engine.train([LossSpec("actor", batch, ["logprobs"], loss_of)])
     engine._update = update
     return found
 

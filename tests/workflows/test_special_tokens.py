@@ -76,7 +76,7 @@ class World:
 
 
 def played(tokenizer, answer, reason, output, **settings):
-    """A conversation of two turns in which the policy always writes `output`; tokens, and which are learnt from."""
+    """A conversation of two turns in which the policy always writes `output`; tokens, and which are learned from."""
     environment = {"type": f"{__file__}:World", "answer": answer}
     workflow = MultiTurn(MultiTurnSettings.model_validate({"environment": environment, "max_turns": 2, **settings}))
     ids = tokenizer.encode(output, add_special_tokens=False)
@@ -99,10 +99,10 @@ def test_an_environment_cannot_end_a_turn(tokenizer):
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
-def test_a_turn_without_an_end_is_given_one_that_is_not_learnt(tokenizer, reason):
+def test_a_turn_without_an_end_is_given_one_that_is_not_learned(tokenizer, reason):
     tokens, mask, _ = played(tokenizer, "more", reason, "ok")
     assert "".join(tokens) == "<user>begin<eos>\n<assistant>ok<eos>\n<user>more<eos>\n<assistant>ok"
-    assert [token for token, learnt in zip(tokens, mask, strict=True) if learnt] == ["o", "k", "o", "k"]
+    assert [token for token, learned in zip(tokens, mask, strict=True) if learned] == ["o", "k", "o", "k"]
 
 
 def test_a_conversation_keeps_to_its_tokens(tokenizer):

@@ -26,11 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """List all plugins, or describe one; 1 if the one that was named is broken."""
     from areal_core.plugins.catalog import CORE, Catalog
-    from areal_core.plugins.records import normalise
+    from areal_core.plugins.records import normalize
     from areal_core.plugins.survey import survey
 
     catalog = Catalog.scan()
-    name = normalise(arguments.name) if arguments.name else None
+    name = normalize(arguments.name) if arguments.name else None
     known = {CORE, *catalog.names()}
     if name and name not in known:
         raise catalog.missing([name])

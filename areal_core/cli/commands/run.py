@@ -28,7 +28,7 @@ SAFE_ON_RESUME = (
     "evaluation.every",
     "evaluation.beside_training",
     "trackers",
-    "publication",
+    "weight_sync",
     "inference_engine.servers",
     "inference_engine.addresses",
     "inference_engine.max_concurrent_requests",
@@ -51,7 +51,7 @@ SAFE_ON_RESUME = (
     "train_engine.offload_optimizer",
     "train_engine.profile",
 )
-"""What may change in the middle of a run: nothing in it alters what has been or will be learnt at a given step, but for
+"""What may change in the middle of a run: nothing in it alters what was or will be learned at a given step, but for
 the rounding of sums where it says how much memory is used and who computes what, and for a learning rate that decays
 over `steps`, which is told."""
 

@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _lines(status: dict[str, Any], run: Path) -> list[str]:
-    from areal_core.driver.recoveries import way_on
+    from areal_core.driver.recoveries import resume_hint
     from areal_core.driver.status import waits_for
     from areal_core.runs.folder import RunFolder
 
@@ -66,7 +66,7 @@ def _lines(status: dict[str, Any], run: Path) -> list[str]:
         lines += [f"  {name:22s} {_process(one)}" for name, one in status["processes"].items()]
     elif state in NEXT:
         now = "stopped before the first checkpoint" if state == "interrupted" and kept is None else NEXT[state]
-        lines.append(f"{now.format(run=run)}; {way_on(RunFolder(run), has_failed=state == 'failed')}")
+        lines.append(f"{now.format(run=run)}; {resume_hint(RunFolder(run), has_failed=state == 'failed')}")
     return lines
 
 

@@ -32,7 +32,7 @@ def execute(arguments: argparse.Namespace) -> int:
     require_folder(arguments.run_dir)
     if not arguments.wait >= 0:
         raise UsageError(f"--wait takes seconds, 0 or more, not {arguments.wait}")
-    from areal_core.driver.recoveries import way_on
+    from areal_core.driver.recoveries import resume_hint
     from areal_core.driver.status import stop_run
     from areal_core.runs.folder import RunFolder
 
@@ -41,6 +41,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if state == "running":
         say(f"asked to stop; how far it is: areal status {run.path}")
         return 0
-    way = way_on(run, has_failed=state == "failed")
+    way = resume_hint(run, has_failed=state == "failed")
     say(f"{state}; {way}" if state != "done" else "done before it could be stopped")
     return 0 if state in ("interrupted", "done") or arguments.now else 1

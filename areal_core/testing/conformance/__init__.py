@@ -14,7 +14,6 @@ from a script. pytest is imported here and nowhere else in areal.
 """
 
 from areal_core.testing.conformance.advantages import AdvantageSuite, GroupStageSuite
-from areal_core.testing.conformance.aggregations import AggregationSuite
 from areal_core.testing.conformance.algorithms import AlgorithmSuite
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.datasets import DatasetSuite
@@ -22,22 +21,23 @@ from areal_core.testing.conformance.encoders import EncoderSuite
 from areal_core.testing.conformance.environments import EnvironmentSuite
 from areal_core.testing.conformance.inference import InferenceEngineSuite
 from areal_core.testing.conformance.launchers import LauncherSuite
-from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite, RegulariserSuite
+from areal_core.testing.conformance.loss_aggregations import LossAggregationSuite
+from areal_core.testing.conformance.losses import CorrectionSuite, PolicyLossSuite, RegularizerSuite
 from areal_core.testing.conformance.model_sources import ModelSourceSuite
 from areal_core.testing.conformance.models import make_constant_model, make_model, reference_outputs
 from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
 from areal_core.testing.conformance.plugins import PluginSuite
 from areal_core.testing.conformance.rewards import RewardSuite
 from areal_core.testing.conformance.sandboxes import SandboxSuite
-from areal_core.testing.conformance.stages import ObjectiveSuite, StageSuite
+from areal_core.testing.conformance.stages import AuxiliaryLossSuite, StageSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
 from areal_core.testing.conformance.training_session import numbers_of
 from areal_core.testing.conformance.workflows import WorkflowSuite
 
 __all__ = [
     "AdvantageSuite",
-    "AggregationSuite",
     "AlgorithmSuite",
+    "AuxiliaryLossSuite",
     "CorrectionSuite",
     "DatasetSuite",
     "EncoderSuite",
@@ -46,11 +46,11 @@ __all__ = [
     "GroupStageSuite",
     "InferenceEngineSuite",
     "LauncherSuite",
+    "LossAggregationSuite",
     "ModelSourceSuite",
-    "ObjectiveSuite",
     "PluginSuite",
     "PolicyLossSuite",
-    "RegulariserSuite",
+    "RegularizerSuite",
     "RewardSuite",
     "SandboxSuite",
     "StageSuite",

@@ -33,7 +33,7 @@ class AdvantageSuite(ComponentSuite):
 
     Attributes:
         groups_are_independent: whether the rewards of one group leave the advantages of the others as they are; an
-            advantage that is normalised over the whole batch sets False.
+            advantage that is normalized over the whole batch sets False.
         counts_episodes: whether an episode counts once, however many trajectories it left; an advantage that is
             computed along an episode's tokens, or whose statistics are over tokens, sets False.
         tolerance: of every comparison.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import Algorithm, Work
+    from areal_core.interfaces import Algorithm, LossSpec
 
 OUTPUTS = re.compile(r"logprobs|entropy|values|hidden|divergence:[\w-]+:\d[\d.e-]*")
 """What engines compute, and this suite makes up."""
@@ -55,7 +55,7 @@ class AlgorithmSuite(ComponentSuite):
         is_policy_gradient: whether the gradient on policy, summed over a sequence, is that of REINFORCE under the
             columns `advantages` and `loss_weights`; an algorithm with terms of its own, such as a penalty, and one that
             has no such columns set False.
-        learns_in_mask: whether only tokens of `loss_mask` are learnt from; a reward model, whose score stands at the
+        learns_in_mask: whether only tokens of `loss_mask` are learned from; a reward model, whose score stands at the
             end of a sequence, sets False.
         tolerance: of every comparison.
     """
@@ -71,9 +71,9 @@ class AlgorithmSuite(ComponentSuite):
 
     def context(self, updates: int = 2, step: int = 1000) -> BatchContext:
         """What the trainer would offer; the first of the updates is on the whole batch."""
-        return BatchContext(TrainingSection(epochs_per_batch=updates), Answers(), step=step, version=4)
+        return BatchContext(TrainingSection(num_epochs=updates), Answers(), step=step, version=4)
 
-    def works(self, algorithm: Algorithm, batch: PackedBatch, updates: int = 2) -> Sequence[Work]:
+    def works(self, algorithm: Algorithm, batch: PackedBatch, updates: int = 2) -> Sequence[LossSpec]:
         """The work of the first update."""
         context = self.context(updates)
         return next(iter(algorithm.updates(algorithm.prepare(batch, context), context)))
@@ -114,7 +114,7 @@ class AlgorithmSuite(ComponentSuite):
         """Loss, gradient and metrics add up to the same over any micro-batches, siblings apart included."""
         check_splits(self.works(self.make(), self.make_batch()), self.tolerance)
 
-    def test_tokens_out_of_the_loss_mask_are_not_learnt_from(self) -> None:
+    def test_tokens_out_of_the_loss_mask_are_not_learned_from(self) -> None:
         """They have no gradient and no weight, and what they hold does not matter."""
         if not self.learns_in_mask:
             return
@@ -127,7 +127,7 @@ class AlgorithmSuite(ComponentSuite):
         wanted, _ = gradients_of(works)
         outside = ~batch["loss_mask"]
         for name, value in wanted.items():
-            assert float(value[batch["place"]][outside].abs().max()) == 0, f"{name}: tokens out of the mask are learnt"
+            assert float(value[batch["place"]][outside].abs().max()) == 0, f"{name}: tokens out of the mask are learned"
         noise = 20 * torch.randn(batch.token_count, generator=torch.Generator().manual_seed(3))
         keys = ("logprobs", "actor_logprobs", "reference_logprobs_made")
         spoiled = batch.with_tokens(**{key: torch.where(outside, noise, batch[key]) for key in keys})
@@ -161,7 +161,7 @@ class AlgorithmSuite(ComponentSuite):
 
 
 def gradients_of(
-    works: Sequence[Work], split: Sequence[Sequence[int]] | None = None
+    works: Sequence[LossSpec], split: Sequence[Sequence[int]] | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """By work and output the gradient of every token, [T] by place; and all losses and metrics as numbers.
 
@@ -193,7 +193,7 @@ def gradients_of(
     return gradients, numbers
 
 
-def check_splits(works: Sequence[Work], tolerance: float) -> None:
+def check_splits(works: Sequence[LossSpec], tolerance: float) -> None:
     """Loss, gradient and metrics add up to the same over any micro-batches; there is a gradient."""
     wanted, sums = gradients_of(works)
     assert max(float(value.abs().max()) for value in wanted.values()) > 0, "the loss has no gradient anywhere"

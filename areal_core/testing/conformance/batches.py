@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GROUP_IDS = (1007, 13, 500_000, 42)
 SIBLINGS = 3
-_PER_TOKEN = {"logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages", "mask", "entropy"}
+_PER_TOKEN = {"logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask", "entropy"}
 
 
 def make_batch(*, seed: int = 0, vocabulary: int = 61) -> PackedBatch:
@@ -78,7 +78,7 @@ def make_terms(*, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
     return PolicyTerms(
         logprobs=current.clone().requires_grad_(),
         proximal_logprobs=current + distance * noise(),
-        behaviour_logprobs=current + distance * noise(),
+        behavior_logprobs=current + distance * noise(),
         advantages=torch.randn(len(batch), generator=generator)[row_index],
         mask=batch["loss_mask"],
         row_index=row_index,
@@ -103,7 +103,7 @@ def _per_token(terms: PolicyTerms, name: str) -> torch.Tensor | None:
 
 
 def with_garbage(terms: PolicyTerms) -> PolicyTerms:
-    """The same terms with other values at every token that is not learnt from."""
+    """The same terms with other values at every token that is not learned from."""
     generator = torch.Generator().manual_seed(99)
 
     def spoiled(value: torch.Tensor | None) -> torch.Tensor | None:

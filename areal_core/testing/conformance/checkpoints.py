@@ -174,5 +174,5 @@ class CheckpointsAndRoles(TrainingSession):
             train(engine, make_training_batch(), loss, [output])
         except RunError:
             refused = True
-        same_tensors(parameters_of(engine), before, "a frozen role has learnt")
+        same_tensors(parameters_of(engine), before, "a frozen role has learned")
         assert refused, "training a frozen role changed nothing and said nothing: it must raise RunError"

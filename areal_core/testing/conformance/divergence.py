@@ -66,7 +66,7 @@ class Divergences(TrainingSession):
                 f"{norm:.6f}"
             )
 
-    def test_a_divergence_falls_where_it_is_learnt(self, tmp_path: Path) -> None:
+    def test_a_divergence_falls_where_it_is_learned(self, tmp_path: Path) -> None:
         """The gradient's direction, which its norm does not show; and the other role stays as it is."""
         batch, name = make_training_batch(), f"divergence:{REFERENCE.name}:0.25"
         models = [make_model(tmp_path / str(seed), seed=seed) for seed in (0, 1)]

@@ -1,4 +1,4 @@
-"""What encoders must do: from a row of a data set to the sequences that are learnt from."""
+"""What encoders must do: from a row of a data set to the sequences that are learned from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EncoderSuite(ComponentSuite):
             for each in found:
                 assert isinstance(each, Trajectory), f"{row} became a {type(each).__name__}"
                 mask = each.tokens["loss_mask"]
-                assert bool(mask.any()), f"nothing is learnt from {row}"
+                assert bool(mask.any()), f"nothing is learned from {row}"
                 assert not bool(mask[0]), "the first token is in the loss, and nothing stands before it to predict it"
 
     def test_rows_of_every_form_fit_into_one_batch(self) -> None:

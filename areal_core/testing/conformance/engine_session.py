@@ -105,7 +105,7 @@ def check_form(generation: Generation) -> None:
 
 
 def check_logprobs(asked: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float) -> None:
-    """Every token's log-probability equals the reference under the weights of the version that it is labelled with."""
+    """Every token's log-probability equals the reference under the weights of the version that it is labeled with."""
     whole = [*asked.input_ids, *generation.output_ids]
     tables = {
         version: next_token_logprobs(models[version], whole, asked.sampling.temperature)

@@ -256,16 +256,16 @@ class InferenceEngineSuite(WeightUpdates):
         asyncio.run(check())
 
     def test_what_cannot_be_served_is_refused(self, tmp_path: Path) -> None:
-        """By ValueError, for that request alone; settings that the engine does not honour are never ignored."""
+        """By ValueError, for that request alone; settings that the engine does not honor are never ignored."""
         model = make_model(tmp_path / "model")
         names = {setting.name for setting in fields(SamplingParameters)}
 
         async def check() -> None:
             async with self.running(tmp_path, model) as engine:
-                honoured = engine.capabilities.sampling
-                assert honoured <= names, f"capabilities.sampling names unknown settings: {honoured - names}"
+                honored = engine.capabilities.sampling
+                assert honored <= names, f"capabilities.sampling names unknown settings: {honored - names}"
                 assert engine.capabilities.update_modes <= {"keep_cache", "recompute"}
-                unusual: dict[str, Any] = {name: {name: _UNUSUAL[name]} for name in names - honoured - _BASIC}
+                unusual: dict[str, Any] = {name: {name: _UNUSUAL[name]} for name in names - honored - _BASIC}
                 bad = {name: request(PROMPTS[0], **setting) for name, setting in unusual.items()}
                 bad |= {"length": request(PROMPTS[0], most=CONTEXT), "no prompt": request([])}
                 for name, one in bad.items():

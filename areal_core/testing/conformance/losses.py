@@ -1,4 +1,4 @@
-"""What policy losses, regularisers and corrections must do: pure functions of whole sequences."""
+"""What policy losses, regularizers and corrections must do: pure functions of whole sequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from areal_core.config.needs import needs_of
-from areal_core.interfaces import ACTOR, Pass
+from areal_core.interfaces import ACTOR, ForwardPass
 from areal_core.testing.conformance.batches import make_terms, select_terms, with_garbage
 from areal_core.testing.conformance.comparisons import same
 from areal_core.testing.conformance.components import ComponentSuite
@@ -28,7 +28,7 @@ class _TermsSuite(ComponentSuite):
         needed: as `Settings.needs` gives it, of a component that `make` makes in another way than a config does.
     """
 
-    needed: ClassVar[Sequence[Role | Pass]] = ()
+    needed: ClassVar[Sequence[Role | ForwardPass]] = ()
 
     def terms(self, *, seed: int = 0, distance: float = 0.3) -> PolicyTerms:
         """See `make_terms`; with the columns that the component's settings need."""
@@ -36,7 +36,7 @@ class _TermsSuite(ComponentSuite):
         needs = needs_of(self.select(), 2) if self.component else self.needed
         columns = dict(terms.columns)
         for need in needs:
-            if isinstance(need, Pass) and need.column not in columns:
+            if isinstance(need, ForwardPass) and need.column not in columns:
                 policy = terms.proximal_logprobs if need.role == ACTOR else terms.columns["reference_logprobs"].flip(0)
                 columns[need.column] = policy if need.output == "logprobs" else policy.abs()
         return replace(terms, columns=columns)
@@ -118,10 +118,10 @@ class PolicyLossSuite(_LossSuite):
         assert float(terms.row_sum(gradient).sum()) < 0, "a positive advantage makes a token less probable"
 
 
-class RegulariserSuite(_LossSuite):
+class RegularizerSuite(_LossSuite):
     """Set `component` (and `settings`), or override `make`."""
 
-    kind: ClassVar[str] = "regularisers"
+    kind: ClassVar[str] = "regularizers"
 
     def test_it_does_not_know_the_advantage(self) -> None:
         """A penalty or a bonus is the same whatever the answers have earned; what depends on it is a policy loss."""
@@ -174,7 +174,7 @@ class CorrectionSuite(_TermsSuite):
         others = ~far & terms.mask
         for shift in (-9.0, 9.0):
             moved = replace(
-                terms, behaviour_logprobs=torch.where(far, terms.behaviour_logprobs + shift, terms.behaviour_logprobs)
+                terms, behavior_logprobs=torch.where(far, terms.behavior_logprobs + shift, terms.behavior_logprobs)
             )
             after, _ = self.make()(moved)
             same(after[others], before[others], self.tolerance, "a far-off sequence changes the weights of others")

@@ -1,6 +1,6 @@
 """Tiny models that show mistakes, and what they must compute, taken from transformers' own forward pass.
 
-A freshly initialised model is nearly uniform: temperature, position and most weights hardly matter, and a wrong engine
+A freshly initialized model is nearly uniform: temperature, position and most weights hardly matter, and a wrong engine
 passes. These models have weights so large that every one of them is seen in the output.
 """
 

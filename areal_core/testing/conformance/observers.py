@@ -97,7 +97,7 @@ class EventsSuite:
         events.configure(config)
         events.run_started(config, run_dir)
         for step in steps:
-            events.weights_published(run_dir, step, step + 10)
+            events.weights_synced(run_dir, step, step + 10)
             with (run_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "time": float(step), **METRICS[step - 1]}) + "\n")
             events.step_finished(run_dir, step, dict(METRICS[step - 1]))

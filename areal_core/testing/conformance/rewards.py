@@ -35,7 +35,7 @@ STRANGE = (
     "<think>" * 200,
     "2**64 != 2^64",
 )
-"""What a model that has not learnt yet may write."""
+"""What a model that has not learned yet may write."""
 
 
 class RewardSuite(ComponentSuite):

@@ -1,4 +1,4 @@
-"""What stages and objectives must do. Both are functions of a batch and of what the trainer offers for it."""
+"""What stages and auxiliary losses must do. Both are functions of a batch and of what the trainer offers for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 
 from areal_core.config.sections import TrainingSection
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, CRITIC, Work
+from areal_core.interfaces import ACTOR, CRITIC, LossSpec
 from areal_core.testing.conformance.algorithms import (
     OUTPUTS,
     Answers,
@@ -148,31 +148,31 @@ class StageSuite(_ContextSuite):
         _finite(numbers_of(context.metrics))
 
 
-class ObjectiveSuite(_ContextSuite):
+class AuxiliaryLossSuite(_ContextSuite):
     """Set `component` (and `settings`), or override `make`.
 
     Attributes:
         roles: of which one learns.
-        learns_in_mask: whether only tokens of `loss_mask` are learnt from.
-        uses_loss_weights: whether a token counts by its weight in `loss_weights`, as the config's aggregation says; an
-            objective with denominators of its own sets False.
+        learns_in_mask: whether only tokens of `loss_mask` are learned from.
+        uses_loss_weights: whether a token counts by its weight in `loss_weights`, as the config says; an
+            auxiliary loss with denominators of its own sets False.
         tolerance: of every comparison.
     """
 
-    kind: ClassVar[str] = "objectives"
+    kind: ClassVar[str] = "auxiliary_losses"
     roles: Sequence[str] = (ACTOR.name, CRITIC.name)
     learns_in_mask = True
     uses_loss_weights = True
 
-    def work(self, minibatch: PackedBatch) -> Work:
+    def work(self, minibatch: PackedBatch) -> LossSpec:
         """What an update of this minibatch learns."""
-        found: Work = self.make()(minibatch, self.context())
+        found: LossSpec = self.make()(minibatch, self.context())
         return found
 
     def test_what_it_says_of_itself(self) -> None:
-        """A `Work` of a role, with outputs that engines have, and metrics that are finite numbers."""
+        """A `LossSpec` of a role, with outputs that engines have, and metrics that are finite numbers."""
         work = self.work(self.make_batch())
-        assert isinstance(work, Work), f"it returned {work!r:.60}, which is no Work"
+        assert isinstance(work, LossSpec), f"it returned {work!r:.60}, which is no LossSpec"
         assert work.role in self.roles, f"no such role: {work.role!r}"
         assert work.outputs, "it asks for no outputs"
         assert all(map(OUTPUTS.fullmatch, work.outputs)), f"outputs that no engine has: {work.outputs}"
@@ -191,7 +191,7 @@ class ObjectiveSuite(_ContextSuite):
         same_gradients(found, wanted, self.tolerance, "the order of sequences matters")
         same_sums(other, sums, "the order of sequences matters")
 
-    def test_tokens_out_of_the_loss_mask_are_not_learnt_from(self) -> None:
+    def test_tokens_out_of_the_loss_mask_are_not_learned_from(self) -> None:
         """They have no gradient, and what they hold does not matter."""
         if not self.learns_in_mask:
             return
@@ -199,13 +199,13 @@ class ObjectiveSuite(_ContextSuite):
         wanted, sums = gradients_of([self.work(batch)])
         for name, value in wanted.items():
             outside = value[batch["place"]][~batch["loss_mask"]]
-            assert float(outside.abs().max()) == 0, f"{name}: tokens out of the mask are learnt"
+            assert float(outside.abs().max()) == 0, f"{name}: tokens out of the mask are learned"
         found, other = gradients_of([self.work(self.spoiled(batch))])
         same_gradients(found, wanted, self.tolerance, "tokens out of the mask influence others")
         same_sums(other, sums, "tokens out of the mask influence others")
 
     def test_tokens_count_by_their_weights(self) -> None:
-        """Twice the weights make twice the gradient: what the config says of aggregation holds here too."""
+        """Twice the weights make twice the gradient: what the config says of loss aggregation holds here too."""
         if not self.uses_loss_weights:
             return
         batch = self.make_batch()
@@ -215,11 +215,11 @@ class ObjectiveSuite(_ContextSuite):
         same_gradients(found, twice, self.tolerance, "the tokens' weights do not count")
 
     def test_the_minibatch_stays_as_it_was(self) -> None:
-        """Nothing is written into its own tensors, neither by the objective nor by its loss."""
+        """Nothing is written into its own tensors, neither by the auxiliary loss nor by its loss."""
         batch = self.make_batch()
         before = batch.to_bytes()
         gradients_of([self.work(batch)])
-        assert batch.to_bytes() == before, "the objective changed the minibatch that it was given"
+        assert batch.to_bytes() == before, "the auxiliary loss changed the minibatch that it was given"
 
 
 def _finite(numbers: Mapping[str, float]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, Follows, LossResult, Role, Work
+from areal_core.interfaces import ACTOR, CRITIC, Follows, LossResult, LossSpec, Role
 from areal_core.testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_core.testing.conformance.divergence import Divergences
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
@@ -86,7 +86,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
                 self._compare_gradient(model, batch, temperature)
 
     def test_single_tokens_have_their_own_gradient(self, tmp_path: Path) -> None:
-        """The loss of one token alone: nothing is shifted, padded or taken from a neighbour."""
+        """The loss of one token alone: nothing is shifted, padded or taken from a neighbor."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         for place in batch["loss_mask"].nonzero()[:, 0][[0, 7, 20, -1]].tolist():
             alone = torch.zeros(batch.token_count)
@@ -195,8 +195,8 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
         """Parts of different batches and losses: the sum of the losses, the gradient of the sum, one optimizer step."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         works = [
-            Work("any", batch.select(range(5)), OUTPUTS, policy_loss),
-            Work("any", batch.select(range(3, 12)), ("logprobs",), likelihood_loss),
+            LossSpec("any", batch.select(range(5)), OUTPUTS, policy_loss),
+            LossSpec("any", batch.select(range(3, 12)), ("logprobs",), likelihood_loss),
         ]
 
         def both(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
@@ -312,7 +312,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
             assert metrics["gradient_norm"] == 0.0
 
     def test_the_batch_stays_as_it_was(self, tmp_path: Path) -> None:
-        """It is used again: for the next update, and for the witness."""
+        """It is used again: for the next update, and for the consumption_log."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         before = batch.to_bytes()
         with self.engine(model, max_tokens_per_microbatch=40) as engine:

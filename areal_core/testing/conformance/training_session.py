@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelReference, OptimizerSettings, Role, Work
+from areal_core.interfaces import (
+    ACTOR,
+    CRITIC,
+    REFERENCE,
+    LossResult,
+    LossSpec,
+    ModelReference,
+    OptimizerSettings,
+    Role,
+)
 from areal_core.testing.conformance.batches import make_batch
 
 if TYPE_CHECKING:
@@ -80,11 +89,11 @@ def make_training_batch() -> PackedBatch:
 
 def train(engine: TrainEngine, batch: PackedBatch, loss: Loss, outputs: Sequence[str]) -> dict[str, float]:
     """One update, and its metrics as numbers."""
-    return numbers_of(engine.train([Work("any", batch, outputs, loss)]))
+    return numbers_of(engine.train([LossSpec("any", batch, outputs, loss)]))
 
 
 def numbers_of(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Metrics as they stand in a journal."""
+    """Metrics as they stand in a metrics_logger."""
     found: dict[str, float] = {}
     for name, metric in metrics.items():
         assert isinstance(metric, Metric), f"metric '{name}' is {type(metric).__name__}, not a Metric"

@@ -166,7 +166,7 @@ class WorkflowSuite(ComponentSuite):
             assert given == row, "the workflow changed the row of the data set"
 
     def test_a_failing_reward_is_not_hidden(self) -> None:
-        """The runtime decides what becomes of the group; a silent 0 would be learnt from."""
+        """The runtime decides what becomes of the group; a silent 0 would be learned from."""
         if not self.scores:
             pytest.skip("the workflow does not ask for the run's rewards")
         with pytest.raises(RewardError):
@@ -209,7 +209,7 @@ def _check_trajectory(trajectory: Trajectory, generated: Sequence[tuple[list[int
         fitting = [g for prompt, g in generated if prompt == ids[:place] and _fits(g, values, place)]
         assert fitting, (
             f"the tokens from {place} on are marked as sampled, but no generation continued the {place} tokens before "
-            "them with these ids, log-probabilities and versions: were they tokenised anew, or cut?"
+            "them with these ids, log-probabilities and versions: were they tokenized anew, or cut?"
         )
         place += len(fitting[0].output_ids)
     return sum(mask)

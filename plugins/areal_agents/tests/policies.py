@@ -131,7 +131,7 @@ class Policy:
         self._forward = forward
 
     def spell(self, text: str) -> list[int]:
-        """Token ids of a text, cut at random places before it is tokenised."""
+        """Token ids of a text, cut at random places before it is tokenized."""
         ids: list[int] = []
         while text:
             mark = next((mark for mark in MARKS if text.startswith(mark)), "")

@@ -290,7 +290,7 @@ def test_many_turns_are_no_recursion(play):
 
 @pytest.mark.parametrize(("trained", "conversations"), [("all", 3), ("last", 1), ("longest", 1)])
 def test_which_conversations_are_trained_on_is_a_choice(play, trained, conversations):
-    """One begins, two go on from it, and a third stands alone; what two share is learnt once."""
+    """One begins, two go on from it, and a third stands alone; what two share is learned once."""
     texts = ["a b c", "d e f g h i j k", "d", "q"]
     policy = Policy("chat", lambda number: texts[number])
 
@@ -316,6 +316,6 @@ def test_which_conversations_are_trained_on_is_a_choice(play, trained, conversat
     if trained == "longest":
         assert "long?" in decoded[0]
     if trained == "all":
-        learnt = sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)
-        assert learnt == sum(len(said.output_ids) for _, said in policy.said)
+        learned = sum(int(t.tokens["loss_mask"].sum()) for t in episode.trajectories)
+        assert learned == sum(len(said.output_ids) for _, said in policy.said)
         assert sorted(v for t in episode.trajectories for v in t.turns["turn_rewards"].tolist()) == [0, 0, 0.5, 1.5]

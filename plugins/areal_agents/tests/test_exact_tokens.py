@@ -57,7 +57,7 @@ def make_speaker(seed: int) -> Any:
 
 
 async def converse(seed: int, base_url: str, api_key: str, **_: Any) -> float:
-    """A client that calls tools, branches, goes back, repeats itself, and normalises what it sends back."""
+    """A client that calls tools, branches, goes back, repeats itself, and normalizes what it sends back."""
     chance = random.Random(seed)
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
 

@@ -94,7 +94,7 @@ def test_responses_follow_one_another_by_identifier_and_by_items(play, has_strea
     episode = play(policy, agent)
     (_, first), (prompt, _), (again, last) = policy.said
     assert prompt == again, "by items or by identifier, the tokens are the same"
-    _, trajectory = episode.trajectories  # one for each of two requests, and what they share is learnt from once
+    _, trajectory = episode.trajectories  # one for each of two requests, and what they share is learned from once
     tokens = trajectory.tokens
     assert tokens["input_ids"].tolist() == [*again, *last.output_ids]
     assert tokens["input_ids"][tokens["loss_mask"]].tolist() == last.output_ids

@@ -20,10 +20,10 @@ from areal_core.interfaces import (
     REFERENCE,
     Follows,
     LossResult,
+    LossSpec,
     ModelReference,
     OptimizerSettings,
     Role,
-    Work,
 )
 from areal_core.testing.conformance import numbers_of
 from areal_deepspeed.config import DeepSpeedConfig
@@ -60,7 +60,7 @@ def hidden_loss(part, outputs):
 
 def train(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     """One update; its metrics as numbers."""
-    return numbers_of(engine.train([Work("any", batch, outputs, loss)]))
+    return numbers_of(engine.train([LossSpec("any", batch, outputs, loss)]))
 
 
 def gradients_of(engine, batch, loss=policy_loss, outputs=OUTPUTS):

@@ -76,7 +76,7 @@ def test_updates_that_change_nothing_do_not_count_in_the_schedule(stage, start, 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_bfloat16_learns_with_float32_masters(stage, start, program, tmp_path):
-    """Updates that are too small for bfloat16 add up; what is published and saved is bfloat16."""
+    """Updates that are too small for bfloat16 add up; what is synced and saved is bfloat16."""
     batch, config = program.make_batch(), {**STAGES[stage], "bf16": {"enabled": "auto"}}
     engine = start(config, dtype="bfloat16", learning_rate=1e-5, max_gradient_norm=None)
     losses = [program.train(engine, batch)["loss"] for _ in range(8)]
@@ -202,7 +202,7 @@ def test_an_output_that_compares_roles_is_refused(start, program):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_mixture_is_published_and_exported_under_the_names_of_its_files(stage, program, tmp_path):
+def test_a_mixture_is_synced_and_exported_under_the_names_of_its_files(stage, program, tmp_path):
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 

@@ -191,7 +191,7 @@ def test_interrupted_it_tells_what_it_has(place, ask):
         ("agent.py:solve", ["--endpoint", "localhost:8000"], 2, "--endpoint 'localhost:8000' is no address"),
         ("agent.py:solve", ["--request-timeout", "0"], 2, "--request-timeout is 0; it must be"),
         ("agent.py:solve", ["--concurrency", "0"], 2, "--concurrency is 0; it must be at least 1"),
-        ("agent.py:solve", ["--category", "colour"], 2, "row 0 (counted from 0) has no 'colour' for --category, only"),
+        ("agent.py:solve", ["--category", "color"], 2, "row 0 (counted from 0) has no 'color' for --category, only"),
         ("agent.py:solve", ["--k", "2"], 2, "pass@k needs k from 1 to the number of answers to each prompt, 1"),
         ("agent.py:solve", ["evaluation.dataset.count=0"], 2, "sums.py:Sums is empty; it must have at least one row"),
         (

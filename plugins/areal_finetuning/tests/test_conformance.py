@@ -42,13 +42,17 @@ class TestGKD(AlgorithmSuite):
 
 
 class TestGKDOnRows(TestGKD):
-    settings = {"encoder": "finetuning/conversations", "beta": 0.1, "aggregation": "core/sequence_mean"}  # noqa: RUF012
+    settings = {  # noqa: RUF012
+        "encoder": "finetuning/conversations",
+        "beta": 0.1,
+        "loss_aggregation": "core/sequence_mean",
+    }
 
 
-class TestPairsAreNotLearntAsSingleSequences:
+class TestPairsAreNotLearnedAsSingleSequences:
     @pytest.mark.parametrize("suite", [TestSFT, TestGKD])
     def test_they_are_refused(self, suite):
-        with pytest.raises(ValueError, match="the rejected would be learnt too: choose an encoder of one sequence"):
+        with pytest.raises(ValueError, match="the rejected would be learned too: choose an encoder of one sequence"):
             suite().make().prepare(make_pairs(), suite().context())
 
 
@@ -58,7 +62,7 @@ class TestDPO(PairSuite):
 
 class TestConservativeDPO(PairSuite):
     component = "finetuning/dpo"
-    settings = {"label_smoothing": 0.2, "length_normalised": True, "beta": 2.0}  # noqa: RUF012
+    settings = {"label_smoothing": 0.2, "length_normalized": True, "beta": 2.0}  # noqa: RUF012
 
 
 class TestReferenceFreeDPO(PairSuite):

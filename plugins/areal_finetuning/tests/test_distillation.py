@@ -10,7 +10,7 @@ from areal_core.data import PackedBatch, Ragged
 from areal_core.interfaces import PolicyTerms
 from areal_core.training.context import BatchContext
 from areal_finetuning.config import GKDSettings
-from areal_finetuning.distillation import GeneralisedDistillation, distillation, teacher_kl
+from areal_finetuning.distillation import GeneralizedDistillation, distillation, teacher_kl
 
 
 def make(count=40, dtype=torch.float64):
@@ -76,7 +76,7 @@ def test_what_is_infinite_outside_of_the_mask_stays_outside():
 
 def test_the_divergence_is_weighed_by_token():
     """Against a loop by index; tokens out of the mask count nothing, whatever the models say there."""
-    algorithm = GeneralisedDistillation(GKDSettings(aggregation={"type": "core/token_mean"}, beta=0.25))
+    algorithm = GeneralizedDistillation(GKDSettings(loss_aggregation={"type": "core/token_mean"}, beta=0.25))
     batch = make().with_sequences(group_id=torch.arange(2))
     context = BatchContext(TrainingSection(), {})
     ((work,),) = algorithm.updates(algorithm.prepare(batch, context), context)

@@ -1,4 +1,4 @@
-"""Which exact tokens of a row are learnt, with a tokenizer of one token a character and a chat template."""
+"""Which exact tokens of a row are learned, with a tokenizer of one token a character and a chat template."""
 
 from functools import partial
 
@@ -40,14 +40,14 @@ def preferences(build):
 
 @pytest.fixture(scope="module")
 def written(tokenizer):
-    """A function from a trajectory to its text, and the parts of it that are learnt."""
+    """A function from a trajectory to its text, and the parts of it that are learned."""
 
     def written(trajectory, tokenizer=tokenizer):
         pieces = tokenizer.convert_ids_to_tokens(trajectory.tokens["input_ids"].tolist())
-        learnt, parts = trajectory.tokens["loss_mask"].tolist(), []
+        learned, parts = trajectory.tokens["loss_mask"].tolist(), []
         for place, piece in enumerate(pieces):
-            if learnt[place]:
-                if place and learnt[place - 1]:
+            if learned[place]:
+                if place and learned[place - 1]:
                     parts[-1] += piece
                 else:
                     parts.append(piece)
@@ -57,7 +57,7 @@ def written(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("row", "text", "learnt"),
+    ("row", "text", "learned"),
     [
         ({"prompt": "2+2=", "completion": "4"}, "2+2=4<eos>", ["4<eos>"]),
         ({"prompt": "2+2=", "completion": ""}, "2+2=<eos>", ["<eos>"]),
@@ -86,13 +86,13 @@ def written(tokenizer):
             "<user>a<eos>\n<assistant>b<eos>\n<tool>c<eos>\n<assistant>d<eos>",
             ["b<eos>", "d<eos>"],
         ),
-        # What comes after the last thing that is learnt is left out.
+        # What comes after the last thing that is learned is left out.
         ({"messages": [*QUESTION[1:], *ANSWER, turn("user", "bye")]}, "<user>2+2?<eos>\n<assistant>4<eos>", ["4<eos>"]),
     ],
 )
-def test_which_tokens_are_learnt(row, text, learnt, conversations, tokenizer, written):
+def test_which_tokens_are_learned(row, text, learned, conversations, tokenizer, written):
     (found,) = conversations(row, tokenizer)
-    assert written(found) == (text, learnt)
+    assert written(found) == (text, learned)
     assert int(found.sequence["finish_reason"]) == FinishReason.STOP
     assert (found.tokens["versions"] == -1).all()
 
@@ -112,8 +112,8 @@ def test_content_that_spells_special_tokens_is_ordinary_text(content, conversati
         {"messages": [turn("user", content), turn("assistant", content)]},
     ):
         (found,) = conversations(row, tokenizer)
-        _, learnt = written(found)
-        assert learnt == [content + "<eos>"]
+        _, learned = written(found)
+        assert learned == [content + "<eos>"]
         mask = found.tokens["loss_mask"]
         special = [token for token in found.tokens["input_ids"][mask].tolist() if token < 6]
         assert special == [tokenizer.eos_token_id]
@@ -122,7 +122,7 @@ def test_content_that_spells_special_tokens_is_ordinary_text(content, conversati
 @given(
     st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text("ab<eos>\n ", max_size=8)), max_size=6)
 )
-def test_what_is_learnt_is_what_the_assistant_said(conversations, tokenizer, written, turns):
+def test_what_is_learned_is_what_the_assistant_said(conversations, tokenizer, written, turns):
     messages = [turn("user", "q"), *(turn(role, content) for role, content in turns), turn("assistant", "end")]
     merged = [m for n, m in enumerate(messages) if not (n and m["role"] == messages[n - 1]["role"] == "assistant")]
     (found,) = conversations({"messages": merged}, tokenizer)
@@ -146,7 +146,7 @@ def test_what_is_learnt_is_what_the_assistant_said(conversations, tokenizer, wri
         ({"prompt": "", "completion": ""}, "there is nothing to learn in it"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_said(row, words, conversations, tokenizer):
+def test_what_cannot_be_learned_from_is_said(row, words, conversations, tokenizer):
     with pytest.raises(ValueError, match=words):
         conversations(row, tokenizer)
 
@@ -211,7 +211,7 @@ def test_the_formats_of_preferences(row, wanted, preferences, tokenizer, written
     assert [float(side.sequence["margin"]) for side in found] == [0.0, 0.0]
 
 
-def test_answers_of_several_turns_are_learnt_from_where_they_part(preferences, tokenizer, written):
+def test_answers_of_several_turns_are_learned_from_where_they_part(preferences, tokenizer, written):
     common = [turn("user", "a"), turn("assistant", "b"), turn("user", "c")]
     row = {
         "chosen": [*common, turn("assistant", "d")],
@@ -253,7 +253,7 @@ def test_another_format_is_named(row, words, preferences, tokenizer):
 def test_a_run_is_told_which_row_is_wrong(preferences, tokenizer):
     rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "a"}, None]
     assert len(encode_row(rows, 0, partial(preferences, tokenizer=tokenizer))) == 2
-    place = r"^row 1 of the data set \(counted from 0\) cannot be learnt from: preferences need rows with 'chosen'"
+    place = r"^row 1 of the data set \(counted from 0\) cannot be learned from: preferences need rows with 'chosen'"
     with pytest.raises(RunError, match=place):
         encode_row(rows, 1, partial(preferences, tokenizer=tokenizer))
     with pytest.raises(RunError, match="AttributeError: "):

@@ -64,8 +64,8 @@ def test_only_a_reference_that_is_asked_is_loaded(read):
 
 def test_defaults_are_those_of_the_papers(read):
     dpo, ipo = (read(f"algorithm={name}").algorithm.settings for name in ("dpo", "ipo"))
-    assert (dpo.loss, dpo.beta, dpo.label_smoothing, dpo.length_normalised) == ("sigmoid", 0.1, 0.0, False)
-    assert (ipo.loss, ipo.beta, ipo.length_normalised) == ("ipo", 0.1, False)
+    assert (dpo.loss, dpo.beta, dpo.label_smoothing, dpo.length_normalized) == ("sigmoid", 0.1, 0.0, False)
+    assert (ipo.loss, ipo.beta, ipo.length_normalized) == ("ipo", 0.1, False)
     assert read("algorithm=reward_model").algorithm.settings.centring == 0
 
 

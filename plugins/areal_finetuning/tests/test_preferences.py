@@ -14,16 +14,16 @@ from areal_finetuning.preferences import preference_losses
 CASES = [
     {"loss": "sigmoid", "beta": 0.1},
     {"loss": "sigmoid", "beta": 0.5, "label_smoothing": 0.15},
-    {"loss": "sigmoid", "beta": 2.0, "length_normalised": True},
+    {"loss": "sigmoid", "beta": 2.0, "length_normalized": True},
     {"loss": "sigmoid", "beta": 0.3, "reference_free": True, "label_smoothing": 0.4},
     {"loss": "ipo", "beta": 0.1},
-    {"loss": "ipo", "beta": 0.7, "length_normalised": True},
+    {"loss": "ipo", "beta": 0.7, "length_normalized": True},
     {"loss": "ipo", "beta": 0.2, "reference_free": True},
 ]
 ids = pytest.mark.parametrize("settings", CASES, ids=lambda each: "-".join(f"{k}={v}" for k, v in each.items()))
 
 
-def by_index(batch, logprobs, *, loss, beta, label_smoothing=0.0, length_normalised=False, reference_free=False):
+def by_index(batch, logprobs, *, loss, beta, label_smoothing=0.0, length_normalized=False, reference_free=False):
     """The mean loss of the pairs and the two rewards of each, number by number; autograd only of `logprobs`."""
     offsets = batch.tokens.offsets.tolist()
     losses, rewards = [], []
@@ -37,7 +37,7 @@ def by_index(batch, logprobs, *, loss, beta, label_smoothing=0.0, length_normali
                     if not reference_free:
                         total = total - batch["reference_logprobs"][t]
                     count += 1
-            if length_normalised and count:
+            if length_normalized and count:
                 total = total / count
             ratio[bool(batch["is_chosen"][row])] = total
         h = ratio[True] - ratio[False]
@@ -164,7 +164,7 @@ def test_at_the_start_nothing_is_decided(pairs, build, one_update):
 
 
 def test_several_updates_each_weigh_their_own_pairs(pairs, build, one_update):
-    works = one_update(build("algorithms", "dpo"), pairs, updates_per_batch=2)
+    works = one_update(build("algorithms", "dpo"), pairs, num_minibatches=2)
     assert [len(work.batch) for work in works] == [4, 4]
     assert all(work.batch["pair_weights"].tolist() == [0.5, 0.5] for work in works)
 

@@ -1,4 +1,4 @@
-"""Updates of the true engine on a tiny model: preferences and scores are learnt; a reward model loads elsewhere."""
+"""Updates of the true engine on a tiny model: preferences and scores are learned; a reward model loads elsewhere."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def mean(metrics, name):
 
 
 @pytest.mark.parametrize(("name", "keys"), [("dpo", {}), ("dpo", {"label_smoothing": 0.1, "beta": 0.3}), ("ipo", {})])
-def test_preferences_are_learnt(name, keys, learn):
+def test_preferences_are_learned(name, keys, learn):
     engines, metrics = learn(name, **keys)
     assert list(engines) == ["actor", "reference"]
     first, last = metrics[0], metrics[-5:]
@@ -95,7 +95,7 @@ def test_preferences_are_learnt(name, keys, learn):
     assert not torch.equal(before, after), "the reference stays, the policy moves"
 
 
-def test_a_reward_model_is_learnt_and_is_a_sequence_classifier(learn, tmp_path):
+def test_a_reward_model_is_learned_and_is_a_sequence_classifier(learn, tmp_path):
     transformers = pytest.importorskip("transformers")
     engines, metrics = learn("reward_model", centring=0.01)
     assert list(engines) == ["reward"]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from areal_core.data import Metric, PackedBatch, Ragged, shift_to_predictions
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, ModelReference, OptimizerSettings, Work
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_core.testing.conformance import numbers_of
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -43,7 +43,7 @@ def policy_loss(batch, outputs):
 
 def train(engine, batch, loss=policy_loss, outputs=OUTPUTS):
     """One update; its metrics as numbers."""
-    return numbers_of(engine.train([Work("any", batch, outputs, loss)]))
+    return numbers_of(engine.train([LossSpec("any", batch, outputs, loss)]))
 
 
 def make_pairs():

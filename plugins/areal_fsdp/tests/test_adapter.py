@@ -176,10 +176,10 @@ def test_wrong_combinations_are_refused_before_the_start(make_engine):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_published_alone_it_is_what_peft_reads_and_its_export_stays_whole(
+def test_synced_alone_it_is_what_peft_reads_and_its_export_stays_whole(
     tmp_path, make_engine, model_folder, program, batch, dtype
 ):
-    engine = make_engine("llama", adapter={"rank": 4, "alpha": 12, "publish": "alone"}, learning_rate=1e-2, dtype=dtype)
+    engine = make_engine("llama", adapter={"rank": 4, "alpha": 12, "sync": "alone"}, learning_rate=1e-2, dtype=dtype)
     for _ in range(3):
         program.train(engine, batch)
     own = program.parameters_of(engine)

@@ -68,8 +68,8 @@ def test_choices_are_followed_and_the_router_learns_from_them(make_engine, progr
     loss.backward()
     found, metrics = program.gradients_of(engine, chosen)
     assert metrics["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
-    learnt = [name for name in found if name.endswith("gate.weight")]
-    assert min(float(found[name].abs().max()) for name in learnt) > 1e-4
+    learned = [name for name in found if name.endswith("gate.weight")]
+    assert min(float(found[name].abs().max()) for name in learned) > 1e-4
     for name, parameter in model.named_parameters():
         true = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         torch.testing.assert_close(found[name], true, atol=2e-5, rtol=0, msg=lambda text, n=name: f"{n}: {text}")

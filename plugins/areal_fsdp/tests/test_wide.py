@@ -50,7 +50,7 @@ def gradients(head):
 @pytest.mark.parametrize("chunk", [4, 100])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 1.0])
-def test_divergence_has_the_published_values_and_gradients(beta, bias, chunk):
+def test_divergence_has_the_synced_values_and_gradients(beta, bias, chunk):
     own, other = make_head(0, bias=bias), make_head(1, bias=bias, temperature=1.2)
     exact = doubled(own)
     wanted = jensen_shannon(exact, doubled(other), beta)
@@ -161,7 +161,7 @@ def divergence_loss(name):
 
 
 def test_an_engine_compares_itself_with_another(make_engine, model_folder, program, batch):
-    """In micro-batches, as a column and in a loss whose value it is; it falls when it is learnt."""
+    """In micro-batches, as a column and in a loss whose value it is; it falls when it is learned."""
     name = "divergence:teacher:0.5"
     student = compare(make_engine, model_folder, temperature=0.7, max_tokens_per_microbatch=40, learning_rate=1e-2)
     column = student.forward(batch, ["logprobs", name])[name]

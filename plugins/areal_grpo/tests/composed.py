@@ -16,7 +16,7 @@ REWARDS = [1.0, 0.0, 0.0, 1.0, 0.3, 0.9, 0.1, 0.2, 0.0, 0.0, 1.0, 0.0]
 
 
 def make_rollouts(make_batch):
-    """Three groups of four; current, proximal and reference log-probabilities differ from the behaviour's."""
+    """Three groups of four; current, proximal and reference log-probabilities differ from the behavior's."""
     lengths = [LONGEST + 1 - row % 3 for row in range(len(REWARDS))]
     batch = make_batch(REWARDS, [row // GROUP for row in range(len(REWARDS))], lengths=lengths, seed=3)
     generator = torch.Generator().manual_seed(4)
@@ -31,7 +31,7 @@ def make_rollouts(make_batch):
 
 
 def turns_of(batch):
-    """All that is learnt from is of turn 0."""
+    """All that is learned from is of turn 0."""
     return torch.where(batch["loss_mask"], 0, -1)
 
 
@@ -58,6 +58,6 @@ class Engine:
 def prepared(algorithm, batch, passes, updates=2):
     """The first update's batch, of as many as there are in epochs over the whole."""
     engines = {name: Engine(passes[key]) for name, key in ROLES.items() if key in passes}
-    context = BatchContext(TrainingSection(epochs_per_batch=updates), engines, version=4)
+    context = BatchContext(TrainingSection(num_epochs=updates), engines, version=4)
     ((work, *_), *_) = algorithm.updates(algorithm.prepare(batch, context), context)
     return work.batch

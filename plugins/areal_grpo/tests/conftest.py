@@ -52,7 +52,7 @@ def read(tmp_path, monkeypatch):
 
 
 def _make_batch(rewards, groups, episodes=None, lengths=None, seed=0):
-    """A batch as the trainer sees it: shifted, so that the last position of a sequence is not learnt from."""
+    """A batch as the trainer sees it: shifted, so that the last position of a sequence is not learned from."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(lengths or [3 + row % 4 for row in range(len(rewards))])
     total = int(lengths.sum())
@@ -78,7 +78,7 @@ def make_batch():
     return _make_batch
 
 
-def _make_terms(logprobs, proximal, behaviour, advantages, mask=None):
+def _make_terms(logprobs, proximal, behavior, advantages, mask=None):
     def tensor(values):
         return torch.tensor(values, dtype=torch.float64)
 
@@ -86,7 +86,7 @@ def _make_terms(logprobs, proximal, behaviour, advantages, mask=None):
     return PolicyTerms(
         logprobs=learning,
         proximal_logprobs=learning.detach() if proximal is None else tensor(proximal),
-        behaviour_logprobs=tensor(behaviour),
+        behavior_logprobs=tensor(behavior),
         advantages=tensor(advantages),
         mask=torch.ones(len(logprobs), dtype=torch.bool) if mask is None else torch.tensor(mask),
         row_index=torch.zeros(len(logprobs), dtype=torch.int64),
@@ -106,7 +106,7 @@ def loops():
 
 
 def _make_sequences(sequences):
-    """Terms of sequences of (learnt, logprob, proximal, behaviour, advantage), float64."""
+    """Terms of sequences of (learned, logprob, proximal, behavior, advantage), float64."""
     rows = [token for sequence in sequences for token in sequence]
     mask, *columns = (list(column) for column in zip(*rows, strict=True))
     terms = _make_terms(*columns, mask)

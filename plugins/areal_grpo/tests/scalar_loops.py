@@ -14,7 +14,7 @@ class Token(NamedTuple):
 
     logprob: float
     proximal: float
-    behaviour: float
+    behavior: float
     advantage: float
 
 
@@ -23,13 +23,13 @@ def ppo_clip(tokens, clip_low, clip_high, dual_clip):
     found = []
     for token in tokens:
         ratio, advantage = math.exp(token.logprob - token.proximal), token.advantage
-        objective, slope = ratio * advantage, ratio * advantage
+        auxiliary_loss, slope = ratio * advantage, ratio * advantage
         bounded = min(max(ratio, 1 - clip_low), 1 + clip_high) * advantage
-        if bounded < objective:
-            objective, slope = bounded, 0.0
-        if dual_clip is not None and advantage < 0 and objective < dual_clip * advantage:
-            objective, slope = dual_clip * advantage, 0.0
-        found.append((-objective, -slope))
+        if bounded < auxiliary_loss:
+            auxiliary_loss, slope = bounded, 0.0
+        if dual_clip is not None and advantage < 0 and auxiliary_loss < dual_clip * advantage:
+            auxiliary_loss, slope = dual_clip * advantage, 0.0
+        found.append((-auxiliary_loss, -slope))
     return found
 
 
@@ -93,7 +93,7 @@ def dppo(tokens, divergence, threshold_low, threshold_high, cap):
     """DPPO, arXiv 2602.04879: the weight is a constant, 0 where the trust region would be left."""
     found = []
     for token in tokens:
-        now, then = math.exp(token.logprob), math.exp(token.behaviour)
+        now, then = math.exp(token.logprob), math.exp(token.behavior)
         distance = abs(now - then) if divergence == "tv" else bernoulli_kl(then, now)
         weight = min(now / then, cap)
         if token.advantage > 0 and now > then and distance > threshold_high:
@@ -110,14 +110,14 @@ def rollout_importance(tokens, clip_low, clip_high):
     high = math.inf if clip_high is None else 1 + clip_high
     found = []
     for token in tokens:
-        ratio = math.exp(token.logprob - token.behaviour)
+        ratio = math.exp(token.logprob - token.behavior)
         weight = ratio if low < ratio < high else 0.0
         found.append((-weight * token.advantage * token.logprob, -weight * token.advantage))
     return found
 
 
 def _ratios(tokens):
-    return [math.exp(token.proximal - token.behaviour) for token in tokens]
+    return [math.exp(token.proximal - token.behavior) for token in tokens]
 
 
 def token_truncate(tokens, cap):
@@ -152,7 +152,7 @@ def veto(tokens, low):
 
 def opsm(tokens, threshold):
     """DeepSeek-V3.2, arXiv 2512.02556: with the current policy."""
-    distance = sum(token.behaviour - token.logprob for token in tokens) / len(tokens)
+    distance = sum(token.behavior - token.logprob for token in tokens) / len(tokens)
     return [0.0 if token.advantage < 0 and distance > threshold else 1.0 for token in tokens]
 
 
@@ -160,6 +160,6 @@ def kpop(tokens, threshold):
     """Both directions of the Bernoulli divergence are within the bound."""
     found = []
     for token in tokens:
-        first, second = math.exp(token.proximal), math.exp(token.behaviour)
+        first, second = math.exp(token.proximal), math.exp(token.behavior)
         found.append(float(max(bernoulli_kl(first, second), bernoulli_kl(second, first)) <= threshold))
     return found

@@ -1,8 +1,14 @@
-"""The suites that every plugin author inherits, on advantages, stages, group stages and objectives."""
+"""The suites that every plugin author inherits, on advantages, stages, group stages and auxiliary_losses."""
 
 from typing import ClassVar
 
-from areal_core.testing.conformance import AdvantageSuite, AlgorithmSuite, GroupStageSuite, ObjectiveSuite, StageSuite
+from areal_core.testing.conformance import (
+    AdvantageSuite,
+    AlgorithmSuite,
+    AuxiliaryLossSuite,
+    GroupStageSuite,
+    StageSuite,
+)
 
 
 class TestGAE(AdvantageSuite):
@@ -50,8 +56,8 @@ class TestGDPO(AdvantageSuite):
         return batch.with_sequences(**parts)
 
 
-class TestGroupNormalisedWithRewardsOfTokens(AdvantageSuite):
-    component = "grpo/group_normalised"
+class TestGroupNormalizedWithRewardsOfTokens(AdvantageSuite):
+    component = "grpo/group_normalized"
     counts_episodes = False  # the suite copies trajectories, and what their tokens earn with them
 
     def make_batch(self):
@@ -63,7 +69,7 @@ class TestPPO(AlgorithmSuite):
     """PPO with its critic, out of parts."""
 
     component = "grpo/grpo"
-    settings: ClassVar = {"advantage": "grpo/gae", "objectives": ["grpo/value_regression"], "corrections": []}
+    settings: ClassVar = {"advantage": "grpo/gae", "auxiliary_losses": ["grpo/value_regression"], "corrections": []}
 
 
 class TestOverlongPenalty(GroupStageSuite):
@@ -95,7 +101,7 @@ class TestPPOWithAPenaltyInTheReward(AlgorithmSuite):
     settings: ClassVar = {
         "stages": [{"type": "grpo/kl_in_reward", "target": 6.0}, {"type": "grpo/reward_scaling", "clip": 0.5}],
         "advantage": {"type": "grpo/gae", "level": "turn"},
-        "objectives": [{"type": "grpo/value_regression", "clip": None}],
+        "auxiliary_losses": [{"type": "grpo/value_regression", "clip": None}],
         "corrections": [],
     }
 
@@ -114,10 +120,10 @@ class TestRewardScaling(StageSuite):
     settings: ClassVar = {"shift": 0.1, "scale": 2.0, "clip": 1.0}
 
 
-class TestValueRegression(ObjectiveSuite):
+class TestValueRegression(AuxiliaryLossSuite):
     component = "grpo/value_regression"
 
 
-class TestValueRegressionWithoutAClip(ObjectiveSuite):
+class TestValueRegressionWithoutAClip(AuxiliaryLossSuite):
     component = "grpo/value_regression"
     settings: ClassVar = {"clip": None}

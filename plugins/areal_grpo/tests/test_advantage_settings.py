@@ -1,18 +1,18 @@
-"""What the settings of advantages, stages and objectives bring into a run, and which mistakes they find."""
+"""What the settings of advantages, stages and auxiliary losses bring into a run, and which mistakes they find."""
 
 import pytest
 
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
-from areal_core.interfaces import Pass
+from areal_core.interfaces import ForwardPass
 
 
 def passes(config, updates=1):
-    return {need.column for need in needs_of(config.algorithm, updates) if isinstance(need, Pass)}
+    return {need.column for need in needs_of(config.algorithm, updates) if isinstance(need, ForwardPass)}
 
 
 def test_a_critic_comes_with_what_asks_it(read):
-    config = read("algorithm.advantage=gae", "algorithm.objectives=[value_regression]")
+    config = read("algorithm.advantage=gae", "algorithm.auxiliary_losses=[value_regression]")
     assert list(roles_of(config.algorithm, 1)) == ["actor", "critic"]
     assert roles_of(config.algorithm, 1)["critic"].trains
     assert passes(config) == {"values"}
@@ -21,8 +21,10 @@ def test_a_critic_comes_with_what_asks_it(read):
 
 def test_a_critic_that_nothing_teaches_is_told(read):
     (note,) = read("algorithm.advantage=gae").cross_notes()
-    assert note == "algorithm.advantage: gae asks a critic, and nothing teaches it: choose an objective such as " + (
-        "value_regression"
+    assert (
+        note
+        == "algorithm.advantage: gae asks a critic, and nothing teaches it: choose an auxiliary loss such as "
+        + ("value_regression")
     )
 
 
@@ -46,7 +48,7 @@ def test_what_compares_nothing_takes_them(advantage, read):
 def test_weights_that_gdpo_does_not_see_are_told(read):
     rewards = "rewards=[{type: 'parts.py:score', weight: 0.5}]"
     (note,) = read("algorithm.advantage=gdpo", rewards).cross_notes()
-    assert "gdpo normalises each reward and has weights of its own" in note
+    assert "gdpo normalizes each reward and has weights of its own" in note
     assert list(read("algorithm.advantage=gdpo", "rewards=['parts.py:score']").cross_notes()) == []
 
 
@@ -59,7 +61,7 @@ def test_weights_that_gdpo_does_not_see_are_told(read):
         ("algorithm.group_stages=[{type: reward_bounds, low: 1, high: 0}]", "low must be below high"),
         ("algorithm.stages=[{type: kl_in_reward, target: 0}]", "target"),
         ("algorithm.advantage={type: gae, level: episode}", "level"),
-        ("algorithm.objectives=[{type: value_regression, clip: 0}]", "clip"),
+        ("algorithm.auxiliary_losses=[{type: value_regression, clip: 0}]", "clip"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(override, message, read):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_grpo.advantages import group_centred, group_normalised, leave_one_out
+from areal_grpo.advantages import group_centered, group_normalized, leave_one_out
 
 EPSILON = 1e-6
 
@@ -18,7 +18,7 @@ def rewards_of_group(rows, group):
     return list({episode: reward for reward, number, episode in rows if number == group}.values())
 
 
-def normalised(reward, siblings):
+def normalized(reward, siblings):
     mean = sum(siblings) / len(siblings)
     if len(siblings) == 1:
         return 0.0
@@ -26,7 +26,7 @@ def normalised(reward, siblings):
     return (reward - mean) / (deviation + EPSILON)
 
 
-def centred(reward, siblings):
+def centered(reward, siblings):
     return reward - sum(siblings) / len(siblings)
 
 
@@ -37,11 +37,11 @@ def without_itself(reward, siblings):
 
 
 PAIRS = [
-    (partial(group_normalised, epsilon=EPSILON), normalised),
-    (group_centred, centred),
+    (partial(group_normalized, epsilon=EPSILON), normalized),
+    (group_centered, centered),
     (leave_one_out, without_itself),
 ]
-each_advantage = pytest.mark.parametrize(("advantage", "naive"), PAIRS, ids=["normalised", "centred", "leave_one_out"])
+each_advantage = pytest.mark.parametrize(("advantage", "naive"), PAIRS, ids=["normalized", "centered", "leave_one_out"])
 
 
 def compare(advantage, naive, rows, make_batch):
@@ -100,7 +100,7 @@ def test_trl_on_complete_groups(make_batch):
     grouped = rewards.view(-1, size)
     mean = grouped.mean(dim=1).repeat_interleave(size)
     deviation = grouped.std(dim=1).repeat_interleave(size)
-    torch.testing.assert_close(group_normalised(batch, epsilon=1e-4), (rewards - mean) / (deviation + 1e-4))
-    torch.testing.assert_close(group_centred(batch), rewards - mean)
+    torch.testing.assert_close(group_normalized(batch, epsilon=1e-4), (rewards - mean) / (deviation + 1e-4))
+    torch.testing.assert_close(group_centered(batch), rewards - mean)
     baselines = (grouped.sum(dim=1, keepdim=True) - grouped) / (size - 1)
     torch.testing.assert_close(leave_one_out(batch), rewards - baselines.flatten())

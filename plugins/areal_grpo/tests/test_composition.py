@@ -36,7 +36,7 @@ def padded(batch, flat):
 
 
 def trl_loss(batch, passes, loss_type, *, beta=0.0, cap=2.0, low=0.2, high=0.2, delta=None, level="token"):
-    """What TRL's GRPOTrainer minimises, on padded [B, L] tensors, with its truncated correction for vLLM."""
+    """What TRL's GRPOTrainer minimizes, on padded [B, L] tensors, with its truncated correction for vLLM."""
     logprobs = padded(batch, passes["actor"])
     old, sampled, reference = (
         padded(batch, flat) for flat in (passes["proximal"], batch["logprobs"], passes["reference"])
@@ -86,8 +86,8 @@ CASES = {
     "cispo": (CISPOSettings, {}, {"high": 4.0}),
     "cispo, bounded": (CISPOSettings, {"policy_loss": {"clip_high": 0.1}}, {"high": 0.1}),
     "sapo": (SAPOSettings, {}, {}),
-    "grpo": (GRPOSettings, {"aggregation": "core/sequence_mean"}, {}),
-    "dr_grpo": (DrGRPOSettings, {"aggregation": {"length": LONGEST}}, {}),
+    "grpo": (GRPOSettings, {"loss_aggregation": "core/sequence_mean"}, {}),
+    "dr_grpo": (DrGRPOSettings, {"loss_aggregation": {"length": LONGEST}}, {}),
     "bounds of their own, another cap": (
         GRPOSettings,
         {
@@ -100,7 +100,7 @@ CASES = {
     # TRL does not correct the penalty for stale samples, which an expectation under the policy needs: without both.
     "penalty towards a reference": (
         GRPOSettings,
-        {"regularisers": ["grpo/reference_kl"], "corrections": []},
+        {"regularizers": ["grpo/reference_kl"], "corrections": []},
         {"beta": 0.04, "cap": None},
     ),
 }
@@ -140,10 +140,12 @@ def test_rloo_is_trls_gradient_of_whole_answers(rollouts):
 
 ALGORITHMS = {
     "grpo": lambda: build(
-        GRPOSettings, regularisers=[{"type": "grpo/reference_kl", "coefficient": 0.1}, "grpo/entropy_bonus"]
+        GRPOSettings, regularizers=[{"type": "grpo/reference_kl", "coefficient": 0.1}, "grpo/entropy_bonus"]
     ),
-    "grpo by sequence": lambda: build(GRPOSettings, aggregation="core/sequence_mean", corrections=["grpo/token_mask"]),
-    "dr_grpo": lambda: build(DrGRPOSettings, aggregation={"length": LONGEST}),
+    "grpo by sequence": lambda: build(
+        GRPOSettings, loss_aggregation="core/sequence_mean", corrections=["grpo/token_mask"]
+    ),
+    "dr_grpo": lambda: build(DrGRPOSettings, loss_aggregation={"length": LONGEST}),
     "rloo": lambda: build(RLOOSettings),
     "dapo": lambda: build(DAPOSettings),
     "gspo": lambda: build(GSPOSettings),
@@ -154,8 +156,8 @@ ALGORITHMS = {
     "dppo": lambda: build(DPPOSettings),
     "ppo": lambda: build(PPOSettings),
     "lite_ppo": lambda: build(LitePPOSettings),
-    "gmpo": lambda: build(GRPOSettings, policy_loss="grpo/gmpo", aggregation="core/sequence_mean"),
-    "bypass": lambda: build(GRPOSettings, proximal="behaviour"),
+    "gmpo": lambda: build(GRPOSettings, policy_loss="grpo/gmpo", loss_aggregation="core/sequence_mean"),
+    "bypass": lambda: build(GRPOSettings, proximal="behavior"),
     "interpolated": lambda: build(GRPOSettings, proximal="interpolated"),
     "every mask": lambda: build(
         GRPOSettings,
@@ -242,7 +244,7 @@ def test_ppo_learns_with_a_critic_and_the_critic_alone_at_first(rollouts):
     algorithm = build(PPOSettings, warmup_steps=3)
     engines = {"actor": Engine(passes["proximal"]), "critic": Engine(passes["reference"])}
     for step, roles in ((0, ["critic"]), (3, ["actor", "critic"])):
-        context = BatchContext(TrainingSection(epochs_per_batch=2), engines, step=step)
+        context = BatchContext(TrainingSection(num_epochs=2), engines, step=step)
         works = next(iter(algorithm.updates(algorithm.prepare(batch, context), context)))
         assert [work.role for work in works] == roles
 

@@ -11,7 +11,7 @@ from areal_core.testing.conformance import (
     CorrectionSuite,
     GroupStageSuite,
     PolicyLossSuite,
-    RegulariserSuite,
+    RegularizerSuite,
     RewardSuite,
     StageSuite,
 )
@@ -19,12 +19,12 @@ from areal_core.testing.conformance import (
 pytestmark = pytest.mark.slow
 
 
-class TestGroupNormalised(AdvantageSuite):
-    component = "grpo/group_normalised"
+class TestGroupNormalized(AdvantageSuite):
+    component = "grpo/group_normalized"
 
 
-class TestGroupCentred(AdvantageSuite):
-    component = "grpo/group_centred"
+class TestGroupCentered(AdvantageSuite):
+    component = "grpo/group_centered"
 
 
 class TestLeaveOneOut(AdvantageSuite):
@@ -125,20 +125,20 @@ class TestEntropyTarget(StageSuite):
     settings = {"target": 1.0}  # noqa: RUF012
 
 
-class TestReferenceKL(RegulariserSuite):
+class TestReferenceKL(RegularizerSuite):
     component = "grpo/reference_kl"
 
 
-class TestEntropyBonus(RegulariserSuite):
+class TestEntropyBonus(RegularizerSuite):
     component = "grpo/entropy_bonus"
 
 
-class TestAdaptiveEntropy(RegulariserSuite):
+class TestAdaptiveEntropy(RegularizerSuite):
     component = "grpo/adaptive_entropy"
 
     def make(self):
-        regulariser = super().make()
-        return lambda terms: regulariser(
+        regularizer = super().make()
+        return lambda terms: regularizer(
             replace(terms, columns={**terms.columns, "entropy_coefficient": torch.full(terms.mask.shape, 0.3)})
         )
 
@@ -149,7 +149,7 @@ class TestGRPO(AlgorithmSuite):
 
 class TestDrGRPO(AlgorithmSuite):
     component = "grpo/dr_grpo"
-    settings = {"aggregation": {"length": 16}}  # noqa: RUF012
+    settings = {"loss_aggregation": {"length": 16}}  # noqa: RUF012
 
 
 class TestRLOO(AlgorithmSuite):
@@ -199,9 +199,9 @@ class TestGRPOWithEverything(AlgorithmSuite):
     is_policy_gradient = False
     settings = {  # noqa: RUF012
         "corrections": [{"type": "grpo/token_mask", "low": 0.7, "high": 1.5}],
-        "regularisers": ["grpo/reference_kl", "grpo/entropy_bonus"],
+        "regularizers": ["grpo/reference_kl", "grpo/entropy_bonus"],
         "policy_loss": {"type": "grpo/ppo_clip", "clip_high": 0.28, "dual_clip": 3},
-        "aggregation": "core/sequence_mean",
+        "loss_aggregation": "core/sequence_mean",
     }
 
 

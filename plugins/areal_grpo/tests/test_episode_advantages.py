@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from areal_grpo.advantages import (
     gdpo,
-    group_centred,
-    group_normalised,
+    group_centered,
+    group_normalized,
     leave_one_out,
     lite_ppo,
     max_rl,
@@ -28,8 +28,8 @@ def mean(numbers):
 
 
 def deviation(numbers):
-    centre = mean(numbers)
-    return math.sqrt(sum((x - centre) ** 2 for x in numbers) / (len(numbers) - 1)) if len(numbers) > 1 else 0.0
+    center = mean(numbers)
+    return math.sqrt(sum((x - center) ** 2 for x in numbers) / (len(numbers) - 1)) if len(numbers) > 1 else 0.0
 
 
 @st.composite
@@ -70,12 +70,12 @@ def siblings(known, number, name="all"):
     return [other[name] for other in known.values() if other["group"] == known[number]["group"]]
 
 
-def normalised(known, number, name="all"):
+def normalized(known, number, name="all"):
     others = siblings(known, number, name)
     return (known[number][name] - mean(others)) / (deviation(others) + EPSILON)
 
 
-def centred(known, number):
+def centered(known, number):
     return known[number]["all"] - mean(siblings(known, number))
 
 
@@ -86,17 +86,17 @@ def without_itself(known, number):
 
 
 def spread_of_the_batch(known, number):
-    return centred(known, number) / (deviation([other["all"] for other in known.values()]) + EPSILON)
+    return centered(known, number) / (deviation([other["all"] for other in known.values()]) + EPSILON)
 
 
 def over_the_mean(known, number):
-    centre = mean(siblings(known, number))
-    return (known[number]["all"] - centre) / centre if centre > 0 else 0.0
+    center = mean(siblings(known, number))
+    return (known[number]["all"] - center) / center if center > 0 else 0.0
 
 
 PAIRS = {
-    "group_normalised": (partial(group_normalised, epsilon=EPSILON), normalised),
-    "group_centred": (group_centred, centred),
+    "group_normalized": (partial(group_normalized, epsilon=EPSILON), normalized),
+    "group_centered": (group_centered, centered),
     "leave_one_out": (leave_one_out, without_itself),
     "lite_ppo": (partial(lite_ppo, epsilon=EPSILON), spread_of_the_batch),
     "max_rl": (max_rl, over_the_mean),
@@ -128,12 +128,12 @@ def test_reinforce_pp_with_a_baseline(drawn, make_batch):
     """Every token in the loss counts once in the statistics, so that long answers count more."""
     batch, known, _ = pack(drawn, make_batch)
     rows, mask = batch.tokens.row_index.tolist(), batch["loss_mask"].tolist()
-    each = {t: centred(known, int(batch["episode_id"][row])) for t, row in enumerate(rows) if mask[t]}
+    each = {t: centered(known, int(batch["episode_id"][row])) for t, row in enumerate(rows) if mask[t]}
     if not each:
         return
-    centre, count = mean(list(each.values())), len(each)
-    variance = sum((x - centre) ** 2 for x in each.values()) / max(count - 1, 1)
-    wanted = [(each[t] - centre) / math.sqrt(variance + 1e-8) if t in each else 0.0 for t in range(len(rows))]
+    center, count = mean(list(each.values())), len(each)
+    variance = sum((x - center) ** 2 for x in each.values()) / max(count - 1, 1)
+    wanted = [(each[t] - center) / math.sqrt(variance + 1e-8) if t in each else 0.0 for t in range(len(rows))]
     compare(reinforce_pp_baseline(batch), wanted)
 
 
@@ -141,9 +141,9 @@ def test_reinforce_pp_with_a_baseline(drawn, make_batch):
 def test_gdpo(drawn, make_batch):
     batch, known, with_tokens = pack(drawn, make_batch)
     names = [*COMPONENTS, *(["token_rewards"] if with_tokens else [])]
-    total = {n: sum(WEIGHTS.get(name, 1.0) * normalised(known, n, name) for name in names) for n in known}
-    centre, spread = mean(list(total.values())), deviation(list(total.values()))
-    wanted = [(total[number] - centre) / (spread + EPSILON) for number in batch["episode_id"].tolist()]
+    total = {n: sum(WEIGHTS.get(name, 1.0) * normalized(known, n, name) for name in names) for n in known}
+    center, spread = mean(list(total.values())), deviation(list(total.values()))
+    wanted = [(total[number] - center) / (spread + EPSILON) for number in batch["episode_id"].tolist()]
     compare(gdpo(batch, weights=WEIGHTS, epsilon=EPSILON), wanted, 20 / (spread + EPSILON))
 
 
@@ -176,7 +176,7 @@ def test_two_rewards_that_grpo_cannot_tell_apart(make_batch):
     rewards = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
     batch = make_batch([0.0] * 4, [0, 0, 1, 1]).with_sequences(reward=rewards.sum(1))
     batch = batch.with_sequences(**{"reward.a": rewards[:, 0], "reward.b": rewards[:, 1]})
-    one, both = group_normalised(batch, epsilon=EPSILON)[[1, 3]].tolist()
+    one, both = group_normalized(batch, epsilon=EPSILON)[[1, 3]].tolist()
     assert one == pytest.approx(both, abs=1e-5)
     one, both = gdpo(batch, weights={}, epsilon=EPSILON)[[1, 3]].tolist()
     assert both == pytest.approx(2 * one, abs=1e-5)

@@ -39,14 +39,14 @@ CORRECTIONS = {
 
 
 def inputs():
-    """Four sequences: policies near each other and far apart, both signs of the advantage, some tokens not learnt."""
+    """Four sequences: policies near each other and far apart, both signs of the advantage, some tokens not learned."""
     draw = random.Random(20251122)
-    columns = {name: [] for name in ("logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages", "mask")}
+    columns = {name: [] for name in ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages", "mask")}
     for length in LENGTHS:
         advantage = round(draw.uniform(-2, 2), 3)
         for _ in range(length):
             sampled = draw.uniform(-3, -0.2)
-            columns["behaviour_logprobs"].append(round(sampled, 6))
+            columns["behavior_logprobs"].append(round(sampled, 6))
             for name in ("proximal_logprobs", "logprobs"):
                 columns[name].append(round(min(sampled + draw.gauss(0, 0.3), -0.01), 6))
             columns["advantages"].append(advantage)
@@ -59,7 +59,7 @@ def expected(loop, settings, columns, token_type):
     results, start = [None] * len(columns["mask"]), 0
     for length in LENGTHS:
         places = [place for place in range(start, start + length) if columns["mask"][place]]
-        keys = ("logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages")
+        keys = ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages")
         tokens = [token_type(*(columns[key][place] for key in keys)) for place in places]
         for place, result in zip(places, loop(tokens, **settings) if tokens else [], strict=True):
             results[place] = result
@@ -116,7 +116,7 @@ def test_the_components_give_them(manager, make_sequences):
         kind = "corrections" if "weights" in golden["cases"][0] else "policy_losses"
         record = next(each for each in manager.components(kind) if each.reference == golden["component"])
         component = manager.import_from(record, record.target)
-        keys = ("mask", "logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages")
+        keys = ("mask", "logprobs", "proximal_logprobs", "behavior_logprobs", "advantages")
         tokens = list(zip(*(golden[key] for key in keys), strict=True))
         ends = [sum(golden["sequences"][: number + 1]) for number in range(len(golden["sequences"]))]
         sequences = [tokens[end - length : end] for end, length in zip(ends, golden["sequences"], strict=True)]

@@ -61,7 +61,7 @@ each_loss = pytest.mark.parametrize("name", CASES)
 
 
 def by_loop(loop, sequences, settings, loops):
-    """Losses and derivatives of the tokens that are learnt from, sequence by sequence."""
+    """Losses and derivatives of the tokens that are learned from, sequence by sequence."""
     found = []
     for sequence in sequences:
         tokens = [loops.Token(*token[1:]) for token in sequence if token[0]]
@@ -100,7 +100,7 @@ def test_float32_is_as_good_as_its_digits(name, loops, make_sequences):
         for _ in range(3)
     ]
     terms = make_sequences(sequences)
-    columns = ("logprobs", "proximal_logprobs", "behaviour_logprobs", "advantages")
+    columns = ("logprobs", "proximal_logprobs", "behavior_logprobs", "advantages")
     single = type(terms)(
         *(getattr(terms, key).detach().float() for key in columns), terms.mask, terms.row_index, terms.rows
     )

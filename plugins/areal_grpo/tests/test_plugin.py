@@ -6,7 +6,7 @@ from areal_core.cli import main
 from areal_core.config import resolve
 from areal_core.config.needs import needs_of, roles_of
 from areal_core.errors import ConfigError
-from areal_core.interfaces import ACTOR, Pass
+from areal_core.interfaces import ACTOR, ForwardPass
 from areal_core.testing.conformance import PluginSuite
 from areal_grpo.records import ALGORITHMS
 
@@ -28,7 +28,7 @@ def test_a_group_of_one_is_refused(algorithm, read):
     with pytest.raises(ConfigError) as caught:
         read(
             f"algorithm={algorithm}",
-            "algorithm.aggregation={type: core/constant_length, length: 8}",
+            "algorithm.loss_aggregation={type: core/constant_length, length: 8}",
             "rollout.group_size=1",
         )
     assert "compares the answers to one prompt, and rollout.group_size is 1" in str(caught.value)
@@ -36,21 +36,21 @@ def test_a_group_of_one_is_refused(algorithm, read):
 
 
 def test_a_filter_that_would_drop_every_group_is_refused(read):
-    parts = ("algorithm=policy_gradient", "algorithm.advantage=grpo/group_centred", "algorithm.policy_loss=reinforce")
+    parts = ("algorithm=policy_gradient", "algorithm.advantage=grpo/group_centered", "algorithm.policy_loss=reinforce")
     with pytest.raises(ConfigError, match="zero_variance drops groups whose rewards are all equal"):
         read(*parts, "algorithm.group_stages=[zero_variance]", "rollout.group_size=1")
 
 
 def test_dr_grpo_asks_for_its_constant(read):
-    with pytest.raises(ConfigError, match=r"algorithm\.aggregation\.length: is required"):
+    with pytest.raises(ConfigError, match=r"algorithm\.loss_aggregation\.length: is required"):
         read("algorithm=dr_grpo")
-    chosen = read("algorithm=dr_grpo", "algorithm.aggregation.length=256").algorithm.settings
-    assert chosen.aggregation.settings.length == 256
+    chosen = read("algorithm=dr_grpo", "algorithm.loss_aggregation.length=256").algorithm.settings
+    assert chosen.loss_aggregation.settings.length == 256
 
 
 def test_a_penalty_brings_the_role_that_it_needs(read):
     """The reference is the run's own model as it began, or the one of `roles.reference.path`; others are unknown."""
-    config = read("algorithm=grpo", "algorithm.regularisers=[reference_kl]", "roles.reference.path=other")
+    config = read("algorithm=grpo", "algorithm.regularizers=[reference_kl]", "roles.reference.path=other")
     assert list(roles_of(config.algorithm, 1)) == ["actor", "reference"]
     assert list(roles_of(read("algorithm=grpo").algorithm, 1)) == ["actor"]
     with pytest.raises(ConfigError, match=r"roles\.reference: 'grpo/grpo' and its components know no such role"):
@@ -81,7 +81,7 @@ def test_a_loss_with_the_whole_ratio_in_it_may_be_masked_and_not_weighed_again(a
 @pytest.mark.parametrize("algorithm", ["dppo", "m2po"])
 def test_a_loss_around_the_policy_that_sampled_needs_no_proximal_one(algorithm, read):
     chosen = read(f"algorithm={algorithm}").algorithm
-    assert not [need for need in needs_of(chosen, 4) if isinstance(need, Pass)]
+    assert not [need for need in needs_of(chosen, 4) if isinstance(need, ForwardPass)]
 
 
 @pytest.mark.parametrize("name", [record.name for record in ALGORITHMS])
@@ -97,9 +97,9 @@ def test_every_algorithm_has_a_preset_to_begin_with(name, tmp_path, monkeypatch,
 
 def test_an_adaptive_bonus_asks_for_what_leads_it(read):
     with pytest.raises(ConfigError, match=r"add update_stages: \[entropy_target\]"):
-        read("algorithm=grpo", "algorithm.regularisers=[adaptive_entropy]")
+        read("algorithm=grpo", "algorithm.regularizers=[adaptive_entropy]")
     both = read(
-        "algorithm=grpo", "algorithm.regularisers=[adaptive_entropy]", "algorithm.update_stages=[entropy_target]"
+        "algorithm=grpo", "algorithm.regularizers=[adaptive_entropy]", "algorithm.update_stages=[entropy_target]"
     )
     assert list(both.cross_notes()) == []
     (note,) = read("algorithm=grpo", "algorithm.update_stages=[entropy_target]").cross_notes()
@@ -111,7 +111,7 @@ def test_ppo_brings_its_critic(read):
 
 
 def test_bounds_are_no_dead_letters_where_the_ratio_is_to_the_policy_that_sampled(read):
-    loss = "algorithm={type: grpo/grpo, proximal: behaviour, policy_loss: {type: ppo_clip, clip_high: 0.28}}"
+    loss = "algorithm={type: grpo/grpo, proximal: behavior, policy_loss: {type: ppo_clip, clip_high: 0.28}}"
     assert list(read(loss).cross_notes()) == []
 
 
@@ -119,7 +119,7 @@ def test_clip_settings_that_clip_nothing_are_told(read):
     loss = "algorithm={type: grpo/grpo, policy_loss: {type: ppo_clip, clip_high: 0.28}}"
     (note,) = read(loss).cross_notes()
     assert note.startswith("algorithm.policy_loss: clip_high without effect: with one update on a batch")
-    assert list(read(loss, "training.updates_per_batch=2").cross_notes()) == []
+    assert list(read(loss, "training.num_minibatches=2").cross_notes()) == []
     assert list(read("algorithm=grpo/grpo").cross_notes()) == []
     assert main(["config", "check", "run.yaml", loss]) == 0
 
@@ -127,8 +127,8 @@ def test_clip_settings_that_clip_nothing_are_told(read):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["algorithm=ppo", "algorithm.advantage=group_normalised"], "which 'grpo/group_normalised' does not make"),
-        (["algorithm=m2po", "algorithm.regularisers=[adaptive_entropy]"], "add update_stages: \\[entropy_target\\]"),
+        (["algorithm=ppo", "algorithm.advantage=group_normalized"], "which 'grpo/group_normalized' does not make"),
+        (["algorithm=m2po", "algorithm.regularizers=[adaptive_entropy]"], "add update_stages: \\[entropy_target\\]"),
         (
             ["algorithm=grpo", "algorithm.advantage=gdpo", "algorithm.stages=[{type: reward_scaling, scale: 2}]"],
             "changes only their sum",
@@ -136,8 +136,8 @@ def test_clip_settings_that_clip_nothing_are_told(read):
         (
             [
                 "algorithm=dppo",
-                "algorithm.regularisers=[{type: reference_kl, estimator: unbiased}]",
-                "training.updates_per_batch=4",
+                "algorithm.regularizers=[{type: reference_kl, estimator: unbiased}]",
+                "training.num_minibatches=4",
             ],
             "'grpo/dppo' knows none; choose k2",
         ),
@@ -166,8 +166,8 @@ def test_parts_that_stand_where_they_would_count_twice_or_for_nothing_are_refuse
 
 
 def test_a_loss_without_a_ratio_is_for_one_update(read):
-    several = ("algorithm=rloo", "training.updates_per_batch=4", "rollout.batch_size=16")
+    several = ("algorithm=rloo", "training.num_minibatches=4", "rollout.batch_size=16")
     (note,) = read(*several).cross_notes()
     assert note.startswith("algorithm: 'grpo/reinforce' knows no ratio, and of the 4 updates on a batch all but the")
     assert list(read("algorithm=rloo").cross_notes()) == []
-    assert Pass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)
+    assert ForwardPass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)

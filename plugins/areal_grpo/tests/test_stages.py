@@ -12,7 +12,7 @@ from areal_core.config.context import ResolutionContext
 from areal_core.config.sections import TrainingSection
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import make_batch, numbers_of
-from areal_core.training.checkpoint import Witness
+from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.context import BatchContext
 from areal_grpo.config import GRPOSettings
 from areal_grpo.stages import kl_in_reward, reward_scaling
@@ -111,11 +111,14 @@ def test_a_resume_goes_on_with_the_same_coefficient(tmp_path):
     from safetensors.torch import load_file, save_file
 
     adaptive = {"coefficient": 0.2, "target": 1.0, "horizon": 100}
-    witness = Witness()
-    kl_in_reward(with_policies(1), context(witness.state), **adaptive)
-    save_file(witness.state, tmp_path / "state")
+    consumption_log = ConsumptionLog()
+    kl_in_reward(with_policies(1), context(consumption_log.state), **adaptive)
+    save_file(consumption_log.state, tmp_path / "state")
     resumed = load_file(tmp_path / "state")
-    found = [kl_in_reward(with_policies(2), context(s), **adaptive)["token_rewards"] for s in (witness.state, resumed)]
+    found = [
+        kl_in_reward(with_policies(2), context(s), **adaptive)["token_rewards"]
+        for s in (consumption_log.state, resumed)
+    ]
     assert torch.equal(*found)
     assert float(resumed["kl_in_reward/coefficient"]) != 0.2
 
@@ -130,9 +133,9 @@ def test_an_episode_of_several_trajectories_counts_once():
     assert numbers_of(offered.metrics)["reward_kl_episode"] == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("proximal", ["recomputed", "behaviour"])
+@pytest.mark.parametrize("proximal", ["recomputed", "behavior"])
 def test_the_pass_that_it_asks_for_leaves_the_choice_of_the_proximal_policy(proximal):
-    """With `proximal: behaviour` ratios start from the policy that sampled, whatever column a stage has asked for."""
+    """With `proximal: behavior` ratios start from the policy that sampled, whatever column a stage has asked for."""
     parts = {"stages": ["grpo/kl_in_reward"], "corrections": [], "proximal": proximal}
     manager = ResolutionContext(PluginManager.load(["grpo"]))
     algorithm = PolicyGradient(GRPOSettings.model_validate(parts, context=manager))
@@ -146,10 +149,10 @@ def test_the_pass_that_it_asks_for_leaves_the_choice_of_the_proximal_policy(prox
             return {"logprobs": batch[self._key]}
 
     engines = {"actor": Engine("actor_logprobs"), "reference": Engine("reference_logprobs_made")}
-    offered = BatchContext(TrainingSection(epochs_per_batch=2), engines)
+    offered = BatchContext(TrainingSection(num_epochs=2), engines)
     ((work, *_), *_) = algorithm.updates(algorithm.prepare(batch, offered), offered)
     assert "token_rewards" in work.batch
-    logprobs = batch["logprobs"] if proximal == "behaviour" else batch["actor_logprobs"]
+    logprobs = batch["logprobs"] if proximal == "behavior" else batch["actor_logprobs"]
     found = numbers_of(work.loss(work.batch, {"logprobs": logprobs}).metrics)
     assert found["ratio"] == pytest.approx(1.0)
 

@@ -64,7 +64,7 @@ def test_m2po_learns_from_what_it_trusts_and_divides_by_all(rollouts):
         asked.append(len(batch))
         return passes["actor"]
 
-    context = BatchContext(TrainingSection(epochs_per_batch=2), {"actor": Engine(answer)}, version=4)
+    context = BatchContext(TrainingSection(num_epochs=2), {"actor": Engine(answer)}, version=4)
     works = [work for (work,) in algorithm.updates(algorithm.prepare(batch, context), context)]
     assert asked == [len(batch)] * 2
     found = passes["actor"].clone().requires_grad_()
@@ -86,7 +86,7 @@ def test_the_entropy_is_led_to_its_target_and_the_state_remembers(rollouts):
         GRPOSettings,
         corrections=[],
         update_stages=[{"type": "grpo/entropy_target", "target": 0.5, "step": 0.1, "maximum": 0.25}],
-        regularisers=["grpo/adaptive_entropy"],
+        regularizers=["grpo/adaptive_entropy"],
     )
     state, spread = {}, torch.rand(batch.token_count, generator=torch.Generator().manual_seed(1)) / 10
     below = [(0.3, 0.1, 0.1), (0.3, 0.2, 0.2), (0.3, 0.25, 0.25)]

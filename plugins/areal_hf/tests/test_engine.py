@@ -162,7 +162,7 @@ def test_several_servers_share_the_requests_and_one_goes_on_alone(model_folder, 
         await engine.start(ModelReference(str(model_folder)))
         running = [asyncio.ensure_future(engine.generate(request(i, [7, 8], i, max_new_tokens=90))) for i in range(40)]
         await asyncio.sleep(0)
-        shares = {name: member.requests for name, member in engine.roster.members.items()}
+        shares = {name: member.requests for name, member in engine.pool.members.items()}
         await within(engine.update_weights(WeightUpdate(1, other_folder)))
         os.kill(engine._alone.processes["server-1"].pid, signal.SIGKILL)
         answers = await within(asyncio.gather(*running))

@@ -20,7 +20,7 @@ def test_uniform_numbers_match_a_plain_splitmix64():
         assert 0 <= value < 1
 
 
-def test_neighbouring_seeds_and_positions_are_unrelated():
+def test_neighboring_seeds_and_positions_are_unrelated():
     grid = uniform(torch.arange(400).repeat_interleave(400), torch.arange(400).repeat(400)).view(400, 400)
     assert abs(float(grid.mean()) - 0.5) < 0.005
     for one, next_one in ((grid[:-1], grid[1:]), (grid[:, :-1], grid[:, 1:])):

@@ -5,7 +5,7 @@ import torch
 
 pytestmark = pytest.mark.slow
 
-# pytest's importlib mode gives a test module no package to import its neighbours from; the fixtures carry them.
+# pytest's importlib mode gives a test module no package to import its neighbors from; the fixtures carry them.
 
 
 def prompts(count, longest=20, seed=0):

@@ -37,11 +37,11 @@ def write(folder, model_folder, change):
 def test_all_tensors_are_taken_over_in_place_and_tied_ones_stay_tied(model, other_folder):
     addresses = {name: value.data_ptr() for name, value in model.state_dict().items()}
     WeightLoader(model).load(other_folder)
-    published = load_file(other_folder / "model.safetensors")
-    assert "lm_head.weight" not in published
+    synced = load_file(other_folder / "model.safetensors")
+    assert "lm_head.weight" not in synced
     for name, value in model.state_dict().items():
         assert value.data_ptr() == addresses[name]
-        assert torch.equal(value, published["model.embed_tokens.weight" if name == "lm_head.weight" else name])
+        assert torch.equal(value, synced["model.embed_tokens.weight" if name == "lm_head.weight" else name])
 
 
 def test_a_tied_tensor_may_have_its_other_name(model, other_folder, tmp_path):
@@ -49,15 +49,15 @@ def test_a_tied_tensor_may_have_its_other_name(model, other_folder, tmp_path):
         tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
 
     WeightLoader(model).load(write(tmp_path, other_folder, rename))
-    published = load_file(other_folder / "model.safetensors")
-    assert torch.equal(model.model.embed_tokens.weight, published["model.embed_tokens.weight"])
+    synced = load_file(other_folder / "model.safetensors")
+    assert torch.equal(model.model.embed_tokens.weight, synced["model.embed_tokens.weight"])
 
 
 def test_a_mixture_takes_the_matrices_of_each_expert_into_what_it_joined(bench, saved, tmp_path):
-    here, published = bench(saved("qwen3_moe")).model, load_file(saved("qwen3_moe") / "model.safetensors")
+    here, synced = bench(saved("qwen3_moe")).model, load_file(saved("qwen3_moe") / "model.safetensors")
     own = snapshot(here)
-    assert not own.keys() & {name for name in published if ".experts." in name}
-    changed = {name: value + 1 for name, value in published.items()}
+    assert not own.keys() & {name for name in synced if ".experts." in name}
+    changed = {name: value + 1 for name, value in synced.items()}
     save_file(changed, tmp_path / "model.safetensors")
     WeightLoader(here).load(tmp_path)
     for name, value in here.state_dict().items():
@@ -75,8 +75,8 @@ def test_other_floating_dtypes_are_converted(model, other_folder, tmp_path):
         tensors.update({name: value.bfloat16() for name, value in tensors.items()})
 
     WeightLoader(model).load(write(tmp_path, other_folder, halve))
-    published = load_file(other_folder / "model.safetensors")
-    assert torch.equal(model.model.norm.weight, published["model.norm.weight"].bfloat16().float())
+    synced = load_file(other_folder / "model.safetensors")
+    assert torch.equal(model.model.norm.weight, synced["model.norm.weight"].bfloat16().float())
 
 
 def test_faults_are_named_together_and_change_nothing(model, other_folder, tmp_path):

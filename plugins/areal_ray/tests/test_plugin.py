@@ -127,7 +127,7 @@ def test_a_bundle_for_each_member_with_gpus_or_for_each_machine(asked, nodes, bu
     assert bundles_for(asked, nodes) == bundles
 
 
-def test_gpus_that_are_used_in_turns_are_counted_once_in_the_larger_parts():
+def test_gpus_that_are_used_in_common_are_counted_once_in_the_larger_parts():
     pytest.importorskip("ray")
     from areal_ray.cluster import bundles_for
 

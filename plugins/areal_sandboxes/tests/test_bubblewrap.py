@@ -140,8 +140,8 @@ def test_further_paths_are_shown_to_be_read(bubblewrap, tmp_path):
 
 
 def test_variables_and_another_python(bubblewrap):
-    sandbox = bubblewrap(variables={"COLOUR": "blue"}, python="/usr/bin/python3")
-    code = "import os, sys; print(os.environ['COLOUR'], sys.prefix)"
+    sandbox = bubblewrap(variables={"COLOR": "blue"}, python="/usr/bin/python3")
+    code = "import os, sys; print(os.environ['COLOR'], sys.prefix)"
     assert asyncio.run(sandbox.run(["python3", "-c", code])).output == "blue /usr\n"
     with pytest.raises(ConfigError, match="which cannot be run"):
         bubblewrap(python="/usr/bin/no-python")

@@ -129,8 +129,8 @@ def test_seeds_count_only_in_the_deterministic_mode():
 
 
 def test_memory_is_released_only_with_the_memory_saver():
-    assert not adapter().capabilities().releases_memory
-    assert adapter(memory_saver=True).capabilities().releases_memory
+    assert not adapter().capabilities().can_sleep
+    assert adapter(memory_saver=True).capabilities().can_sleep
 
 
 @pytest.mark.parametrize("streaming", ["incremental", "cumulative"])

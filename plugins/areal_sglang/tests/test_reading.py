@@ -16,7 +16,7 @@ from areal_core.config import resolve
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
 from areal_core.servers.connection import ServerConnection
-from areal_core.servers.roster import Member, Roster, State
+from areal_core.servers.pool import Member, ServerPool, State
 from areal_core.servers.updating import BroadcastGroups, Updater
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
@@ -70,11 +70,11 @@ class Fleet:
     def __init__(self, replay, tmp_path, *answers):
         self._served = [replay(answer) for answer in answers]
         self.adapter = SGLangAdapter(SGLangConfig(memory_saver=True, servers=2, tensor_parallel=2))
-        self.roster = Roster(tmp_path / "servers.jsonl")
-        groups = BroadcastGroups(self.adapter, self.roster, 60.0, tmp_path / "group")
-        self.updater = Updater(self.roster, groups, 60.0)
+        self.pool = ServerPool(tmp_path / "servers.jsonl")
+        groups = BroadcastGroups(self.adapter, self.pool, 60.0, tmp_path / "group")
+        self.updater = Updater(self.pool, groups, 60.0)
         self.updater._shapes = {"weight": (3, 4), "bias": (4,)}
-        self.reading = Reading(self.adapter, self.roster, self.updater, 60.0)
+        self.reading = Reading(self.adapter, self.pool, self.updater, 60.0)
         self.bodies = []
 
     async def __aenter__(self):
@@ -83,18 +83,18 @@ class Fleet:
             member = Member(f"server-{number}", self.adapter, ServerConnection(address), "recompute", "mark-")
             member.gpus = 4 + 2 * number, 5 + 2 * number
             member.state, member.has_memory = State.UPDATING, False
-            self.roster.members[member.name] = member
+            self.pool.members[member.name] = member
             self.bodies.append(bodies)
         return self
 
     async def __aexit__(self, *_):
-        for member in self.roster.members.values():
+        for member in self.pool.members.values():
             member.connection.close()
         for served in self._served:
             await served.__aexit__(None, None, None)
 
     async def update(self, version, *parts):
-        """Have parts read and the version published; on which GPUs each was read."""
+        """Have parts read and the version synced; on which GPUs each was read."""
         found = [await self.reading.read(version, part) for part in ((), *parts)]
         told = tuple(one.tensor for one in (*tensors(4, 5, 6, 7), BIAS))
         await self.reading.update_weights(WeightUpdate(version, None, told))
@@ -110,11 +110,11 @@ def fine(**changed):
 BIAS = SharedTensor(TensorDescription("bias", "bfloat16", (4,)), tuple(memory(gpu) for gpu in (4, 5, 6, 7)))
 
 
-def test_each_server_reads_on_its_own_gpus_and_is_then_labelled(replay, tmp_path):
+def test_each_server_reads_on_its_own_gpus_and_is_then_labeled(replay, tmp_path):
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
             assert await fleet.update(3, tensors(4, 5, 6, 7), [BIAS]) == [[4, 5, 6, 7]] * 3
-            members = list(fleet.roster.members.values())
+            members = list(fleet.pool.members.values())
             assert not fleet.updater.is_changing
             return fleet.bodies, [(member.state, member.version, member.has_memory) for member in members]
 
@@ -147,13 +147,13 @@ def test_who_does_not_read_every_part_waits_for_a_folder_and_nobody_reads_again(
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine(update_weights_from_tensor=REFUSED)) as fleet:
             gpus = await fleet.update(3, tensors(4, 5, 6, 7), [BIAS])
-            states = [member.state for member in fleet.roster.members.values()]
+            states = [member.state for member in fleet.pool.members.values()]
             parts = [sum("serialized_named_tensors" in body for body in posted) for posted in fleet.bodies]
             with pytest.raises(
                 RunError, match="no server reads weights in GPU memory: server-1 did not read version 3"
             ):
                 await fleet.reading.read(4, ())
-            return gpus, parts, states, fleet.roster.explain()
+            return gpus, parts, states, fleet.pool.explain()
 
     gpus, parts, states, reason = asyncio.run(run())
     assert gpus == [[4, 5, 6, 7], [4, 5], [4, 5]], "the trainer shares nothing where nobody reads"
@@ -170,7 +170,7 @@ def test_who_does_not_read_every_part_waits_for_a_folder_and_nobody_reads_again(
         ({}, 3, 1),
         ({}, 4, 2),
     ],
-    ids=["the end is refused", "a part is missing", "another version is published"],
+    ids=["the end is refused", "a part is missing", "another version is synced"],
 )
 def test_nobody_is_believed_to_have_read_what_it_has_not(replay, tmp_path, changed, version, parts):
     async def run():
@@ -190,7 +190,7 @@ def test_older_versions_know_no_beginning_and_no_end(replay, tmp_path):
         older = {path: answer for path, answer in fine().items() if "_weight_update" not in path}
         async with Fleet(replay, tmp_path, older, older) as fleet:
             await fleet.update(3, tensors(4, 5, 6, 7), [BIAS])
-            return [member.version for member in fleet.roster.members.values()]
+            return [member.version for member in fleet.pool.members.values()]
 
     assert asyncio.run(run()) == [3, 3]
 
@@ -211,7 +211,7 @@ def test_where_nobody_reads_the_trainer_is_told(replay, tmp_path):
 def test_beside_a_server_that_somebody_else_started_nobody_reads(replay, tmp_path):
     async def run():
         async with Fleet(replay, tmp_path, fine(), fine()) as fleet:
-            fleet.roster.members["server-1"].gpus = ()
+            fleet.pool.members["server-1"].gpus = ()
             with pytest.raises(RunError, match="of server-1 the run does not know the GPUs"):
                 await fleet.reading.read(3, ())
             return fleet.bodies
@@ -226,18 +226,18 @@ def resolved(*words):
     return resolve(None, ["grpo"], ["inference_engine=sglang", "inference_engine.servers=2", *TURNS, *words])
 
 
-def test_in_turns_it_is_the_default_where_servers_can_read():
-    assert resolved().config.publication.transport.target == "core/ipc"
-    assert resolved("publication.transport=memory").config.publication.transport.target == "core/memory"
+def test_colocated_it_is_the_default_where_servers_can_read():
+    assert resolved().config.weight_sync.transport.target == "core/ipc"
+    assert resolved("weight_sync.transport=memory").config.weight_sync.transport.target == "core/memory"
     assert (
-        resolved("inference_engine.servers=1", "inference_engine.data_parallel=2").config.publication.transport.target
+        resolved("inference_engine.servers=1", "inference_engine.data_parallel=2").config.weight_sync.transport.target
         == "core/memory"
     )
-    assert resolved("launcher.trainer_processes=1").config.publication.transport.target == "core/memory", (
+    assert resolved("launcher.trainer_processes=1").config.weight_sync.transport.target == "core/memory", (
         "a GPU without a rank"
     )
     others = ["placement.training=[2,3]"]
-    assert resolved(*others).config.publication.transport.target == "core/broadcast"
+    assert resolved(*others).config.weight_sync.transport.target == "core/broadcast"
 
 
 @pytest.mark.parametrize(
@@ -245,5 +245,5 @@ def test_in_turns_it_is_the_default_where_servers_can_read():
 )
 def test_where_they_cannot_the_config_is_refused(words):
     with pytest.raises(ConfigError) as caught:
-        resolved("publication.transport=ipc", *words)
-    assert "publication.transport is ipc, which is for servers of the run that take turns" in str(caught.value)
+        resolved("weight_sync.transport=ipc", *words)
+    assert "weight_sync.transport is ipc, which is for servers of the run that take turns" in str(caught.value)

@@ -110,8 +110,8 @@ def test_a_run_says_it_once() -> None:
 
 def test_the_split_of_a_config() -> None:
     def of(generation: list[int] | None, training: list[int] | None, **keywords: int) -> Split | None:
-        in_turns = generation is not None and generation == training
-        placement = SimpleNamespace(generation=generation, training=training, in_turns=in_turns)
+        colocated = generation is not None and generation == training
+        placement = SimpleNamespace(generation=generation, training=training, colocated=colocated)
         engine = SimpleNamespace(keywords=lambda: keywords)
         config: Any = SimpleNamespace(placement=placement, inference_engine=engine)
         return Split.of(config)

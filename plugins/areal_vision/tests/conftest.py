@@ -13,13 +13,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def picture():
-    """A function from a colour and a size to the file of a picture with an edge in it."""
+    """A function from a color and a size to the file of a picture with an edge in it."""
 
-    def make(colour=(200, 30, 40), width=32, height=32):
+    def make(color=(200, 30, 40), width=32, height=32):
         from PIL import Image
 
         image = Image.new("RGB", (width, height), (10, 10, 10))
-        image.paste(colour, (width // 3, 0, width, height // 2))
+        image.paste(color, (width // 3, 0, width, height // 2))
         file = io.BytesIO()
         image.save(file, "PNG")
         return file.getvalue()

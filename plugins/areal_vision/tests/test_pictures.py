@@ -16,7 +16,7 @@ from areal_core.testing.fakes import FakeEngine
 from areal_vision.config import SquaresSettings, VisionTurnSettings
 from areal_vision.files import PictureFile, files_of, open_picture, shown_picture
 from areal_vision.pictures import PictureReader
-from areal_vision.squares import COLOURS, Squares, first_letter
+from areal_vision.squares import COLORS, Squares, first_letter
 from areal_vision.workflow import VisionTurn, expand
 
 pytest.importorskip("PIL")
@@ -144,12 +144,12 @@ def test_values_whose_range_nobody_knows_are_refused(mode):
         open_picture(written(Image.new(mode, (2, 2)), "TIFF"))
 
 
-def large(colours="1", side=10_000):
+def large(colors="1", side=10_000):
     """A file of a few kilobytes that is 300 MB in RGB."""
     from PIL import Image
 
     file = io.BytesIO()
-    Image.new(colours, (side, side)).save(file, "PNG")
+    Image.new(colors, (side, side)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -251,7 +251,7 @@ def test_squares_need_both_picture_and_question():
     assert not {train[i]["image"] for i in range(300)} & {held_out[i]["image"] for i in range(64)}
     for i in range(20):
         row = train[i]
-        assert row["answer"] in (COLOURS if row["prompt"] == "colour?" else ("left", "right"))
+        assert row["answer"] in (COLORS if row["prompt"] == "color?" else ("left", "right"))
         assert first_letter(row["answer"], row["answer"]) == 1.0
         assert first_letter("x", row["answer"]) == first_letter("", row["answer"]) == 0.0
     with pytest.raises(IndexError):

@@ -137,8 +137,8 @@ def test_stop_texts_need_detokenize():
 
 
 def test_memory_is_released_only_in_sleep_mode():
-    assert not adapter().capabilities().releases_memory
-    assert adapter(sleep_mode=True).capabilities().releases_memory
+    assert not adapter().capabilities().can_sleep
+    assert adapter(sleep_mode=True).capabilities().can_sleep
 
 
 def test_a_recorded_answer_is_read(replay, recorded):

@@ -34,9 +34,9 @@ def folder(tmp_path_factory):
 def images():
     """A picture of four image tokens and one of eight, as base64 of files."""
     files = []
-    for width, colour in ((32, (200, 10, 10)), (64, (10, 10, 200))):
+    for width, color in ((32, (200, 10, 10)), (64, (10, 10, 200))):
         file = io.BytesIO()
-        Image.new("RGB", (width, 32), colour).save(file, "PNG")
+        Image.new("RGB", (width, 32), color).save(file, "PNG")
         files.append(b64encode(file.getvalue()).decode())
     return tuple(files)
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from areal_core.algorithms.settings import PolicyGradientSettings
 from areal_core.config import Selection, Settings, component
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, Pass, Role
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ForwardPass, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,15 +22,15 @@ class GAESettings(Settings):
     discount: float = Field(1.0, gt=0, le=1, description="of a reward that is one token away")
     smoothing: float = Field(0.95, ge=0, le=1, description="lambda: 0 trusts the critic, 1 the rewards")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the critic expects before each token."""
-        return (Pass(CRITIC, "values", "values"),)
+        return (ForwardPass(CRITIC, "values", "values"),)
 
 
 class ValueSettings(Settings):
     """Settings of `critic.value_regression`: none, but a critic that learns."""
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The critic."""
         return (CRITIC,)
 
@@ -40,17 +40,23 @@ class KLInRewardSettings(Settings):
 
     coefficient: float = Field(0.05, ge=0, description="what a nat of distance from the reference costs")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy and its reference say of each token."""
-        return (Pass(ACTOR, "logprobs", "proximal_logprobs"), Pass(REFERENCE, "logprobs", "reference_logprobs"))
+        return (
+            ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
+            ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),
+        )
 
 
 class TeacherSettings(Settings):
     """Settings of `distillation.closer_to_the_teacher`."""
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy and its teacher say of each token."""
-        return (Pass(ACTOR, "logprobs", "proximal_logprobs"), Pass(TEACHER, "logprobs", "teacher_logprobs"))
+        return (
+            ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
+            ForwardPass(TEACHER, "logprobs", "teacher_logprobs"),
+        )
 
 
 class PPOSettings(PolicyGradientSettings):
@@ -61,7 +67,9 @@ class PPOSettings(PolicyGradientSettings):
     )
     advantage: Selection = component("advantages", default="homemade/gae", description="rewards less expectations")
     policy_loss: Selection = component("policy_losses", default="homemade/clipped", description="the loss of a token")
-    objectives: list[Selection] = component("objectives", default=["homemade/value"], description="the critic's part")
+    auxiliary_losses: list[Selection] = component(
+        "auxiliary_losses", default=["homemade/value"], description="the critic's part"
+    )
 
 
 class DistillationSettings(PolicyGradientSettings):
@@ -76,6 +84,6 @@ class DPOSettings(Settings):
 
     beta: float = Field(0.1, gt=0, description="how much the policy may leave the reference")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The policy, and what the reference says of each token."""
-        return (ACTOR, Pass(REFERENCE, "logprobs", "reference_logprobs"))
+        return (ACTOR, ForwardPass(REFERENCE, "logprobs", "reference_logprobs"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import CRITIC, LossResult, Work
+from areal_core.interfaces import CRITIC, LossResult, LossSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def gae(batch: PackedBatch, *, discount: float, smoothing: float) -> dict[str, torch.Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438); what others have written is stepped over.
+    """Generalized advantage estimation (arXiv 1506.02438); what others have written is stepped over.
 
     Returns:
         `advantages` and `returns`, [T] float32.
@@ -35,14 +35,14 @@ def gae(batch: PackedBatch, *, discount: float, smoothing: float) -> dict[str, t
     return {"advantages": advantages, "returns": advantages + batch["values"]}
 
 
-def value_regression(minibatch: PackedBatch, context: Context) -> Work:
+def value_regression(minibatch: PackedBatch, context: Context) -> LossSpec:
     """The critic's part of an update: ½ (V - return)², weighted as the policy's tokens are."""
 
     def loss(part: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         errors = torch.where(part["loss_mask"], (outputs["values"] - part["returns"]).square() / 2, 0.0)
         return LossResult((errors * part["loss_weights"]).sum(), {"error": Metric.mean(errors, part["loss_mask"])})
 
-    return Work(CRITIC.name, minibatch, ("values",), loss)
+    return LossSpec(CRITIC.name, minibatch, ("values",), loss)
 
 
 def clipped(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

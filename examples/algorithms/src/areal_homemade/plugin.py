@@ -28,7 +28,7 @@ def areal_algorithms() -> list[Component]:
 def areal_advantages() -> list[Component]:
     """From rewards to advantages."""
     return [
-        _component("gae", "generalised advantage estimation", "critic:gae", "GAESettings"),
+        _component("gae", "generalized advantage estimation", "critic:gae", "GAESettings"),
         _component("teacher", "what a teacher prefers", "distillation:closer_to_the_teacher", "TeacherSettings"),
     ]
 
@@ -40,8 +40,8 @@ def areal_policy_losses() -> list[Component]:
 
 
 @hookimpl
-def areal_objectives() -> list[Component]:
-    """What is learnt beside the policy."""
+def areal_auxiliary_losses() -> list[Component]:
+    """What is learned beside the policy."""
     return [_component("value", "regression of the critic's values", "critic:value_regression", "ValueSettings")]
 
 

@@ -1,4 +1,4 @@
-"""Direct preference optimisation (arXiv 2305.18290): a policy learns from pairs of answers."""
+"""Direct preference optimization (arXiv 2305.18290): a policy learns from pairs of answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from areal_core.algorithms.passes import run_passes
 from areal_core.data import FinishReason, Generation, Metric, Trajectory
-from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class DPO:
         self._settings = settings
 
     def encode(self, row: Mapping[str, Any], tokenizer: Any) -> list[Trajectory]:
-        """Two sequences; the answers are learnt from."""
+        """Two sequences; the answers are learned from."""
         prompt, *answers = (
             tokenizer.encode(row[key], add_special_tokens=False) for key in ("prompt", "chosen", "rejected")
         )
@@ -39,11 +39,11 @@ class DPO:
         """What the reference says of every token."""
         return run_passes(batch, self._settings.needs(context.updates), context)
 
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
         """Every pair counts the same."""
         for minibatch in context.minibatches(batch):
             share = torch.full((len(minibatch),), 1 / minibatch.unit_count)
-            yield [Work(ACTOR.name, minibatch.with_sequences(share=share), ("logprobs",), self.loss)]
+            yield [LossSpec(ACTOR.name, minibatch.with_sequences(share=share), ("logprobs",), self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """-log σ(β h), h the log-ratio to the reference of the chosen answer less that of the rejected one."""

@@ -20,7 +20,7 @@ class SelfCheck:
         self._question = settings.question
 
     async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
-        """One trajectory: both answers are learnt from, the question is not."""
+        """One trajectory: both answers are learned from, the question is not."""
         tokenizer, builder = context.tokenizer, TrajectoryBuilder()
         builder.add_context(tokenizer.encode(row["prompt"], add_special_tokens=False))
         builder.add_generation(await context.generate(builder.input_ids))

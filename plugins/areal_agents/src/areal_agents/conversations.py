@@ -1,7 +1,7 @@
 """The conversations of an episode, as a tree of answers that keeps the exact tokens of each.
 
 A request whose messages continue an earlier answer continues its **token ids**: what the policy has written is never
-tokenised again, and what others add is the difference of two renderings of the chat template. A template that writes
+tokenized again, and what others add is the difference of two renderings of the chat template. A template that writes
 earlier turns anew, and a conversation that could continue either of two answers, begin a new tree, and are counted.
 """
 

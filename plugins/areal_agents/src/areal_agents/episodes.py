@@ -54,8 +54,8 @@ async def make_episode(
     metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
     texts = [context.tokenizer.decode(end.ids) for end in ended]
     text = texts[0] if len(texts) == 1 else "\n".join(f"[{e.player}] {t}" for e, t in zip(ended, texts, strict=True))
-    learnt = trajectories(ended, own, [value - reward for value in worth])
-    return Episode(learnt, reward, {**outcome.player_rewards, **rewards}, text=text, metrics=metrics)
+    learned = trajectories(ended, own, [value - reward for value in worth])
+    return Episode(learned, reward, {**outcome.player_rewards, **rewards}, text=text, metrics=metrics)
 
 
 async def _scored(turn: Turn, answer: str | None, context: WorkflowContext) -> RewardScore:

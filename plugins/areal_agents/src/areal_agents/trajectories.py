@@ -64,7 +64,7 @@ def earned(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> dict[int
 
 
 def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Sequence[float]) -> list[Trajectory]:
-    """One for each conversation. An answer that several share is learnt from in the first of them alone.
+    """One for each conversation. An answer that several share is learned from in the first of them alone.
 
     Args:
         ended: see `ends`.

@@ -1,4 +1,4 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "areal_agents" / "tests"))  # for the policy whose tokens are known
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the policy whose tokens are known

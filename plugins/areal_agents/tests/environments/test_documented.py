@@ -19,7 +19,7 @@ from areal_core.errors import ConfigError
 
 pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
+PAGE = (HERE.parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def read(tmp_path, monkeypatch):
     def resolved(heading: str) -> Any:
         found = re.search(rf"^### {heading}$.*?^```yaml$(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
         assert found, heading
-        begin = "plugins: [grpo, environments]\npreset: grpo/addition\nrewards: []\n"
+        begin = "plugins: [grpo, agents]\npreset: grpo/addition\nrewards: []\n"
         (tmp_path / "run.yaml").write_text(begin + found[1])
         return resolve(str(tmp_path / "run.yaml"), [], []).config
 

@@ -234,13 +234,13 @@ def words():
 )
 def test_what_cannot_be_played_is_told_before_a_run(environment, told, words):
     with pytest.raises(ConfigError) as caught:
-        resolve(None, ["grpo", "environments"], words(**environment))
+        resolve(None, ["grpo", "agents"], words(**environment))
     assert told in str(caught.value)
 
 
 def test_games_that_need_data_say_which(words):
     with pytest.raises(ConfigError, match="needs data of nltk, which is not on this machine"):
-        resolve(None, ["grpo", "environments"], words(type="agents/textarena", id="Wordle-v0"))
+        resolve(None, ["grpo", "agents"], words(type="agents/textarena", id="Wordle-v0"))
 
 
 @pytest.mark.parametrize(("module", "name"), [("gymnasium", "FrozenLake-v1"), ("textarena", "GuessTheNumber-v0")])
@@ -249,6 +249,6 @@ def test_a_missing_library_is_told_with_its_extra(module, name, words, monkeypat
     hidden = lambda wanted, *rest: None if wanted == module else find(wanted, *rest)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     with pytest.raises(ConfigError) as caught:
-        resolve(None, ["grpo", "environments"], words(type=f"environments/{module}", id=name))
+        resolve(None, ["grpo", "agents"], words(type=f"agents/{module}", id=name))
     assert f"pip install 'areal-agents[{module}]'" in str(caught.value)
     assert "cannot make" not in str(caught.value)

@@ -225,5 +225,5 @@ def test_what_cannot_be_started_is_told_before_a_run(mcp, told):
     pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
     words = ["workflow=" + json.dumps({"type": "agents/tools", "mcp": mcp})]
     with pytest.raises(ConfigError) as caught:
-        resolve(None, ["grpo", "environments"], words)
+        resolve(None, ["grpo", "agents"], words)
     assert told in str(caught.value)

@@ -88,7 +88,7 @@ def test_what_a_config_binds_is_no_business_of_the_policys(tmp_path, monkeypatch
     tools = [{"type": "calculator.py:add", "b": 5}, "calculator.py:wait"]
     (tmp_path / "calculator.py").write_text(FILE.read_text())
     words = ["workflow=" + json.dumps({"type": "agents/tools", "tools": tools})]
-    settings = resolve(None, ["grpo", "environments"], words).config.workflow.settings
+    settings = resolve(None, ["grpo", "agents"], words).config.workflow.settings
     texts = [call("add", '{"a": 2, "b": 100}'), call("add", '{"a": 2}'), "7"]
     policy = Policy("chat", lambda number: texts[number])
     asyncio.run(ToolWorkflow(settings).run_episode({"prompt": "go"}, policy.context))
@@ -97,7 +97,7 @@ def test_what_a_config_binds_is_no_business_of_the_policys(tmp_path, monkeypatch
     assert '"b"' not in policy.tokenizer.decode(first)
     assert "<result>7</result>" in policy.tokenizer.decode(second)
     with pytest.raises(ConfigError, match="nowhere"):
-        resolve(None, ["grpo", "environments"], [*words, 'workflow.tools=["calculator.py:nowhere"]'])
+        resolve(None, ["grpo", "agents"], [*words, 'workflow.tools=["calculator.py:nowhere"]'])
 
 
 def test_a_tool_that_says_nothing_of_itself_is_refused():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
+    from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role, TrainEngine
     from areal_deepspeed.config import DeepSpeedConfig
     from areal_fsdp.attention.hugging_face import Layout
 
@@ -150,7 +150,7 @@ class DeepSpeedEngine:
         self._meter.passed(time.perf_counter() - began)
         return dict(zip(outputs, result, strict=True))
 
-    def train(self, works: Sequence[Work]) -> dict[str, Metric]:
+    def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
         """One optimizer update on the sum of all losses; empty batches change nothing."""
         if not self._role.trains:
             raise RunError(f"an engine in the role '{self._role.name}' is frozen and cannot be trained")
@@ -178,7 +178,9 @@ class DeepSpeedEngine:
         self._meter.trained(time.perf_counter() - began, done, 0.0)
         return {**metrics, **means(loss=float(metrics["loss"].values)), **update}
 
-    def _backward(self, work: Work, part: PackedBatch, layout: Layout, *, counts: bool) -> list[Mapping[str, Metric]]:
+    def _backward(
+        self, work: LossSpec, part: PackedBatch, layout: Layout, *, counts: bool
+    ) -> list[Mapping[str, Metric]]:
         """The gradient of one micro-batch, and its metrics; none of one that only keeps other ranks company."""
         computed = self._compute(part, layout, work.outputs)
         result = work.loss(part, computed) if counts else None

@@ -163,7 +163,7 @@ class AddressEvaluator:
         way: plays one episode.
         scorer: the run's rewards; None where it has none.
         proxy: records what is said.
-        post: takes messages for the supervisor.
+        post: takes messages for the driver.
     """
 
     def __init__(

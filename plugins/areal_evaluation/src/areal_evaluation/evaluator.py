@@ -51,7 +51,7 @@ async def _play(run: RunFolder, concurrency: int, member: Member) -> None:
             facts = describe_episode(played.episode, half.tokenizer) if played.episode else {"error": played.error}
             member.notify(EpisodePlayed({**line, **facts}))
 
-        width = {"batch_size": concurrency, "group_size": 1, "pipeline_depth": 1} if concurrency else {}
+        width = {"batch_size": concurrency, "group_size": 1, "max_pending_batches": 1} if concurrency else {}
         await evaluator.play(take, rollout.model_copy(update=width))
     finally:
         await half.close()

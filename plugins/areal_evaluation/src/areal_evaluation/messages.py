@@ -1,4 +1,4 @@
-"""From the evaluator to its supervisor."""
+"""From the evaluator to its driver."""
 
 from __future__ import annotations
 

@@ -95,9 +95,9 @@ def mean_over_prompts(values: Sequence[float], trials: float) -> Estimate:
     spread = mean * (1 - mean)
     effective = min(max(1.0, spread / (prompts * error**2)), max(1.0, trials)) * prompts if error else prompts
     weight = quantile**2 / effective
-    centre = (mean + weight / 2) / (1 + weight)
+    center = (mean + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (spread + weight / 4)) / (1 + weight)
-    return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), prompts, error)
+    return Estimate(mean, max(0.0, center - half), min(1.0, center + half), prompts, error)
 
 
 def _student_quantile(freedom: int) -> float:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from areal_core.algorithms.settings import PolicyGradientSettings, PolicyLossSettings
 from areal_core.config import Selection, Settings, component
-from areal_core.interfaces import ACTOR, REFERENCE, Pass, Role
+from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,19 +65,19 @@ class SupervisedSettings(RowsSettings):
     """
 
     encoder: Selection = component(
-        "encoders", default="finetuning/conversations", description="turns a row into the tokens that are learnt"
+        "encoders", default="finetuning/conversations", description="turns a row into the tokens that are learned"
     )
-    aggregation: Selection = component(
-        "aggregations", default="core/token_mean", description="how the tokens' losses are added up"
+    loss_aggregation: Selection = component(
+        "loss_aggregations", default="core/token_mean", description="how the tokens' losses are added up"
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The model that learns."""
         return (ACTOR,)
 
 
 class DPOSettings(RowsSettings):
-    """Direct preference optimisation (arXiv 2305.18290, equation 7).
+    """Direct preference optimization (arXiv 2305.18290, equation 7).
 
     L = -1/U Σ log σ(β h), with h = log π(y_c) / π_ref(y_c) - log π(y_r) / π_ref(y_r), each a sum over the tokens of an
     answer. The reference is the run's own model as it began, or that of `roles.reference.path`.
@@ -98,7 +98,7 @@ class DPOSettings(RowsSettings):
         lt=0.5,
         description="share of the labels that are taken to be the wrong way round (conservative DPO); sigmoid only",
     )
-    length_normalised: bool = Field(
+    length_normalized: bool = Field(
         False,
         description="divide each sequence's log-ratio by its tokens in the loss; neither paper does, TRL's IPO does",
     )
@@ -110,18 +110,18 @@ class DPOSettings(RowsSettings):
             raise ValueError(f"label_smoothing is of loss: sigmoid, and loss is {self.loss}: set it to 0")
         return self
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The model that learns, and what the reference says of each token."""
         yield ACTOR
         if not self.reference_free:
-            yield Pass(REFERENCE, "logprobs", "reference_logprobs")
+            yield ForwardPass(REFERENCE, "logprobs", "reference_logprobs")
 
 
 class IPOSettings(DPOSettings):
-    """Identity preference optimisation (arXiv 2310.12036, equation 17): L = 1/U Σ (h - 1 / (2τ))², with β for τ.
+    """Identity preference optimization (arXiv 2310.12036, equation 17): L = 1/U Σ (h - 1 / (2τ))², with β for τ.
 
     DPO drives h without end where labels never contradict each other; here h has an end, 1 / (2β). In the paper h is a
-    sum over the tokens of each answer, as in DPO; TRL takes the mean instead: `length_normalised: true`.
+    sum over the tokens of each answer, as in DPO; TRL takes the mean instead: `length_normalized: true`.
     """
 
     loss: Literal["sigmoid", "ipo"] = Field("ipo", description=str(DPOSettings.model_fields["loss"].description))
@@ -142,13 +142,13 @@ class RewardModelSettings(RowsSettings):
         0.0, ge=0, description="c, the weight of (s_c + s_r)²; 0 leaves scores where they are, 0.01 is usual"
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The model that learns: the run's own, with a head of one value."""
         return (REWARD_MODEL,)
 
 
 def _without_a_teacher(config: RunConfig) -> Iterable[str]:
-    """Without a path the teacher is the run's own model, from which nothing can be learnt."""
+    """Without a path the teacher is the run's own model, from which nothing can be learned."""
     teacher = config.roles.get(TEACHER.name)
     if getattr(teacher and teacher.common, "path", None) is None:
         yield "it needs a teacher: set roles.teacher.path to a model with the same tokens"
@@ -159,9 +159,12 @@ class TeacherKLSettings(Settings):
 
     coefficient: float = Field(1.0, gt=0, description="factor of the advantage")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the teacher and the policy say of each token."""
-        return (Pass(TEACHER, "logprobs", "teacher_logprobs"), Pass(ACTOR, "logprobs", "proximal_logprobs"))
+        return (
+            ForwardPass(TEACHER, "logprobs", "teacher_logprobs"),
+            ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
+        )
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """There is a teacher."""
@@ -173,9 +176,9 @@ class DistillationSettings(PolicyLossSettings):
 
     anchor = "none"
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the teacher says of each token."""
-        return (Pass(TEACHER, "logprobs", "teacher_logprobs"),)
+        return (ForwardPass(TEACHER, "logprobs", "teacher_logprobs"),)
 
 
 class DistillSettings(PolicyGradientSettings):
@@ -203,7 +206,7 @@ class DistillSettings(PolicyGradientSettings):
 
 
 class GKDSettings(Settings):
-    """Generalised knowledge distillation (GKD, arXiv 2306.13649): L = Σ_t w_t D_β(p_teacher, π).
+    """Generalized knowledge distillation (GKD, arXiv 2306.13649): L = Σ_t w_t D_β(p_teacher, π).
 
     Distributions are compared over the whole vocabulary. With M = β p_teacher + (1 - β) π behind the text before a
     token, D_β = β KL(p_teacher ‖ M) + (1 - β) KL(π ‖ M); at the ends, where that is 0, KL(p_teacher ‖ π) for β = 0 and
@@ -215,13 +218,13 @@ class GKDSettings(Settings):
     beta: float = Field(0.5, ge=0, le=1, description="β: 0 covers all that the teacher says, 1 seeks what it says most")
     encoder: Selection | None = component(
         "encoders",
-        description="turns a row into the tokens that are learnt; null: the policy writes, which takes a workflow",
+        description="turns a row into the tokens that are learned; null: the policy writes, which takes a workflow",
     )
-    aggregation: Selection = component(
-        "aggregations", default="core/token_mean", description="how the tokens' divergences are added up"
+    loss_aggregation: Selection = component(
+        "loss_aggregations", default="core/token_mean", description="how the tokens' divergences are added up"
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The model that learns and the one that it learns from."""
         return (ACTOR, TEACHER)
 

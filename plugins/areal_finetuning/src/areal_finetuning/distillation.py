@@ -48,10 +48,10 @@ def distillation(terms: PolicyTerms) -> tuple[torch.Tensor, dict[str, torch.Tens
     return -terms.advantages * torch.where(terms.mask, terms.logprobs, 0.0), {"teacher_kl": difference}
 
 
-class GeneralisedDistillation(Supervised):
+class GeneralizedDistillation(Supervised):
     """An `Algorithm` that learns the teacher's whole distribution: L = Σ w_t D_β(teacher, π) behind the t-th token.
 
-    D_β is the generalised Jensen-Shannon divergence, which the training engine computes from both models' logits (GKD,
+    D_β is the generalized Jensen-Shannon divergence, which the training engine computes from both models' logits (GKD,
     arXiv 2306.13649, equations 1 and 4); no gradient flows through the sampling.
     """
 

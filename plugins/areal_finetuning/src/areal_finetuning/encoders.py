@@ -1,4 +1,4 @@
-"""From a row of a data set to the tokens that are learnt. What others have written never yields special tokens."""
+"""From a row of a data set to the tokens that are learned. What others have written never yields special tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from areal_core.workflows.prompts import encode, guard, render
 
 if TYPE_CHECKING:
     Pieces = list[tuple[list[int], bool]]
-    """Tokens in their order, and of each piece whether it is learnt."""
+    """Tokens in their order, and of each piece whether it is learned."""
 
 
 def conversations(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | None, overlong: str) -> list[Trajectory]:
-    """One sequence, of which what the model shall say is learnt.
+    """One sequence, of which what the model shall say is learned.
 
     Args:
-        row: has `messages` (role and content; every turn of the assistant is learnt), or `prompt` and `completion`,
+        row: has `messages` (role and content; every turn of the assistant is learned), or `prompt` and `completion`,
             both as text, which the tokenizer's end token follows, or both as messages.
         tokenizer: of the model.
         max_tokens, overlong: see `EncodingSettings`.
@@ -40,7 +40,7 @@ def conversations(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | N
 
 
 def preferences(row: Mapping[str, Any], tokenizer: Any, *, max_tokens: int | None, overlong: str) -> list[Trajectory]:
-    """Two sequences, the chosen one first, which `is_chosen` says of them; what both have in common is not learnt.
+    """Two sequences, the chosen one first, which `is_chosen` says of them; what both have in common is not learned.
 
     Args:
         row: has `chosen` and `rejected`. Beside a `prompt` they are the answers to it, all three as text or all as
@@ -93,7 +93,7 @@ def _sides(row: Mapping[str, Any], tokenizer: Any) -> list[Pieces]:
 
 
 def answered(prompt: Any, completion: Any, tokenizer: Any) -> Pieces:
-    """A prompt, which is not learnt, and its answer, which is; both text or both messages.
+    """A prompt, which is not learned, and its answer, which is; both text or both messages.
 
     Raises:
         ValueError: one is text and the other is not, the answer begins with somebody else's turn, or there is no token
@@ -119,10 +119,10 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
     """One sequence of these pieces, at most `max_tokens` long; see `EncodingSettings`.
 
     Raises:
-        ValueError: it is too long, or nothing in it is learnt.
+        ValueError: it is too long, or nothing in it is learned.
     """
     ids = np.array([token for tokens, _ in pieces for token in tokens], np.int64)
-    mask = np.array([is_learnt for tokens, is_learnt in pieces for _ in tokens], np.bool_)
+    mask = np.array([is_learned for tokens, is_learned in pieces for _ in tokens], np.bool_)
     is_cut = max_tokens is not None and len(ids) > max_tokens
     if is_cut and overlong == "refuse":
         raise ValueError(
@@ -146,10 +146,10 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
 
 
 def _turns(messages: Any, tokenizer: Any, first: int = 0) -> Pieces:
-    """A conversation as the tokenizer's template writes it; of its turns those of the assistant are learnt.
+    """A conversation as the tokenizer's template writes it; of its turns those of the assistant are learned.
 
     Only turns from the `first` message on are. A turn is what stands between the conversation that asks for it and the
-    one that has it: the template's end of the turn is learnt with it, a line break behind that is not.
+    one that has it: the template's end of the turn is learned with it, a line break behind that is not.
     """
     if not _is_conversation(messages):
         raise ValueError("a conversation is a list of messages, each with role and content")

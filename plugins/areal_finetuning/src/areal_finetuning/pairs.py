@@ -35,10 +35,10 @@ def weigh_pairs(minibatch: PackedBatch) -> PackedBatch:
 
 
 def refuse_pairs(batch: PackedBatch) -> None:
-    """Raises: ValueError: the rows are preferences, where single sequences are learnt."""
+    """Raises: ValueError: the rows are preferences, where single sequences are learned."""
     if "is_chosen" in batch:
         raise ValueError(
-            "these sequences are pairs of a chosen and a rejected one, and the rejected would be learnt too: choose an "
+            "these sequences are pairs of a chosen and a rejected one; the rejected would be learned too: choose an "
             "encoder of one sequence a row, such as finetuning/conversations"
         )
 

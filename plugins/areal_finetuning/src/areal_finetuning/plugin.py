@@ -7,7 +7,7 @@ from areal_core.plugins import Component, Preset, hookimpl
 
 @hookimpl
 def areal_algorithms() -> list[Component]:
-    """What is learnt from a data set as it is, and from a teacher."""
+    """What is learned from a data set as it is, and from a teacher."""
     return [
         Component(
             "sft",
@@ -17,7 +17,7 @@ def areal_algorithms() -> list[Component]:
         ),
         Component(
             "dpo",
-            "direct preference optimisation: chosen answers become likelier than rejected ones",
+            "direct preference optimization: chosen answers become likelier than rejected ones",
             target="areal_finetuning.preferences:Preferences",
             config="areal_finetuning.config:DPOSettings",
         ),
@@ -29,7 +29,7 @@ def areal_algorithms() -> list[Component]:
         ),
         Component(
             "reward_model",
-            "a score for whole sequences, learnt from chosen and rejected ones (Bradley-Terry)",
+            "a score for whole sequences, learned from chosen and rejected ones (Bradley-Terry)",
             target="areal_finetuning.reward_model:RewardModel",
             config="areal_finetuning.config:RewardModelSettings",
         ),
@@ -42,7 +42,7 @@ def areal_algorithms() -> list[Component]:
         Component(
             "gkd",
             "distillation of whole distributions, on what the policy writes or on rows of a data set",
-            target="areal_finetuning.distillation:GeneralisedDistillation",
+            target="areal_finetuning.distillation:GeneralizedDistillation",
             config="areal_finetuning.config:GKDSettings",
         ),
     ]
@@ -76,7 +76,7 @@ def areal_policy_losses() -> list[Component]:
 
 @hookimpl
 def areal_reward_functions() -> list[Component]:
-    """For workflows that ask for a reward where nothing is learnt from it."""
+    """For workflows that ask for a reward where nothing is learned from it."""
     return [Component("no_reward", "0 for every answer", target="areal_finetuning.rewards:no_reward")]
 
 
@@ -87,7 +87,7 @@ def areal_encoders() -> list[Component]:
     return [
         Component(
             "conversations",
-            "rows with messages, or with prompt and completion: what the assistant says is learnt",
+            "rows with messages, or with prompt and completion: what the assistant says is learned",
             target="areal_finetuning.encoders:conversations",
             config=settings,
         ),

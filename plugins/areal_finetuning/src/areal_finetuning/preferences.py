@@ -1,4 +1,4 @@
-"""Direct preference optimisation: a policy learns from pairs of answers, without a reward model or sampling."""
+"""Direct preference optimization: a policy learns from pairs of answers, without a reward model or sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from areal_core.algorithms.passes import run_passes
 from areal_core.config import needs_of
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec
 from areal_finetuning.pairs import pair_metrics, sides_of, weigh_pairs
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class Preferences:
         """Ask the reference; see `Algorithm.prepare`."""
         return run_passes(batch, needs_of(self._settings, context.updates), context)
 
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
         """See `Algorithm.updates`."""
         for minibatch in context.minibatches(batch):
-            yield [Work(ACTOR.name, weigh_pairs(minibatch), ("logprobs",), self.loss)]
+            yield [LossSpec(ACTOR.name, weigh_pairs(minibatch), ("logprobs",), self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """The summed loss of a micro-batch, and means over its pairs."""
@@ -46,7 +46,7 @@ class Preferences:
         reference = torch.zeros_like(logprobs) if settings.reference_free else batch["reference_logprobs"]
         # Token by token the two are close, as sums they are large: the difference comes first.
         log_ratios = _row_sums(batch, logprobs - reference)
-        if settings.length_normalised:
+        if settings.length_normalized:
             log_ratios = log_ratios / _row_sums(batch, torch.ones_like(logprobs)).clamp(min=1)
         chosen, rejected = sides_of(batch, log_ratios)
         losses = preference_losses(

@@ -1,4 +1,4 @@
-"""A reward model: one score for a whole sequence, learnt from pairs of which one is the better."""
+"""A reward model: one score for a whole sequence, learned from pairs of which one is the better."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from areal_core.interfaces import LossResult, Work
+from areal_core.interfaces import LossResult, LossSpec
 from areal_finetuning.config import REWARD_MODEL
 from areal_finetuning.pairs import pair_metrics, sides_of, weigh_pairs
 
@@ -32,10 +32,10 @@ class RewardModel:
         """Nothing to prepare."""
         return batch
 
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
         """See `Algorithm.updates`."""
         for minibatch in context.minibatches(batch):
-            yield [Work(REWARD_MODEL.name, weigh_pairs(minibatch), ("values",), self.loss)]
+            yield [LossSpec(REWARD_MODEL.name, weigh_pairs(minibatch), ("values",), self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """The summed loss of a micro-batch, and means over its pairs.

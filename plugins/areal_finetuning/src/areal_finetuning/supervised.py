@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces import ACTOR, LossResult, Work
+from areal_core.interfaces import ACTOR, LossResult, LossSpec
 from areal_finetuning.pairs import refuse_pairs
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ class Supervised:
 
     def __init__(self, settings: SupervisedSettings | GKDSettings) -> None:
         self.encode = None if settings.encoder is None else settings.encoder.build()
-        self._aggregation = settings.aggregation.build()
+        self._loss_aggregation = settings.loss_aggregation.build()
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """Nothing to prepare; see `Algorithm.prepare`."""
         refuse_pairs(batch)
         return batch
 
-    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[Work]]:
+    def updates(self, batch: PackedBatch, context: Context) -> Iterator[Sequence[LossSpec]]:
         """See `Algorithm.updates`."""
         for minibatch in context.minibatches(batch):
-            weighed = minibatch.with_tokens(loss_weights=self._aggregation(minibatch))
-            yield [Work(ACTOR.name, weighed, self.outputs, self.loss)]
+            weighed = minibatch.with_tokens(loss_weights=self._loss_aggregation(minibatch))
+            yield [LossSpec(ACTOR.name, weighed, self.outputs, self.loss)]
 
     def loss(self, batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> LossResult:
         """The summed loss of a micro-batch."""

@@ -33,14 +33,14 @@ from areal_fsdp.parallel.ranks import join_group_of_one, own_device, rank_and_ra
 from areal_fsdp.planning.meter import Meter
 from areal_fsdp.planning.split import Split
 from areal_fsdp.profiling import meter_of, profiled
-from areal_fsdp.sharding import choose_attention, full_parameters, published_parameters, shard, whole_of
+from areal_fsdp.sharding import choose_attention, full_parameters, shard, synced_parameters, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from areal_core.interfaces import ModelReference, OptimizerSettings, Role, TrainEngine, Work
+    from areal_core.interfaces import LossSpec, ModelReference, OptimizerSettings, Role, TrainEngine
     from areal_fsdp.config import FSDPConfig
     from areal_fsdp.lora.adapter import Adapter
     from areal_fsdp.models.model import RoleModule
@@ -166,7 +166,7 @@ class FSDPEngine:
         self._meter.passed(time.perf_counter() - began)
         return dict(zip(outputs, result, strict=True))
 
-    def train(self, works: Sequence[Work]) -> dict[str, Metric]:
+    def train(self, works: Sequence[LossSpec]) -> dict[str, Metric]:
         """One optimizer update on the sum of all losses; empty batches change nothing."""
         if self._optimizer is None:
             raise RunError(f"an engine in the role '{self._role.name}' is frozen and cannot be trained")
@@ -185,7 +185,7 @@ class FSDPEngine:
         self._meter.trained(time.perf_counter() - began, done, held)
         return metrics
 
-    def _train(self, planned: Sequence[tuple[Work, Split]], rate: float) -> dict[str, Metric]:
+    def _train(self, planned: Sequence[tuple[LossSpec, Split]], rate: float) -> dict[str, Metric]:
         left = sum(split.rounds for _, split in planned)
         total = sum(work.batch.token_count for work, _ in planned)
         if self._masters is not None:
@@ -210,7 +210,7 @@ class FSDPEngine:
         return {**metrics, **means(loss=float(metrics["loss"].values)), **self._routing.metrics(), **update}
 
     def _backward(
-        self, work: Work, part: PackedBatch, place: tuple[Any, ...], *, counts: bool
+        self, work: LossSpec, part: PackedBatch, place: tuple[Any, ...], *, counts: bool
     ) -> list[Mapping[str, Metric]]:
         """The gradient of one micro-batch, and its metrics; none of one that only keeps other ranks company."""
         computed = self._compute(part, place, work.outputs)
@@ -237,7 +237,7 @@ class FSDPEngine:
         for name, parameter in self._parameters.items():
             parameter.lerp_(leader._parameters[name].detach(), 1 - decay)
         if self._masters is not None:
-            self._masters.publish()
+            self._masters.sync()
 
     def _update(self, rate: float) -> dict[str, Metric]:
         """Clip and apply the gradients, unless they are not finite."""
@@ -330,8 +330,8 @@ class FSDPEngine:
             self._other(role)._reshard()
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and whole tensor of each parameter, or of an adapter that is published alone, in the model's dtype."""
-        return published_parameters(self._ready().model, self._adapter, self._device, self._dtype)
+        """Name and whole tensor of each parameter, or of an adapter that is synced alone, in the model's dtype."""
+        return synced_parameters(self._ready().model, self._adapter, self._device, self._dtype)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; collective."""
@@ -356,7 +356,7 @@ class FSDPEngine:
         """Restore a checkpoint; collective."""
         checkpoint.read_checkpoint(folder, self._state())
         if self._masters is not None:
-            self._masters.publish()
+            self._masters.sync()
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder; collective."""

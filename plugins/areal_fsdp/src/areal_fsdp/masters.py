@@ -85,7 +85,7 @@ class Masters:
         return [gradient for gradient in found if gradient is not None]
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def sync(self) -> None:
         """Round the masters into the model's parameters."""
         torch._foreach_copy_([p.detach() for p in self._working], list(self.parameters.values()))
 

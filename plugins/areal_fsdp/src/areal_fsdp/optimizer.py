@@ -89,4 +89,4 @@ def step(optimizer: torch.optim.AdamW, norm: torch.Tensor, max_norm: float | Non
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if masters is not None:
-        masters.publish()
+        masters.sync()

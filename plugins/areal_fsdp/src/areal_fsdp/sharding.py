@@ -100,11 +100,11 @@ def full_parameters(
     return named_as_in_files(model, ((name, whole(parameter)) for name, parameter in model.named_parameters()))
 
 
-def published_parameters(
+def synced_parameters(
     model: PreTrainedModel, adapter: Adapter | None, device: torch.device, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """See `TrainEngine.named_full_parameters`: all, or an adapter that is published alone."""
-    if adapter is not None and adapter.is_published_alone and adapter.is_on:
+    """See `TrainEngine.named_full_parameters`: all, or an adapter that is synced alone."""
+    if adapter is not None and adapter.is_synced_alone and adapter.is_on:
         return adapter.alone(partial(whole_of, device=device, dtype=dtype))
     return full_parameters(model, adapter, device, dtype)
 

@@ -106,26 +106,26 @@ def chosen_transport(name):
     return Selection("weight_transports", f"core/{name}", {}, reference=name)
 
 
-class Published(Run):
-    class publication:
+class Synced(Run):
+    class weight_sync:
         transport = chosen_transport("memory")
 
     inference_engine = chosen("vllm", adapter_rank=8)
 
 
-def test_who_publishes_an_adapter_alone_needs_servers_that_take_it():
-    assert list(LoraSettings(rank=8, publish="alone").problems(Published())) == []
-    (problem,) = LoraSettings(rank=9, publish="alone").problems(Published())
+def test_who_syncs_an_adapter_alone_needs_servers_that_take_it():
+    assert list(LoraSettings(rank=8, sync="alone").problems(Synced())) == []
+    (problem,) = LoraSettings(rank=9, sync="alone").problems(Synced())
     assert "set inference_engine.adapter_rank=9" in problem
-    other = Published()
-    other.publication = type("Section", (), {"transport": chosen_transport("broadcast")})
-    (problem,) = LoraSettings(rank=8, publish="alone").problems(other)
-    assert "publication.transport" in problem
+    other = Synced()
+    other.weight_sync = type("Section", (), {"transport": chosen_transport("broadcast")})
+    (problem,) = LoraSettings(rank=8, sync="alone").problems(other)
+    assert "weight_sync.transport" in problem
     other.inference_engine = chosen("vllm", adapter_rank=None)
-    assert "rank 0 at most: set inference_engine.adapter_rank=16" in next(LoraSettings(publish="alone").problems(other))
+    assert "rank 0 at most: set inference_engine.adapter_rank=16" in next(LoraSettings(sync="alone").problems(other))
     other.inference_engine = chosen("hf", threads=1)
-    (problem, _) = LoraSettings(publish="alone").problems(other)
-    assert problem.endswith("hf takes no adapters: set adapter.publish to merged, or take servers of vllm or sglang")
+    (problem, _) = LoraSettings(sync="alone").problems(other)
+    assert problem.endswith("hf takes no adapters: set adapter.sync to merged, or take servers of vllm or sglang")
 
 
 def test_a_pipe_and_what_is_nested_too_deeply_are_no_adapter(tmp_path):

@@ -38,7 +38,7 @@ MIXTURES = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=2),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
 }
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 
 
 def in_parts(folder, factory=AutoModelForCausalLM, **options):

@@ -1,4 +1,4 @@
-"""The records of advantages, stages, group stages and objectives, for `plugin`. Imports nothing heavy."""
+"""The records of advantages, stages, group stages and auxiliary losses, for `plugin`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _advantage(name: str, summary: str, settings: str, module: str = "advantages
 
 ADVANTAGES = [
     _advantage(
-        "group_normalised", "less the group's mean, over its standard deviation (GRPO)", "GroupNormalisedSettings"
+        "group_normalized", "less the group's mean, over its standard deviation (GRPO)", "GroupNormalizedSettings"
     ),
-    _advantage("group_centred", "less the group's mean (Dr. GRPO)", "GroupCentredSettings"),
+    _advantage("group_centered", "less the group's mean (Dr. GRPO)", "GroupCenteredSettings"),
     _advantage("leave_one_out", "less the mean of the group's other episodes (RLOO)", "LeaveOneOutSettings"),
     _advantage(
         "lite_ppo", "less the group's mean, over the batch's standard deviation (Lite PPO)", "LitePPOAdvantageSettings"
@@ -31,19 +31,19 @@ ADVANTAGES = [
         "ReinforcePPBaselineSettings",
     ),
     _advantage(
-        "gdpo", "each named reward normalised in the group, their sum in the batch (GDPO)", "GDPOAdvantageSettings"
+        "gdpo", "each named reward normalized in the group, their sum in the batch (GDPO)", "GDPOAdvantageSettings"
     ),
     _advantage(
         "reinforce_pp",
         "the rewards from each token on, whitened over the batch (REINFORCE++)",
         "ReinforcePPAdvantageSettings",
-        "generalised_advantages",
+        "generalized_advantages",
     ),
     _advantage(
         "gae",
-        "generalised advantage estimation by token or turn, with a critic (PPO)",
+        "generalized advantage estimation by token or turn, with a critic (PPO)",
         "GAESettings",
-        "generalised_advantages",
+        "generalized_advantages",
     ),
 ]
 
@@ -51,7 +51,7 @@ GROUP_STAGES = [
     _part(
         "group_stages",
         "zero_variance",
-        "drops groups whose rewards are all equal: nothing can be learnt from them",
+        "drops groups whose rewards are all equal: nothing can be learned from them",
         "stage_settings:ZeroVarianceSettings",
     ),
     _part(
@@ -80,9 +80,9 @@ STAGES = [
     _part("stages", "reward_scaling", "shifts, scales and clips the reward", "stage_settings:RewardScalingSettings"),
 ]
 
-OBJECTIVES = [
+AUXILIARY_LOSSES = [
     _part(
-        "objectives",
+        "auxiliary_losses",
         "value_regression",
         "the critic learns the returns, clipped around what it said before (PPO)",
         "advantage_settings:ValueRegressionSettings",

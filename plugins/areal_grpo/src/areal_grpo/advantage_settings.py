@@ -1,4 +1,4 @@
-"""Settings of advantages and objectives. Imports no torch, as `areal_grpo.config`."""
+"""Settings of advantages and auxiliary losses. Imports no torch, as `areal_grpo.config`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from areal_core.config import Settings, selections
-from areal_core.interfaces import CRITIC, Pass
+from areal_core.interfaces import CRITIC, ForwardPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from areal_core.interfaces import Role
 
 
-class GroupNormalisedSettings(Settings):
-    """Settings of `advantages.group_normalised`."""
+class GroupNormalizedSettings(Settings):
+    """Settings of `advantages.group_normalized`."""
 
     needs_group: ClassVar[bool] = True
     epsilon: float = Field(1e-6, gt=0, description="added to the standard deviation")
 
 
-class GroupCentredSettings(Settings):
-    """`advantages.group_centred` has none; it needs a group."""
+class GroupCenteredSettings(Settings):
+    """`advantages.group_centered` has none; it needs a group."""
 
     needs_group: ClassVar[bool] = True
 
@@ -59,7 +59,7 @@ class GDPOAdvantageSettings(Settings):
 
     needs_group: ClassVar[bool] = True
     weights: dict[str, float] = Field(
-        default={}, description="the weight of each reward by its name, once it is normalised; 1 where none is given"
+        default={}, description="the weight of each reward by its name, once it is normalized; 1 where none is given"
     )
     epsilon: float = Field(1e-6, gt=0, description="added to standard deviations")
 
@@ -75,13 +75,13 @@ class GDPOAdvantageSettings(Settings):
         weighed = [chosen.target for chosen in config.rewards if getattr(chosen.common, "weight", 1.0) != 1]
         if weighed:
             yield (
-                f"the weights of {', '.join(weighed)} count in the sum that is logged and filtered by; gdpo normalises "
+                f"the weights of {', '.join(weighed)} count in the sum that is logged and filtered by; gdpo normalizes "
                 "each reward and has weights of its own: advantage.weights"
             )
 
 
 class GAESettings(Settings):
-    """Settings of `generalised_advantages.gae`."""
+    """Settings of `generalized_advantages.gae`."""
 
     makes_returns: ClassVar[bool] = True
 
@@ -98,24 +98,24 @@ class GAESettings(Settings):
         True, description="whether advantages are brought to mean 0 and variance 1 over the tokens of the batch"
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the critic says of each token."""
-        return (Pass(CRITIC, "values", "values"),)
+        return (ForwardPass(CRITIC, "values", "values"),)
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """A critic learns only by an objective."""
-        if not any(chosen.kind == "objectives" for _, chosen in selections(config.algorithm)):
-            yield "gae asks a critic, and nothing teaches it: choose an objective such as value_regression"
+        """A critic learns only by an auxiliary_loss."""
+        if not any(chosen.kind == "auxiliary_losses" for _, chosen in selections(config.algorithm)):
+            yield "gae asks a critic, and nothing teaches it: choose an auxiliary loss such as value_regression"
 
 
 class ReinforcePPAdvantageSettings(Settings):
-    """Settings of `generalised_advantages.reinforce_pp`."""
+    """Settings of `generalized_advantages.reinforce_pp`."""
 
     gamma: float = Field(1.0, ge=0, le=1, description="what one token later a reward still counts")
 
 
 class ValueRegressionSettings(Settings):
-    """Settings of `objectives.value_regression`."""
+    """Settings of `auxiliary_losses.value_regression`."""
 
     clip: float | None = Field(
         0.2,
@@ -123,9 +123,9 @@ class ValueRegressionSettings(Settings):
         description="how far values are led away from what they were before the batch; null does not bound it",
     )
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """A critic that learns, and what it said of each token before."""
-        return (Pass(CRITIC, "values", "values"),)
+        return (ForwardPass(CRITIC, "values", "values"),)
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The column `returns` comes from the advantage; of one that is named by import nobody knows."""

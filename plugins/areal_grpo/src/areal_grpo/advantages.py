@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
 
 
-def group_normalised(batch: PackedBatch, *, epsilon: float) -> torch.Tensor:
+def group_normalized(batch: PackedBatch, *, epsilon: float) -> torch.Tensor:
     """A_i = (R_i - mean R) / (std R + ε), std unbiased (GRPO, arXiv 2402.03300, section 4.1.2)."""
-    return _normalised(batch, episode_rewards(batch), epsilon).to(batch["reward"].dtype)
+    return _normalized(batch, episode_rewards(batch), epsilon).to(batch["reward"].dtype)
 
 
-def group_centred(batch: PackedBatch) -> torch.Tensor:
+def group_centered(batch: PackedBatch) -> torch.Tensor:
     """A_i = R_i - mean R (Dr. GRPO, arXiv 2503.20783): hard and easy prompts are not weighted up."""
     rewards = episode_rewards(batch)
     return (rewards - group_mean(batch, rewards)).to(batch["reward"].dtype)
@@ -64,8 +64,8 @@ def reinforce_pp_baseline(batch: PackedBatch) -> torch.Tensor:
         [T] in the dtype of `reward`, 0 outside `loss_mask`: long answers count more in the statistics.
     """
     rewards = episode_rewards(batch)
-    centred = (rewards - group_mean(batch, rewards))[batch.tokens.row_index]
-    return whitened(centred, batch["loss_mask"]).to(batch["reward"].dtype)
+    centered = (rewards - group_mean(batch, rewards))[batch.tokens.row_index]
+    return whitened(centered, batch["loss_mask"]).to(batch["reward"].dtype)
 
 
 def gdpo(batch: PackedBatch, *, weights: Mapping[str, float], epsilon: float) -> torch.Tensor:
@@ -90,12 +90,12 @@ def gdpo(batch: PackedBatch, *, weights: Mapping[str, float], epsilon: float) ->
         raise KeyError(f"gdpo has weights for {sorted(weights)}, and the batch has the rewards {sorted(rewards)}")
     total = torch.zeros(len(batch), dtype=torch.float64, device=batch.lengths.device)
     for name in sorted(rewards):
-        total += weights.get(name, 1.0) * _normalised(batch, rewards[name], epsilon)
+        total += weights.get(name, 1.0) * _normalized(batch, rewards[name], epsilon)
     mean, deviation = batch_moments(batch, total)
     return ((total - mean) / (deviation + epsilon)).to(batch["reward"].dtype)
 
 
-def _normalised(batch: PackedBatch, rewards: torch.Tensor, epsilon: float) -> torch.Tensor:
+def _normalized(batch: PackedBatch, rewards: torch.Tensor, epsilon: float) -> torch.Tensor:
     """(r_i - mean r) / (std r + ε) within the group, [B]."""
     deviation = rewards - group_mean(batch, rewards)
     return deviation / (group_standard_deviation(batch, rewards) + epsilon)

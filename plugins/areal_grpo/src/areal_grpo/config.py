@@ -20,18 +20,18 @@ _CORRECTIONS = "correct for the distance between the sampling policy and the lea
 
 
 class GRPOSettings(PolicyGradientSettings):
-    """Group relative policy optimisation (DeepSeekMath, arXiv 2402.03300).
+    """Group relative policy optimization (DeepSeekMath, arXiv 2402.03300).
 
     A_i = (R_i - mean_j R_j) / (std_j R_j + ε), one for all tokens of an episode;
     L = -1/N Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.2) A_i), over the N tokens of an update.
 
     Three defaults are not the paper's, and each is a setting: tokens count the same (the paper's mean over each
-    sequence is `aggregation: core/sequence_mean`), there is no penalty towards a reference model (the paper's is
-    `regularisers: [reference_kl]`, of coefficient 0.04), and w_t corrects for asynchronous sampling, which the paper
+    sequence is `loss_aggregation: core/sequence_mean`), there is no penalty towards a reference model (the paper's is
+    `regularizers: [reference_kl]`, of coefficient 0.04), and w_t corrects for asynchronous sampling, which the paper
     does not have.
     """
 
-    advantage: Selection = component("advantages", default="grpo/group_normalised", description=_ADVANTAGE)
+    advantage: Selection = component("advantages", default="grpo/group_normalized", description=_ADVANTAGE)
     corrections: list[Selection] = component("corrections", default=["grpo/token_truncate"], description=_CORRECTIONS)
     policy_loss: Selection = component("policy_losses", default="grpo/ppo_clip", description=_POLICY_LOSS)
 
@@ -41,15 +41,17 @@ class DrGRPOSettings(GRPOSettings):
 
     A_i = R_i - mean_j R_j;  L = -1/(B L) Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.2) A_i), over the B
     sequences of an update, with a constant L, usually `sampling.max_new_tokens`. L has no default: it scales the
-    loss, so it has to be said: `aggregation.length`.
+    loss, so it has to be said: `loss_aggregation.length`.
     """
 
-    advantage: Selection = component("advantages", default="grpo/group_centred", description=_ADVANTAGE)
-    aggregation: Selection = component("aggregations", default="core/constant_length", description=_AGGREGATION)
+    advantage: Selection = component("advantages", default="grpo/group_centered", description=_ADVANTAGE)
+    loss_aggregation: Selection = component(
+        "loss_aggregations", default="core/constant_length", description=_AGGREGATION
+    )
 
 
 class DAPOSettings(GRPOSettings):
-    """Decoupled clip and dynamic sampling policy optimisation (arXiv 2503.14476).
+    """Decoupled clip and dynamic sampling policy optimization (arXiv 2503.14476).
 
     A_i as in GRPO, of groups whose rewards are not all equal;
     L = -1/N Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.28) A_i).
@@ -70,7 +72,7 @@ class DAPOSettings(GRPOSettings):
 
 
 class GSPOSettings(GRPOSettings):
-    """Group sequence policy optimisation (arXiv 2507.18071).
+    """Group sequence policy optimization (arXiv 2507.18071).
 
     A_i as in GRPO; s_i = exp(1/T_i Σ_t log r_t);
     L = -1/B Σ_i 1/T_i Σ_t w_t min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i), its gradient that of s_i.
@@ -79,11 +81,11 @@ class GSPOSettings(GRPOSettings):
     """
 
     policy_loss: Selection = component("policy_losses", default="grpo/gspo", description=_POLICY_LOSS)
-    aggregation: Selection = component("aggregations", default="core/sequence_mean", description=_AGGREGATION)
+    loss_aggregation: Selection = component("loss_aggregations", default="core/sequence_mean", description=_AGGREGATION)
 
 
 class CISPOSettings(GRPOSettings):
-    """Clipped importance sampling policy optimisation (MiniMax-M1, arXiv 2506.13585).
+    """Clipped importance sampling policy optimization (MiniMax-M1, arXiv 2506.13585).
 
     A_i as in GRPO; L = -1/N Σ_{i,t} w_t c_t A_i log π, c_t = min(r_t, 1 + 4) without a gradient.
 
@@ -95,13 +97,13 @@ class CISPOSettings(GRPOSettings):
 
 
 class SAPOSettings(GRPOSettings):
-    """Soft adaptive policy optimisation (arXiv 2511.20347).
+    """Soft adaptive policy optimization (arXiv 2511.20347).
 
     A_i as in GRPO; L = -1/B Σ_i 1/T_i Σ_t w_t 4/τ σ(τ (r_t - 1)) A_i, with τ = 1 where A_i > 0, else 1.05.
     """
 
     policy_loss: Selection = component("policy_losses", default="grpo/sapo", description=_POLICY_LOSS)
-    aggregation: Selection = component("aggregations", default="core/sequence_mean", description=_AGGREGATION)
+    loss_aggregation: Selection = component("loss_aggregations", default="core/sequence_mean", description=_AGGREGATION)
 
 
 class RLOOSettings(GRPOSettings):
@@ -115,8 +117,8 @@ class RLOOSettings(GRPOSettings):
 
     advantage: Selection = component("advantages", default="grpo/leave_one_out", description=_ADVANTAGE)
     policy_loss: Selection = component("policy_losses", default="grpo/reinforce", description=_POLICY_LOSS)
-    aggregation: Selection = component(
-        "aggregations", default={"type": "core/constant_length", "length": 1}, description=_AGGREGATION
+    loss_aggregation: Selection = component(
+        "loss_aggregations", default={"type": "core/constant_length", "length": 1}, description=_AGGREGATION
     )
 
 
@@ -142,7 +144,7 @@ class LitePPOSettings(GRPOSettings):
 
 
 class M2POSettings(GRPOSettings):
-    """Second-moment trust policy optimisation ("Prosperity before collapse", arXiv 2510.01161).
+    """Second-moment trust policy optimization ("Prosperity before collapse", arXiv 2510.01161).
 
     A_i as in GRPO; L = -1/N Σ_{i,t} m_t (π / μ) A_i, not clipped. m_t is 0 for the tokens with the largest
     (log π - log μ)² of an update, as many as bring the mean of the others to 0.04 at most.
@@ -165,7 +167,7 @@ class M2POSettings(GRPOSettings):
 
 
 class DPPOSettings(GRPOSettings):
-    """Divergence proximal policy optimisation (arXiv 2602.04879).
+    """Divergence proximal policy optimization (arXiv 2602.04879).
 
     A_i as in GRPO; L = -1/N Σ_{i,t} m_t min(π / μ, 20) A_i log π, the ratio without a gradient. m_t is 0 where
     |π - μ| > 0.2 and the gradient would lead further away.
@@ -179,7 +181,7 @@ class DPPOSettings(GRPOSettings):
 
 
 class PPOSettings(GRPOSettings):
-    """Proximal policy optimisation with a critic (arXiv 1707.06347; GAE: arXiv 1506.02438).
+    """Proximal policy optimization with a critic (arXiv 1707.06347; GAE: arXiv 1506.02438).
 
     A_t = Σ_k (γλ)^k δ_{t+k}, δ_t = reward + γ V_{t+1} - V_t, with γ = 1 and λ = 0.95, whitened over the batch;
     L as in GRPO; the critic learns A_t + V_t, bounded around what it said before the batch.
@@ -189,8 +191,8 @@ class PPOSettings(GRPOSettings):
     """
 
     advantage: Selection = component("advantages", default="grpo/gae", description=_ADVANTAGE)
-    objectives: list[Selection] = component(
-        "objectives",
+    auxiliary_losses: list[Selection] = component(
+        "auxiliary_losses",
         default=["grpo/value_regression"],
         description="what an update learns beside the policy, such as a critic",
     )

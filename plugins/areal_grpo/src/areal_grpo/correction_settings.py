@@ -31,8 +31,8 @@ class BoundsSettings(CorrectionSettings):
 class TokenMaskSettings(BoundsSettings):
     """Settings of `corrections.token_mask`."""
 
-    low: float = Field(0.5, ge=0, description="tokens with a smaller weight are not learnt from")
-    high: float = Field(5.0, gt=0, description="tokens with a greater weight are not learnt from")
+    low: float = Field(0.5, ge=0, description="tokens with a smaller weight are not learned from")
+    high: float = Field(5.0, gt=0, description="tokens with a greater weight are not learned from")
 
 
 class SequenceTruncateSettings(CorrectionSettings):
@@ -45,23 +45,23 @@ class GeometricMaskSettings(BoundsSettings):
     """Settings of `sequence_corrections.geometric_mask`."""
 
     only_masks: ClassVar[bool] = True
-    low: float = Field(0.99, gt=0, description="sequences whose mean ratio is smaller are not learnt from")
-    high: float = Field(1.01, gt=0, description="sequences whose mean ratio is greater are not learnt from")
+    low: float = Field(0.99, gt=0, description="sequences whose mean ratio is smaller are not learned from")
+    high: float = Field(1.01, gt=0, description="sequences whose mean ratio is greater are not learned from")
 
 
 class ProductMaskSettings(BoundsSettings):
     """Settings of `sequence_corrections.product_mask`."""
 
     only_masks: ClassVar[bool] = True
-    low: float = Field(0.5, gt=0, description="sequences whose ratio is smaller are not learnt from")
-    high: float = Field(2.0, gt=0, description="sequences whose ratio is greater are not learnt from")
+    low: float = Field(0.5, gt=0, description="sequences whose ratio is smaller are not learned from")
+    high: float = Field(2.0, gt=0, description="sequences whose ratio is greater are not learned from")
 
 
 class VetoSettings(CorrectionSettings):
     """Settings of `sequence_corrections.veto`."""
 
     only_masks: ClassVar[bool] = True
-    low: float = Field(1e-4, ge=1e-8, lt=1, description="a sequence with one ratio below it is not learnt from")
+    low: float = Field(1e-4, ge=1e-8, lt=1, description="a sequence with one ratio below it is not learned from")
 
 
 class OPSMSettings(CorrectionSettings):
@@ -79,4 +79,4 @@ class KPopSettings(CorrectionSettings):
     """Settings of `corrections.kpop`."""
 
     only_masks: ClassVar[bool] = True
-    threshold: float = Field(2.0, gt=0, description="tokens with a greater divergence are not learnt from, in nats")
+    threshold: float = Field(2.0, gt=0, description="tokens with a greater divergence are not learned from, in nats")

@@ -21,23 +21,23 @@ def token_truncate(terms: PolicyTerms, *, cap: float) -> tuple[torch.Tensor, dic
     """w_t = min(ρ_t, cap): token-level truncated importance sampling (as in IMPALA, arXiv 1802.01561).
 
     Returns:
-        The weights, and `behaviour_weight` (the weights) and `truncated_fraction` (tokens over the cap).
+        The weights, and `behavior_weight` (the weights) and `truncated_fraction` (tokens over the cap).
     """
-    ratio = _behaviour_ratio(terms)
+    ratio = _behavior_ratio(terms)
     weights = ratio.clamp(max=cap)
-    return weights, {"behaviour_weight": weights, "truncated_fraction": (ratio > cap).float()}
+    return weights, {"behavior_weight": weights, "truncated_fraction": (ratio > cap).float()}
 
 
 def token_mask(terms: PolicyTerms, *, low: float, high: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """w_t = ρ_t where low <= ρ_t <= high, else 0 (IcePop; Ring-1T, arXiv 2510.18855).
 
     Returns:
-        The weights, and `behaviour_weight` (the weights) and `masked_fraction` (tokens out of bounds).
+        The weights, and `behavior_weight` (the weights) and `masked_fraction` (tokens out of bounds).
     """
-    ratio = _behaviour_ratio(terms)
+    ratio = _behavior_ratio(terms)
     inside = (ratio >= low) & (ratio <= high)
     weights = torch.where(inside, ratio, 0.0)
-    return weights, {"behaviour_weight": weights, "masked_fraction": (~inside).float()}
+    return weights, {"behavior_weight": weights, "masked_fraction": (~inside).float()}
 
 
 def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -49,11 +49,11 @@ def kpop(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[st
     Returns:
         The weights, and `kpop_masked_fraction`.
     """
-    proximal, behaviour, mask = terms.proximal_logprobs, terms.behaviour_logprobs, terms.mask
-    distance = torch.maximum(bernoulli_kl(proximal, behaviour, mask), bernoulli_kl(behaviour, proximal, mask))
+    proximal, behavior, mask = terms.proximal_logprobs, terms.behavior_logprobs, terms.mask
+    distance = torch.maximum(bernoulli_kl(proximal, behavior, mask), bernoulli_kl(behavior, proximal, mask))
     over = distance > threshold
     return (~over).to(distance.dtype), {"kpop_masked_fraction": over.float()}
 
 
-def _behaviour_ratio(terms: PolicyTerms) -> torch.Tensor:
-    return probability_ratio(terms.proximal_logprobs.detach(), terms.behaviour_logprobs, terms.mask)
+def _behavior_ratio(terms: PolicyTerms) -> torch.Tensor:
+    return probability_ratio(terms.proximal_logprobs.detach(), terms.behavior_logprobs, terms.mask)

@@ -1,4 +1,4 @@
-"""Settings of policy losses, regularisers and update stages. Imports no torch, as `areal_grpo.config`."""
+"""Settings of policy losses, regularizers and update stages. Imports no torch, as `areal_grpo.config`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from areal_core.algorithms.settings import PolicyLossSettings, StageSettings
 from areal_core.config import Settings
-from areal_core.interfaces import ACTOR, REFERENCE, Pass
+from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,11 +24,11 @@ class ClippingSettings(PolicyLossSettings):
         """With one update on a batch the policy is the proximal one: the ratio is 1, and nothing is ever clipped."""
         written = sorted(self.model_fields_set)
         proximal = getattr(config.algorithm.settings, "proximal", "recomputed")
-        updates = config.training.updates_per_batch * config.training.epochs_per_batch
+        updates = config.training.num_minibatches * config.training.num_epochs
         if written and updates == 1 and proximal == "recomputed":
             yield (
                 f"{' and '.join(written)} without effect: with one update on a batch every ratio is 1, so nothing is "
-                "clipped; see training.updates_per_batch and training.epochs_per_batch"
+                "clipped; see training.num_minibatches and training.num_epochs"
             )
 
 
@@ -85,7 +85,7 @@ class CISPOLossSettings(ClippingSettings):
 class DPPOLossSettings(PolicyLossSettings):
     """Settings of `weighted_losses.dppo`."""
 
-    anchor: ClassVar[Literal["proximal", "behaviour"]] = "behaviour"
+    anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
     divergence: Literal["tv", "kl"] = Field(
         "tv",
         description="how far the policy is from the one that sampled, by the sampled token: tv is the difference of "
@@ -99,17 +99,17 @@ class DPPOLossSettings(PolicyLossSettings):
 class RolloutImportanceSettings(PolicyLossSettings):
     """Settings of `weighted_losses.rollout_importance`."""
 
-    anchor: ClassVar[Literal["proximal", "behaviour"]] = "behaviour"
+    anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
     clip_low: float | None = Field(
-        0.2, gt=0, le=1, description="tokens whose ratio is 1 - clip_low or less are not learnt from; null is no bound"
+        0.2, gt=0, le=1, description="tokens whose ratio is 1 - clip_low or less are not learned from; null is no bound"
     )
     clip_high: float | None = Field(
-        0.28, gt=0, description="tokens whose ratio is 1 + clip_high or more are not learnt from; null is no bound"
+        0.28, gt=0, description="tokens whose ratio is 1 + clip_high or more are not learned from; null is no bound"
     )
 
 
 class ReferenceKLSettings(Settings):
-    """Settings of `regularisers.reference_kl`."""
+    """Settings of `regularizers.reference_kl`."""
 
     coefficient: float = Field(0.04, gt=0, description="β; 0.04 is GRPO's")
     estimator: Literal["k2", "k3", "unbiased"] = Field(
@@ -130,20 +130,20 @@ class ReferenceKLSettings(Settings):
             )
         return value
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the reference says of each token."""
-        return (Pass(REFERENCE, "logprobs", "reference_logprobs"),)
+        return (ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),)
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """The unbiased estimate needs the ratio to the proximal policy, which such losses do without."""
         loss: Any = getattr(config.algorithm.settings, "policy_loss", None)
         anchor = getattr(getattr(loss, "settings", None), "anchor", "proximal")
-        if self.estimator == "unbiased" and anchor == "behaviour" and config.training.updates > 1:
+        if self.estimator == "unbiased" and anchor == "behavior" and config.training.updates > 1:
             yield f"unbiased takes the ratio to the proximal policy, and '{loss.target}' knows none; choose k2 or k3"
 
 
 class EntropyBonusSettings(Settings):
-    """Settings of `regularisers.entropy_bonus`."""
+    """Settings of `regularizers.entropy_bonus`."""
 
     coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")
 
@@ -155,7 +155,7 @@ class M2POStageSettings(StageSettings):
 
     threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy says just before each update; the stage asks for it itself."""
         return (ACTOR,)
 
@@ -167,18 +167,18 @@ class EntropyTargetSettings(Settings):
     step: float = Field(0.005, gt=0, description="what the coefficient changes by from one update to the next")
     maximum: float = Field(1.0, gt=0, description="the largest coefficient")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The policy; the stage asks for its entropy itself."""
         return (ACTOR,)
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """A coefficient is for a regulariser."""
-        if not getattr(config.algorithm.settings, "regularisers", ()):
-            yield "entropy_target leads a coefficient that nothing reads: add regularisers: [adaptive_entropy]"
+        """A coefficient is for a regularizer."""
+        if not getattr(config.algorithm.settings, "regularizers", ()):
+            yield "entropy_target leads a coefficient that nothing reads: add regularizers: [adaptive_entropy]"
 
 
 class AdaptiveEntropySettings(Settings):
-    """`regularisers.adaptive_entropy` has none; its coefficient comes from an update stage."""
+    """`regularizers.adaptive_entropy` has none; its coefficient comes from an update stage."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Something has to lead the coefficient."""

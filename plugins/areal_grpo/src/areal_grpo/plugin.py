@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from areal_core.plugins import Component, Preset, hookimpl
-from areal_grpo.advantage_records import ADVANTAGES, GROUP_STAGES, OBJECTIVES, STAGES
-from areal_grpo.records import ALGORITHMS, CORRECTIONS, POLICY_LOSSES, PRESETS, REGULARISERS, UPDATE_STAGES
+from areal_grpo.advantage_records import ADVANTAGES, AUXILIARY_LOSSES, GROUP_STAGES, STAGES
+from areal_grpo.records import ALGORITHMS, CORRECTIONS, POLICY_LOSSES, PRESETS, REGULARIZERS, UPDATE_STAGES
 
 
 @hookimpl
@@ -32,9 +32,9 @@ def areal_corrections() -> list[Component]:
 
 
 @hookimpl
-def areal_regularisers() -> list[Component]:
+def areal_regularizers() -> list[Component]:
     """Terms beside the loss."""
-    return REGULARISERS
+    return REGULARIZERS
 
 
 @hookimpl
@@ -50,9 +50,9 @@ def areal_stages() -> list[Component]:
 
 
 @hookimpl
-def areal_objectives() -> list[Component]:
+def areal_auxiliary_losses() -> list[Component]:
     """What learns beside the policy."""
-    return OBJECTIVES
+    return AUXILIARY_LOSSES
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""The records of algorithms, policy losses, corrections and regularisers, for `plugin`. Imports nothing heavy."""
+"""The records of algorithms, policy losses, corrections and regularizers, for `plugin`. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _part(name: str, summary: str, target: str, settings: str | None) -> Compone
 
 
 ALGORITHMS = [
-    _algorithm("grpo", "rewards normalised within a prompt's answers, ratios clipped", "GRPOSettings"),
+    _algorithm("grpo", "rewards normalized within a prompt's answers, ratios clipped", "GRPOSettings"),
     _algorithm("dr_grpo", "GRPO without its two biases: no standard deviation, a constant length", "DrGRPOSettings"),
     _algorithm("dapo", "GRPO with a wider upper bound, and no group that teaches nothing", "DAPOSettings"),
     _algorithm("gspo", "GRPO with one ratio for a whole sequence", "GSPOSettings"),
@@ -150,18 +150,18 @@ UPDATE_STAGES = [
     ),
 ]
 
-REGULARISERS = [
+REGULARIZERS = [
     _part(
         "reference_kl",
         "a penalty on the distance from a reference model",
-        "regularisers",
+        "regularizers",
         "loss_settings:ReferenceKLSettings",
     ),
-    _part("entropy_bonus", "rewards an undecided policy", "regularisers", "loss_settings:EntropyBonusSettings"),
+    _part("entropy_bonus", "rewards an undecided policy", "regularizers", "loss_settings:EntropyBonusSettings"),
     _part(
         "adaptive_entropy",
         "an entropy bonus whose coefficient the update stage entropy_target leads",
-        "regularisers",
+        "regularizers",
         "loss_settings:AdaptiveEntropySettings",
     ),
 ]

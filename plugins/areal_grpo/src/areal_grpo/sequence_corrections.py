@@ -76,13 +76,13 @@ def opsm(terms: PolicyTerms, *, threshold: float) -> tuple[torch.Tensor, dict[st
     Returns:
         The weights, and `opsm_masked_fraction`.
     """
-    distance = terms.row_mean(log_ratio(terms.behaviour_logprobs, terms.logprobs.detach(), terms.mask))
+    distance = terms.row_mean(log_ratio(terms.behavior_logprobs, terms.logprobs.detach(), terms.mask))
     over = (distance > threshold)[terms.row_index] & (terms.advantages < 0)
     return (~over).to(distance.dtype), {"opsm_masked_fraction": over.float()}
 
 
 def _log_ratio(terms: PolicyTerms) -> torch.Tensor:
-    return log_ratio(terms.proximal_logprobs.detach(), terms.behaviour_logprobs, terms.mask)
+    return log_ratio(terms.proximal_logprobs.detach(), terms.behavior_logprobs, terms.mask)
 
 
 def _dropped(terms: PolicyTerms, rows: torch.Tensor, name: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

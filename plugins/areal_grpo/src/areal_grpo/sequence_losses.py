@@ -1,7 +1,7 @@
 """Losses of tokens by one ratio for the whole sequence: pure functions of `PolicyTerms`, flat [T] in and out.
 
 Their papers define one loss for a sequence. Here each of its tokens has that loss, and a gradient of its own; so the
-aggregation `core/sequence_mean`, the mean over a sequence's tokens, gives the paper's loss and gradient.
+loss aggregation `core/sequence_mean`, the mean over a sequence's tokens, gives the paper's loss and gradient.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from areal_core.algorithms.settings import StageSettings
 from areal_core.config import Settings
-from areal_core.interfaces import ACTOR, REFERENCE, Pass
+from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,11 +93,11 @@ class KLInRewardSettings(StageSettings):
     )
     horizon: int = Field(10_000, ge=1, description="with a target: episodes over which the coefficient follows")
 
-    def needs(self, updates: int) -> Iterable[Role | Pass]:
+    def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """What the policy at the start of the batch and the reference say of each token."""
         return (
-            Pass(ACTOR, "logprobs", "proximal_logprobs"),
-            Pass(REFERENCE, "logprobs", "reference_logprobs"),
+            ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
+            ForwardPass(REFERENCE, "logprobs", "reference_logprobs"),
         )
 
 

@@ -19,7 +19,7 @@ def token_rewards(batch: PackedBatch) -> torch.Tensor | None:
     """`token_rewards` [T] float64 on the tokens in the loss, 0 elsewhere; None where the batch has none.
 
     Position t holds what was earned by writing `targets[t]`: a penalty that a stage has added, or what a workflow gave
-    for single tokens. Tokens that are not learnt from earn nothing.
+    for single tokens. Tokens that are not learned from earn nothing.
     """
     rewards = batch.get("token_rewards")
     return None if rewards is None else torch.where(batch["loss_mask"], rewards.double(), 0.0)

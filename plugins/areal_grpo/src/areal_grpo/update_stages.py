@@ -20,7 +20,7 @@ def m2po(minibatch: PackedBatch, context: Context, *, threshold: float) -> dict[
 
     π is the policy just before the update, μ the one that sampled. The mean is over all tokens of the update, and one
     pass over them is needed for it. Tokens with equal ratios stay or go together, so that their order does not matter;
-    where even the smallest is over the threshold, none is learnt from. Denominators stay as they are.
+    where even the smallest is over the threshold, none is learned from. Denominators stay as they are.
 
     Args:
         minibatch: with `logprobs` [T] of the policy that sampled, and `loss_mask` [T].
@@ -49,7 +49,7 @@ def entropy_target(
     """The coefficient c of an entropy bonus, led by the entropy H just before each update (Skywork-OR1, 2505.22312).
 
     c begins at 0; where H is below `target` it grows by `step`, where it is above it shrinks by as much, between 0 and
-    `maximum`. An update has the bonus only where H is at most `target`. It is for the regulariser `adaptive_entropy`.
+    `maximum`. An update has the bonus only where H is at most `target`. It is for the regularizer `adaptive_entropy`.
 
     Args:
         minibatch: with `loss_mask` [T].

@@ -42,11 +42,11 @@ def dppo(
         The loss, and `ratio`, and the clip fractions of `ppo_clip`: here of tokens whose weight is 0.
     """
     current = terms.logprobs.detach()
-    ratio = probability_ratio(current, terms.behaviour_logprobs, terms.mask)
+    ratio = probability_ratio(current, terms.behavior_logprobs, terms.mask)
     if divergence == "kl":
-        distance = bernoulli_kl(terms.behaviour_logprobs, current, terms.mask)
+        distance = bernoulli_kl(terms.behavior_logprobs, current, terms.mask)
     else:
-        now, then = (torch.where(terms.mask, each, 0.0).exp() for each in (current, terms.behaviour_logprobs))
+        now, then = (torch.where(terms.mask, each, 0.0).exp() for each in (current, terms.behavior_logprobs))
         distance = (now - then).abs()
     gains = (terms.advantages > 0) & (ratio > 1) & (distance > threshold_high)
     losses = (terms.advantages < 0) & (ratio < 1) & (distance > threshold_low)
@@ -59,13 +59,13 @@ def rollout_importance(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """w = r where 1 - clip_low < r < 1 + clip_high, else 0; r = π / μ (as in the report of GLM-5, 2026).
 
-    The policy that sampled is both what is corrected for and the centre of the bounds: no proximal policy is needed.
+    The policy that sampled is both what is corrected for and the center of the bounds: no proximal policy is needed.
     A bound of None is none; without both the loss is plain importance sampling.
 
     Returns:
         The loss, and `ratio`, and the clip fractions of `ppo_clip`: here of tokens whose weight is 0, on either side.
     """
-    ratio = probability_ratio(terms.logprobs.detach(), terms.behaviour_logprobs, terms.mask)
+    ratio = probability_ratio(terms.logprobs.detach(), terms.behavior_logprobs, terms.mask)
     outside = torch.zeros_like(terms.mask)
     if clip_low is not None:
         outside |= ratio <= 1 - clip_low

@@ -73,7 +73,7 @@ class HFConfig(ServerSettings):
 
     def notes(self, config: RunConfig) -> Iterable[str]:
         """What a plan for GPUs leaves out."""
-        if self.device != "cpu" and config.placement.gpu_memory_gib is not None and not config.placement.apart:
+        if self.device != "cpu" and config.placement.gpu_memory_gib is not None and not config.placement.disaggregated:
             yield (
                 f"on the trainer's GPU it has a copy of the model, and keys and values of up to cache_gib, "
                 f"{self.cache_gib:g} GiB, which the plan of memory does not count"

@@ -31,7 +31,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Numbers in [0, 1) with 53 random bits, one for each pair of seed and position.
 
     Args:
-        seeds: [B] int64, any values; neighbouring seeds give unrelated numbers.
+        seeds: [B] int64, any values; neighboring seeds give unrelated numbers.
         positions: [B] int64, position of the token in its sequence.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Taking over published weights: all of them, or none."""
+"""Taking over synced weights: all of them, or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 5
 
 
 class WeightLoader:
-    """Copies published weights into the parameters of a model.
+    """Copies synced weights into the parameters of a model.
 
     Names are those of the model's files, whatever transformers joins in memory. A tensor that the model holds under
     several names (tied weights) may stand in the file under any of them.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from areal_rewards.config import ReasoningGymSettings
 
 _PROBLEMS_OF_A_SEED = 10_000_000
-"""The library makes problem i from seed + i, so that neighbouring seeds share nearly all problems. Ours lie apart."""
+"""The library makes problem i from seed + i, so that neighboring seeds share nearly all problems. Ours lie apart."""
 
 
 class ReasoningGymDataset:

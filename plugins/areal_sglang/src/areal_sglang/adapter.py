@@ -95,7 +95,7 @@ class SGLangAdapter(HTTPAdapter):
         if self._prompts.sees and self._settings.adapter_rank is not None:
             raise RunError(
                 "an adapter by itself is not given to servers of a model that sees",
-                hints=["set train_engine.adapter.publish=merged, and leave inference_engine.adapter_rank out"],
+                hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
             )
 
     def capabilities(self) -> InferenceCapabilities:
@@ -107,7 +107,7 @@ class SGLangAdapter(HTTPAdapter):
             seeded=bool(self._settings.options.get("enable_deterministic_inference")),
             transports=self._settings.transports,
             images=True,
-            releases_memory=self._settings.memory_saver,
+            can_sleep=self._settings.memory_saver,
         )
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
@@ -188,7 +188,7 @@ class SGLangAdapter(HTTPAdapter):
             "return_logprob": True,
             "stream": True,
             "rid": piece.name,
-            "extra_key": piece.cache_key,
+            "extra_key": piece.cache_salt,
             **({"return_routed_experts": True} if self.mixture is not None else {}),
             **({"lora_path": piece.adapter} if piece.adapter else {}),
         }
@@ -354,13 +354,13 @@ class SGLangAdapter(HTTPAdapter):
         """`/destroy_weights_update_group`."""
         await connection.post("/destroy_weights_update_group", {"group_name": group.name})
 
-    async def release_memory(self, connection: ServerConnection) -> None:
+    async def sleep(self, connection: ServerConnection) -> None:
         """`/release_memory_occupation`: weights and cache."""
         # What was aborted leaves the scheduler a moment after its last answer; a release before that would end it.
         await connection.post("/flush_cache", query={"timeout": "30"}, is_json=False)
         await connection.post("/release_memory_occupation", {})
 
-    async def restore_memory(self, connection: ServerConnection) -> None:
+    async def wake_up(self, connection: ServerConnection) -> None:
         """`/resume_memory_occupation`."""
         await connection.post("/resume_memory_occupation", {})
 

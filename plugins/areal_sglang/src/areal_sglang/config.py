@@ -22,7 +22,7 @@ class SGLangConfig(FleetSettings):
     """Settings of a fleet of SGLang servers."""
 
     adapter_rank: int | None = Field(None, ge=1, le=512)
-    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.publish: alone`;
+    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.sync: alone`;
     null: they take merged weights"""
     memory_saver: bool = False
     """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
@@ -44,21 +44,21 @@ class SGLangConfig(FleetSettings):
         yield from super().check(config)
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
-            if getattr(adapter, "publish", None) != "alone":
-                yield "adapter_rank is set, and no adapter is published: set train_engine.adapter.publish=alone"
-            if config.placement.in_turns:
-                yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
-        if config.placement.in_turns and not self.memory_saver:
+            if getattr(adapter, "sync", None) != "alone":
+                yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
+            if config.placement.colocated:
+                yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
+        if config.placement.colocated and not self.memory_saver:
             yield "placement gives the same GPUs to generation and training: set memory_saver to true"
-        if config.publication.transport.target == "core/ipc" and not (
+        if config.weight_sync.transport.target == "core/ipc" and not (
             config.has_rank_on_every_gpu and self.reads_tensors
         ):
             yield (
-                "publication.transport is ipc, which is for servers of the run that take turns with the trainer on the "
+                "weight_sync.transport is ipc, which is for servers of the run that take turns with the trainer on the "
                 "same GPUs, a rank on each, with memory_saver, data_parallel 1 and whole weights: set it to memory"
             )
         if config.sampling.min_new_tokens and not self.detokenize:
-            yield "SGLang honours sampling.min_new_tokens only with its tokenizer: set detokenize to true"
+            yield "SGLang honors sampling.min_new_tokens only with its tokenizer: set detokenize to true"
         if self.api_key and "config" in self.options:
             yield "the key reaches SGLang through its own `config`: write what that file says into `options`"
 

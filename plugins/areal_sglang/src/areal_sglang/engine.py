@@ -30,5 +30,5 @@ class SGLangEngine(ServerFleet):
         settings = settings.with_key(log_dir.parent, member.host if member else "")
         self._speaker = SGLangAdapter(settings)
         super().__init__(settings, self._speaker, log_dir, member, gpus)
-        self._reading = Reading(self._speaker, self.roster, self._updater, settings.update_timeout_s)
+        self._reading = Reading(self._speaker, self.pool, self._updater, settings.update_timeout_s)
         self.read_tensors, self.update_weights = self._reading.read, self._reading.update_weights

@@ -11,13 +11,13 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from areal_core.errors import RunError
 from areal_core.servers.errors import FAULTS, in_time, known_form
-from areal_core.servers.roster import State
+from areal_core.servers.pool import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from areal_core.interfaces import SharedMemory, SharedTensor, TensorDescription, WeightUpdate
-    from areal_core.servers.roster import Member, Roster
+    from areal_core.servers.pool import Member, ServerPool
     from areal_core.servers.updating import Updater
     from areal_sglang.adapter import SGLangAdapter
 
@@ -30,14 +30,14 @@ class Reading:
 
     Args:
         adapter: speaks to the servers.
-        roster: the servers.
+        pool: the servers.
         updater: changes their weights otherwise.
         timeout_s: for each part.
     """
 
-    def __init__(self, adapter: SGLangAdapter, roster: Roster, updater: Updater, timeout_s: float) -> None:
+    def __init__(self, adapter: SGLangAdapter, pool: ServerPool, updater: Updater, timeout_s: float) -> None:
         self._adapter = adapter
-        self._roster = roster
+        self._pool = pool
         self._updater = updater
         self._timeout_s = timeout_s
         self._readers: list[Member] = []
@@ -54,7 +54,7 @@ class Reading:
             await self._try(lambda one: self._adapter.read(one.connection, copies[one.name]))
             self._names |= {shared.tensor.name for shared in tensors}
         if not self._readers:
-            raise RunError(f"no server reads weights in GPU memory: {self._fault or self._roster.explain()}")
+            raise RunError(f"no server reads weights in GPU memory: {self._fault or self._pool.explain()}")
         return [gpu for member in self._readers for gpu in member.gpus]
 
     async def update_weights(self, update: WeightUpdate) -> None:
@@ -70,7 +70,7 @@ class Reading:
 
     async def _begin(self, version: int) -> None:
         await self._updater.agree()
-        held = [member for member in self._roster.those(State.UPDATING) if not member.has_memory]
+        held = [member for member in self._pool.those(State.UPDATING) if not member.has_memory]
         self._version, self._names, self._readers = version, set(), []
         if others := [member.name for member in held if not member.gpus]:
             self._fault = self._fault or f"of {', '.join(others)} the run does not know the GPUs"
@@ -79,7 +79,7 @@ class Reading:
             await self._try(self._prepare)
 
     async def _prepare(self, member: Member) -> None:
-        await member.restore_memory()
+        await member.wake_up()
         await self._adapter.begin_reading(member.connection)
 
     async def _try(self, ask: Callable[[Member], Coroutine[None, None, None]]) -> None:
@@ -91,7 +91,7 @@ class Reading:
                     await in_time(ask(member), self._timeout_s, "update_timeout_s")
             except FAULTS as error:
                 self._fault = f"{member.name} did not read version {self._version}: {error}"
-                self._roster.lose(member, f"did not read version {self._version} in GPU memory: {error}")
+                self._pool.lose(member, f"did not read version {self._version} in GPU memory: {error}")
                 return False
             return True
 

@@ -4,7 +4,7 @@ In a step of s seconds the trainer waits w for a batch, and generation has nothi
 generate and t that train, a batch costs
 
     G = g (s - i)    GPU-seconds of generation
-    T = t (s - w)    GPU-seconds of training, publication and all else that the trainer does
+    T = t (s - w)    GPU-seconds of training, weight sync and all else that the trainer does
 
 With g' and t' GPUs a step takes max(G / g', T / t') where both halves overlap and scale with their GPUs; of n in all
 that is least, (G + T) / n, at g' = n G / (G + T), or at a whole number beside it.
@@ -46,7 +46,7 @@ class Split:
     def of(cls, config: RunConfig) -> Split | None:
         """What a config says; None where it does not name both kinds, or the same ones take turns."""
         placement = config.placement
-        if not placement.generation or not placement.training or placement.in_turns or config.inference_engine is None:
+        if not placement.generation or not placement.training or placement.colocated or config.inference_engine is None:
             return None
         server = config.inference_engine.keywords().get("tensor_parallel", 1)
         return cls(len(placement.generation), len(placement.training), server)
@@ -104,14 +104,14 @@ class Balance:
         if min(share, other) >= NOTABLE:
             return (
                 f"generation and training wait for one another: the trainer for {share:.0%} of the time, and for "
-                f"{other:.0%} there is nothing to generate; raise rollout.max_staleness or rollout.pipeline_depth, so "
+                f"{other:.0%} there is nothing to generate; raise max_staleness or max_pending_batches of rollout, so "
                 "that they overlap"
             )
         if share >= other and self.elsewhere > 0.5:
             return (
                 f"the agents' own time is the bottleneck: the trainer waits {share:.0%} of the time, and "
                 f"{self.elsewhere:.0%} of an episode's passes outside the policy (agents/elsewhere_s); raise "
-                "rollout.workers, have more episodes at a time (rollout.pipeline_depth), and make clients once for all"
+                "rollout.workers, have more episodes at once (rollout.max_pending_batches), make clients once for all"
             )
         if share >= other:
             told = f"generation is the bottleneck: the trainer waits {share:.0%} of the time"

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 520, 220, 56, 28, 12, 12
-COLOURS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9")
+COLORS = ("#3b6fd4", "#d9822b", "#2f9e6e", "#b0428f", "#7a6a4f", "#5fa8c9")
 
 
 class Series:
@@ -40,12 +40,12 @@ def line_chart(series: Sequence[Series], *, floor_zero: bool = False) -> str:
 
     parts = _axes(left, right, low, high, place)
     for number, one in enumerate(shown):
-        colour = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         points = [place(x, y) for x, y in one.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        parts.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{path}"/>')
         if one.dots:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>' for x, y in points]
     return _svg(parts) + legend([one.name for one in shown])
 
 
@@ -68,17 +68,17 @@ def stacked_chart(names: Sequence[str], rows: Sequence[tuple[float, Sequence[flo
         edge = [place(x, y) for (x, _), y in zip(rows, upper, strict=True)]
         edge += [place(x, y) for (x, _), y in reversed(list(zip(rows, lower, strict=True)))]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
-        parts.append(f'<polygon fill="{COLOURS[number % len(COLOURS)]}" opacity="0.85" points="{path}"/>')
+        parts.append(f'<polygon fill="{COLORS[number % len(COLORS)]}" opacity="0.85" points="{path}"/>')
         lower = upper
     return _svg(parts) + legend(names)
 
 
 def legend(names: Sequence[str]) -> str:
-    """The colours' names, left out for a single curve."""
+    """The colors' names, left out for a single curve."""
     if len(names) < 2:
         return ""
     entries = [
-        f'<span><i style="background:{COLOURS[number % len(COLOURS)]}"></i>{escape(name)}</span>'
+        f'<span><i style="background:{COLORS[number % len(COLORS)]}"></i>{escape(name)}</span>'
         for number, name in enumerate(names)
     ]
     return f'<div class="legend">{"".join(entries)}</div>'

@@ -68,7 +68,7 @@ DIAGNOSTICS: Final = (
     ),
     Diagnostic(
         lambda first, last: _above(last("reward/groups_all_equal"), 0.95),
-        f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learnt from that; where not "
+        f"in {STEPS} steps nearly all answers to a prompt earned the same: nothing can be learned from that; where not "
         "all are right, look at them in samples.jsonl and at the reward, and take easier or harder prompts",
     ),
     Diagnostic(
@@ -83,16 +83,16 @@ DIAGNOSTICS: Final = (
             and _above(last("reward/groups_all_equal"), 0.5)
         ),
         "the policy hardly samples any more: its entropy has fallen to {train_entropy:.3f} nats a token, less than a "
-        "twentieth of what it was; lower the learning rate, raise policy_loss.clip_high, or add regularisers: "
+        "twentieth of what it was; lower the learning rate, raise policy_loss.clip_high, or add regularizers: "
         "[entropy_bonus]",
     ),
     Diagnostic(
         lambda first, last: (
-            _above(last("train/behaviour_kl"), 0.1)
-            or _above(last("train/behaviour_kl"), max(0.02, 5 * _mean(first("train/behaviour_kl"))))
+            _above(last("train/behavior_kl"), 0.1)
+            or _above(last("train/behavior_kl"), max(0.02, 5 * _mean(first("train/behavior_kl"))))
         ),
-        "the policy that samples has left the one that learns: a KL of {train_behaviour_kl:.3f} nats a token; lower "
-        "rollout.max_staleness or the learning rate, or compare number formats by publication.verify_every=1",
+        "the policy that samples has left the one that learns: a KL of {train_behavior_kl:.3f} nats a token; lower "
+        "rollout.max_staleness or the learning rate, or compare number formats by weight_sync.logprob_check_every=1",
     ),
     Diagnostic(
         lambda first, last: _below(last("train/effective_sample_share"), 0.3),
@@ -102,7 +102,7 @@ DIAGNOSTICS: Final = (
     Diagnostic(
         lambda first, last: _above(last("train/clip_fraction"), 0.3),
         "clipping takes the gradient from {train_clip_fraction:.0%} of the tokens: lower the learning rate or "
-        "training.updates_per_batch",
+        "training.num_minibatches",
     ),
     Diagnostic(
         lambda first, last: _above(last("train/gradient_norm"), 10_000),

@@ -54,9 +54,9 @@ CHARTS = (
     ),
     ("Entropy", "of the policy at the tokens it sampled, in nats", ("train/entropy",)),
     (
-        "Behaviour against trainer",
+        "Behavior against trainer",
         "estimated KL(sampling policy ‖ policy at the start of the batch)",
-        ("train/behaviour_kl",),
+        ("train/behavior_kl",),
     ),
     ("Response length", "sampled tokens in a sequence", ("batch/response_length", "evaluation/response_length")),
     ("Clipping", "share of tokens at which the ratio is clipped", ("train/clip_fraction",)),
@@ -64,7 +64,7 @@ CHARTS = (
 )
 OTHERS = re.compile(r"(train|reward)/|agents/(turns|calls|malformed_calls)$")
 """Metrics that get a small chart each, unless one above has them already."""
-PHASES = ("wait", "train", "publish", "evaluate", "checkpoint")
+PHASES = ("wait", "train", "sync", "evaluate", "checkpoint")
 
 
 def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str, note: str = "") -> str:

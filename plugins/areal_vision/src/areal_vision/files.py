@@ -69,7 +69,7 @@ def files_of(value: Any, folder: Path) -> list[PictureFile]:
 
 
 def open_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> Image:
-    """A picture in RGB with 8 bits a colour, upright, on white where it is transparent, of several frames the first.
+    """A picture in RGB with 8 bits a color, upright, on white where it is transparent, of several frames the first.
 
     Raises:
         ValueError: it is empty, damaged or too large, or the range of its values is not known; the file is named.
@@ -112,7 +112,7 @@ def _open(file: PictureFile, most_pixels: int) -> tuple[Image, bool]:
     if pixels <= most_pixels:
         raise ValueError(
             f"{file.name} has values of 32 bits (mode {opened.mode}), of which nobody knows what is white: save it "
-            "with 8 or 16 bits a colour, such as a PNG"
+            "with 8 or 16 bits a color, such as a PNG"
         )
     raise ValueError(
         f"{file.name} has {opened.width} x {opened.height} pixels, and at most {most_pixels:,} are taken "

@@ -24,7 +24,7 @@ def areal_datasets() -> list[Component]:
     return [
         Component(
             "squares",
-            "a coloured square somewhere in a picture, and a question about its colour or its side",
+            "a colored square somewhere in a picture, and a question about its color or its side",
             target="areal_vision.squares:Squares",
             config="areal_vision.config:SquaresSettings",
         )

@@ -1,4 +1,4 @@
-"""A task that needs both a picture and a question: which colour has the square, and on which side is it?"""
+"""A task that needs both a picture and a question: which color has the square, and on which side is it?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SIDE = 32
 """Pixels of a picture's side."""
-COLOURS = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 230), "white": (240, 240, 240)}
+COLORS = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 230), "white": (240, 240, 240)}
 HELD_OUT = 64
 
 
@@ -36,16 +36,16 @@ class Squares:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         draw = random.Random(f"{'held out' if self._held_out else 'train'} {index}")
-        colour, side = draw.choice(sorted(COLOURS)), draw.choice(("left", "right"))
-        asks_colour = bool(index % 2)
+        color, side = draw.choice(sorted(COLORS)), draw.choice(("left", "right"))
+        asks_color = bool(index % 2)
         return {
-            "prompt": "colour?" if asks_colour else "side?",
-            "image": _picture(COLOURS[colour], side, draw, held_out=self._held_out),
-            "answer": colour if asks_colour else side,
+            "prompt": "color?" if asks_color else "side?",
+            "image": _picture(COLORS[color], side, draw, held_out=self._held_out),
+            "answer": color if asks_color else side,
         }
 
 
-def _picture(colour: tuple[int, int, int], side: str, draw: random.Random, *, held_out: bool) -> str:
+def _picture(color: tuple[int, int, int], side: str, draw: random.Random, *, held_out: bool) -> str:
     """In one of five places a square is held out, in the others it is for training."""
     from PIL import Image, ImageDraw
 
@@ -56,7 +56,7 @@ def _picture(colour: tuple[int, int, int], side: str, draw: random.Random, *, he
         top = draw.randint(0, SIDE - size)
         if ((left + top) % 5 == 0) is held_out:
             break
-    ImageDraw.Draw(image).rectangle((left, top, left + size - 1, top + size - 1), fill=colour)
+    ImageDraw.Draw(image).rectangle((left, top, left + size - 1, top + size - 1), fill=color)
     file = io.BytesIO()
     image.save(file, "PNG")
     return f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"

@@ -102,7 +102,7 @@ class VLLMAdapter(HTTPAdapter):
         if self._prompts.sees and self._settings.adapter_rank is not None:
             raise RunError(
                 "an adapter by itself is not given to servers of a model that sees",
-                hints=["set train_engine.adapter.publish=merged, and leave inference_engine.adapter_rank out"],
+                hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
             )
         if self._prompts.sees:
             self._encoder = pictures.PatchEncoder(model)
@@ -115,7 +115,7 @@ class VLLMAdapter(HTTPAdapter):
             sampling=frozenset(sampling | ({"stop"} if self._settings.detokenize else set())),
             transports=self._settings.transports,
             images=True,
-            releases_memory=self._settings.sleep_mode,
+            can_sleep=self._settings.sleep_mode,
         )
 
     def command(self, model: ModelReference, host: str, port: int) -> ServerCommand:
@@ -215,7 +215,7 @@ class VLLMAdapter(HTTPAdapter):
             **shown,
             "sampling_params": self._sampling(piece),
             "stream": True,
-            "cache_salt": piece.cache_key,
+            "cache_salt": piece.cache_salt,
             **({"model": piece.adapter} if piece.adapter else {}),
         }
         seen = 0
@@ -325,12 +325,12 @@ class VLLMAdapter(HTTPAdapter):
         """`/shutdown_weight_transfer_engine`."""
         await connection.post("/shutdown_weight_transfer_engine")
 
-    async def release_memory(self, connection: ServerConnection) -> None:
+    async def sleep(self, connection: ServerConnection) -> None:
         """`/sleep`, level 2: nothing is kept."""
         await connection.post("/reset_prefix_cache")
         await connection.post("/sleep", query={"level": "2"})
 
-    async def restore_memory(self, connection: ServerConnection) -> None:
+    async def wake_up(self, connection: ServerConnection) -> None:
         """`/wake_up`."""
         await connection.post("/wake_up")
 

@@ -23,20 +23,20 @@ class VLLMConfig(FleetSettings):
     sleep_mode: bool = False
     """servers can give their GPU memory back: needed where they share GPUs with the trainer"""
     adapter_rank: int | None = Field(None, ge=1, le=512)
-    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.publish: alone`;
+    """the highest rank of adapters (LoRA) that servers take by themselves, for `train_engine.adapter.sync: alone`;
     null: they take merged weights"""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """What vLLM cannot do beside the rest of the config."""
         yield from super().check(config)
-        if config.placement.in_turns and not self.sleep_mode:
+        if config.placement.colocated and not self.sleep_mode:
             yield "placement gives the same GPUs to generation and training: set sleep_mode to true"
         if self.adapter_rank is not None:
             adapter = getattr(config.train_engine.settings, "adapter", None)
-            if getattr(adapter, "publish", None) != "alone":
-                yield "adapter_rank is set, and no adapter is published: set train_engine.adapter.publish=alone"
-            if config.placement.in_turns:
-                yield "servers that give their memory away lose an adapter's base: split placement, or publish: merged"
+            if getattr(adapter, "sync", None) != "alone":
+                yield "adapter_rank is set, and no adapter is synced: set train_engine.adapter.sync=alone"
+            if config.placement.colocated:
+                yield "servers that give their memory away lose an adapter's base: split placement, or sync: merged"
 
     def server_command(self, model: ModelReference, host: str, port: int, run_dir: Path) -> ServerCommand:
         """See `FleetSettings.server_command`."""

@@ -29,7 +29,7 @@ OPTIONS: Mapping[str, OptionValue] = MappingProxyType(
     {
         "limit_mm_per_prompt": '{"video": 0}',  # else room is kept for one
         "mm_processor_cache_gb": 0,  # patches come with each request
-        "no_mm_device_do_normalize": True,  # they are normalised already
+        "no_mm_device_do_normalize": True,  # they are normalized already
     }
 )
 """Of a server whose model sees."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 from string import Formatter
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from areal_agents.config import ConversationSettings
-from areal_agents.environments.libraries import missing_library
+from areal_agents.environments.libraries import load_gymnasium, load_library, missing_library
+from areal_agents.environments.spaces import ActionReader
 from areal_core.config import LocalPath, Seconds, Selection, Settings, component
 from areal_core.errors import ConfigError
 
@@ -134,14 +136,30 @@ class GymnasiumSettings(GameSettings):
         if missing := list(missing_library("the environment gymnasium", "gymnasium", "gymnasium")):
             yield from missing
             return
-        from areal_agents.environments.gymnasium_games import open_game
-
         try:
-            game, _ = open_game(self)
+            game, _ = self.open_game()
         except ConfigError as error:
             yield str(error)
         else:
             game.close()
+
+    def open_game(self) -> tuple[Any, ActionReader]:
+        """A game of its own, and what reads its actions.
+
+        Raises:
+            ConfigError: gymnasium is not installed, has no such game, or the game takes no such arguments or actions.
+        """
+        as_text = {"render_mode": "ansi"} if self.observation == "rendering" else {}
+        try:
+            game = load_gymnasium().make(self.id, **(self.arguments | as_text))
+        except Exception as error:
+            raise ConfigError(
+                f"gymnasium cannot make the game '{self.id}': {type(error).__name__}: {error}",
+                hints=[
+                    "id is its name, with `module:` in front where a module registers it; arguments are those of make"
+                ],
+            ) from error
+        return game, ActionReader(game.action_space, self.actions)
 
 
 class TextArenaSettings(GameSettings):
@@ -153,12 +171,39 @@ class TextArenaSettings(GameSettings):
         if missing := list(missing_library("the environment textarena", "textarena", "textarena")):
             yield from missing
             return
-        from areal_agents.environments.textarena_games import check_game
-
+        others = random.getstate()  # games draw from the generator of this module
         try:
-            check_game(self)
+            self.open_game(0)
         except ConfigError as error:
             yield str(error)
+        finally:
+            random.setstate(others)
+
+    def open_game(self, seed: int) -> Any:
+        """A game of its own that has begun.
+
+        Raises:
+            ConfigError: TextArena is not installed, has no such game, or the game refuses its arguments or lacks data.
+        """
+        library = load_library("the environment textarena", "textarena", "textarena")
+        if self.id not in library.envs.registration.ENV_REGISTRY:
+            raise ConfigError(f"textarena has no game '{self.id}'", hints=["ids are such as GuessTheNumber-v0"])
+        try:
+            game = library.make(self.id, **self.arguments)
+            game.reset(num_players=1, seed=seed)
+        except AssertionError as error:
+            raise ConfigError(f"the game '{self.id}' of textarena is not for one player: {error}") from error
+        except Exception as error:
+            if isinstance(error, LookupError) and "nltk" in str(error).lower():
+                raise ConfigError(
+                    f"the game '{self.id}' of textarena needs data of nltk, which is not on this machine",
+                    hints=["python -m nltk.downloader words averaged_perceptron_tagger_eng, wherever workers run"],
+                ) from error
+            raise ConfigError(
+                f"textarena cannot begin the game '{self.id}': {type(error).__name__}: {error}",
+                hints=["arguments are those of the game's class"],
+            ) from error
+        return game
 
 
 class OpenEnvSettings(Settings):

@@ -7,11 +7,10 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.environments.libraries import load_library
+from areal_agents.environments.libraries import load_gymnasium
 from areal_agents.environments.seeds import seed_of
-from areal_agents.environments.spaces import ActionReader, UnreadableError, describe
+from areal_agents.environments.spaces import UnreadableError, describe
 from areal_agents.threads import run_in_thread
-from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ class GymnasiumEnvironment:
 
     def __init__(self, settings: GymnasiumSettings) -> None:
         self._settings = settings
-        _library()  # once and here, not by the threads of all first episodes at once
+        load_gymnasium()  # once and here, not by the threads of all first episodes at once
         self._describe = settings.describe.build() if settings.describe is not None else None
         self._game: Any = None
         self._reader: Any = None
@@ -44,7 +43,7 @@ class GymnasiumEnvironment:
         settings, seed = self._settings, seed_of(row, self._settings.seed_key)
 
         def begin() -> str:
-            self._game, self._reader = open_game(settings)
+            self._game, self._reader = settings.open_game()
             observation, _ = self._game.reset(seed=seed)
             return self._told(observation)
 
@@ -103,29 +102,6 @@ class GymnasiumEnvironment:
 
 
 def plain(rendering: str) -> str:
-    """A rendering without codes of terminals: what is coloured, as the player's place often is, stands in brackets."""
+    """A rendering without codes of terminals: what is colored, as the player's place often is, stands in brackets."""
     marked = re.sub(r"\x1b\[[1-9][\d;]*m(.*?)\x1b\[0?m", r"[\1]", rendering, flags=re.DOTALL)
     return re.sub(r"\x1b\[[\d;]*m", "", marked)
-
-
-def open_game(settings: GymnasiumSettings) -> tuple[Any, ActionReader]:
-    """A game of its own, and what reads its actions.
-
-    Raises:
-        ConfigError: gymnasium is not installed, has no such game, or the game takes no such arguments or actions.
-    """
-    arguments = dict(settings.arguments)
-    if settings.observation == "rendering":
-        arguments["render_mode"] = "ansi"
-    try:
-        game = _library().make(settings.id, **arguments)
-    except Exception as error:
-        raise ConfigError(
-            f"gymnasium cannot make the game '{settings.id}': {type(error).__name__}: {error}",
-            hints=["id is its name, with `module:` in front where a module registers it; arguments are those of make"],
-        ) from error
-    return game, ActionReader(game.action_space, settings.actions)
-
-
-def _library() -> Any:
-    return load_library("the environment gymnasium", "gymnasium", "gymnasium")

@@ -33,3 +33,8 @@ def load_library(user: str, module: str, extra: str) -> Any:
     for problem in missing_library(user, module, extra):
         raise ConfigError(problem)
     return importlib.import_module(module)
+
+
+def load_gymnasium() -> Any:
+    """The library gymnasium; raises as `load_library` does."""
+    return load_library("the environment gymnasium", "gymnasium", "gymnasium")

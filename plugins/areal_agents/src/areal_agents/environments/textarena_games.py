@@ -6,9 +6,7 @@ import math
 import random
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.environments.libraries import load_library
 from areal_agents.environments.seeds import seed_of
-from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +36,7 @@ class TextArenaEnvironment:
 
         def begin() -> str:
             random.seed(seed)
-            self._game = open_game(self._settings, seed)
+            self._game = self._settings.open_game(seed)
             return self._heard()
 
         return [{"role": "user", "content": self._by_itself(begin)}]
@@ -80,39 +78,3 @@ class TextArenaEnvironment:
         finally:
             self._state = random.getstate()
             random.setstate(others)
-
-
-def open_game(settings: TextArenaSettings, seed: int) -> Any:
-    """A game of its own that has begun.
-
-    Raises:
-        ConfigError: TextArena is not installed, has no such game, or the game refuses its arguments or lacks data.
-    """
-    library = load_library("the environment textarena", "textarena", "textarena")
-    if settings.id not in library.envs.registration.ENV_REGISTRY:
-        raise ConfigError(f"textarena has no game '{settings.id}'", hints=["ids are such as GuessTheNumber-v0"])
-    try:
-        game = library.make(settings.id, **settings.arguments)
-        game.reset(num_players=1, seed=seed)
-    except AssertionError as error:
-        raise ConfigError(f"the game '{settings.id}' of textarena is not for one player: {error}") from error
-    except Exception as error:
-        if isinstance(error, LookupError) and "nltk" in str(error).lower():
-            raise ConfigError(
-                f"the game '{settings.id}' of textarena needs data of nltk, which is not on this machine",
-                hints=["python -m nltk.downloader words averaged_perceptron_tagger_eng, wherever workers run"],
-            ) from error
-        raise ConfigError(
-            f"textarena cannot begin the game '{settings.id}': {type(error).__name__}: {error}",
-            hints=["arguments are those of the game's class"],
-        ) from error
-    return game
-
-
-def check_game(settings: TextArenaSettings) -> None:
-    """Begin the game once, and leave the generator of the module `random` as it was; raises as `open_game` does."""
-    others = random.getstate()
-    try:
-        open_game(settings, 0)
-    finally:
-        random.setstate(others)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,12 +16,17 @@ from areal_agents.environments.libraries import load_library
 from areal_core.background import start_task
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from areal_agents.environments.config import McpServerSettings
-    from areal_agents.environments.tools import OfferedTool
 
 logger = logging.getLogger(__name__)
+
+BoundTool = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""A tool that checks the arguments that the policy gives."""
+OfferedTool = tuple[dict[str, Any], BoundTool, str]
+"""What a chat template is told of a tool, the tool, and where it comes from, in words."""
+
 CLOSE_TIMEOUT_S = 20.0
 """For a server to end; the library asks, terminates and kills, 2 s each."""
 MOST_PAGES = 100

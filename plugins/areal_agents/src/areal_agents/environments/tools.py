@@ -7,14 +7,13 @@ import functools
 import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError, validate_call
 from transformers.utils.chat_template_utils import get_json_schema
 
 from areal_agents.answers import AnswerReader
-from areal_agents.environments.tool_servers import ToolError, ToolServerError, ToolServers
+from areal_agents.environments.tool_servers import BoundTool, OfferedTool, ToolError, ToolServerError, ToolServers
 from areal_agents.episodes import make_episode
 from areal_agents.outcomes import Outcome
 from areal_agents.requests import AgentRequest, RefusedError
@@ -24,17 +23,12 @@ from areal_core.data import FinishReason
 from areal_core.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from areal_agents.environments.config import ToolSettings
     from areal_agents.requests import Message
     from areal_core.data import Episode
     from areal_core.interfaces import WorkflowContext
-
-BoundTool = Callable[[Mapping[str, Any]], Awaitable[Any]]
-"""A tool that checks the arguments that the policy gives."""
-OfferedTool = tuple[dict[str, Any], BoundTool, str]
-"""What a chat template is told of a tool, the tool, and where it comes from, in words."""
 
 
 class ToolWorkflow:

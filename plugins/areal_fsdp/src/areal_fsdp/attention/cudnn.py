@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from areal_fsdp.attention.kernels import Reach, Three
+    from areal_fsdp.attention.packed import Reach, Three
 
 _FEWEST_SEQUENCES = 16
 _SHORTEST = 256

@@ -17,8 +17,8 @@ import torch
 from transformers import AttentionInterface
 
 from areal_core.errors import RunError
-from areal_fsdp.attention.kernels import Reach, Three, current_kernel
-from areal_fsdp.attention.packed import PackedLayout, packed_attention
+from areal_fsdp.attention.kernels import current_kernel
+from areal_fsdp.attention.packed import PackedLayout, Reach, Three, packed_attention
 from areal_fsdp.parallel.context import heads_to_tokens, tokens_to_heads
 
 if TYPE_CHECKING:

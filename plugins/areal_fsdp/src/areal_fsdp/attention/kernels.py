@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.errors import RunError
-from areal_fsdp.attention.packed import PackedLayout, packed_attention
+from areal_fsdp.attention.packed import PackedLayout, Reach, Three, packed_attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,17 +25,6 @@ log = logging.getLogger(__name__)
 _PROBE_LENGTHS = (130, 1, 67)
 _PROBE_TOLERANCE = 0.03
 """Largest relative distance (norms) of a kernel's result or gradient from float32's; bfloat16 gives 0.005."""
-
-Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What a kernel must know besides tensors: the longest sequence, the scores' factor, tokens in sight (0: all)."""
-
-    longest: int
-    scale: float
-    window: int
 
 
 @dataclass(frozen=True, slots=True)

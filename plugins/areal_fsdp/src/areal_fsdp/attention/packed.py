@@ -25,6 +25,17 @@ _SHORTEST_SHARE = 0.75
 """A row as long as this share of its bucket's width, less `_ALWAYS_TOGETHER` tokens, still belongs to the bucket."""
 _ALWAYS_TOGETHER = 16
 
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a kernel must know besides tensors: the longest sequence, the scores' factor, tokens in sight (0: all)."""
+
+    longest: int
+    scale: float
+    window: int
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayout:

@@ -48,7 +48,7 @@ class Adapter:
         config: PEFT's.
         head: name of a head that learns beside the adapter, empty where none does.
         begins_elsewhere: whether what it began as is not its base alone.
-        is_published_alone: whether inference engines get nothing but A and B.
+        is_synced_alone: whether inference engines get nothing but A and B.
         is_on: whether the model is asked with the adapter, or as its base alone.
     """
 
@@ -57,7 +57,7 @@ class Adapter:
     config: LoraConfig
     head: str
     begins_elsewhere: bool
-    is_published_alone: bool = False
+    is_synced_alone: bool = False
     is_on: bool = True
 
     def without(self) -> Adapter:
@@ -123,13 +123,13 @@ class Adapter:
             yield f"{place}lora_B.weight", whole(layer.lora_B[_NAME].weight) * layer.scaling[_NAME]
 
     def export(
-        self, folder: Path, learnt: Mapping[str, torch.Tensor], whole: Callable[[torch.Tensor], torch.Tensor]
+        self, folder: Path, learned: Mapping[str, torch.Tensor], whole: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         """Write the adapter alone, in PEFT's format; collective.
 
         Args:
             folder: its place.
-            learnt: by the names of `own`: the parameters or their masters; may be empty, where nothing learns.
+            learned: by the names of `own`: the parameters or their masters; may be empty, where nothing learns.
             whole: as in `merged`.
 
         Raises:
@@ -137,7 +137,7 @@ class Adapter:
         """
         rank, _ = rank_and_ranks()
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in (learnt or self.own()).items():
+        for name, parameter in (learned or self.own()).items():
             tensor = whole(parameter)
             if rank == 0:
                 tensors[_PREFIX + name] = tensor.to("cpu", copy=True).contiguous()
@@ -188,7 +188,7 @@ def install(model: PreTrainedModel, settings: LoraSettings, *, source: str, head
                 part[_NAME].to_empty(device="cpu")
             layer.reset_lora_parameters(_NAME, bare.init_lora_weights)
     told = _config(model, known, _shortest(model, names), source, head)
-    adapter = Adapter(model, layers, told, head, settings.from_folder is not None, settings.publish == "alone")
+    adapter = Adapter(model, layers, told, head, settings.from_folder is not None, settings.sync == "alone")
     if head and learns:
         model.get_submodule(head).float()
     if settings.from_folder is not None:

@@ -67,7 +67,7 @@ class LoraSettings(Settings):
         "here means that as well); relative to the config",
     )
 
-    publish: Literal["merged", "alone"] = Field(
+    sync: Literal["merged", "alone"] = Field(
         "merged",
         description="what inference engines get: the model's weights with the adapter merged into them, which all of "
         "them take, or the adapter alone, which servers must take (adapter_rank)",
@@ -122,19 +122,19 @@ class LoraSettings(Settings):
         except RunError as error:
             yield "; ".join([error.message, *error.hints])
             return
-        if self.publish == "merged" or config.inference_engine is None:
+        if self.sync == "merged" or config.inference_engine is None:
             return
         if (room := getattr(config.inference_engine.settings, "adapter_rank", None) or 0) < rank:
-            takes = f"adapter.publish is alone, its rank {rank}, and {config.inference_engine.reference} takes"
+            takes = f"adapter.sync is alone, its rank {rank}, and {config.inference_engine.reference} takes"
             if "adapter_rank" in config.inference_engine.keywords():
                 yield (
-                    f"{takes} adapters of rank {room} at most: set inference_engine.adapter_rank={rank}, or publish: "
+                    f"{takes} adapters of rank {room} at most: set inference_engine.adapter_rank={rank}, or sync: "
                     "merged"
                 )
             else:
-                yield f"{takes} no adapters: set adapter.publish to merged, or take servers of vllm or sglang"
-        if config.publication.transport.target not in {"core/memory", "core/disk"}:
-            yield "adapter.publish is alone, and adapters travel in files: set publication.transport to memory"
+                yield f"{takes} no adapters: set adapter.sync to merged, or take servers of vllm or sglang"
+        if config.weight_sync.transport.target not in {"core/memory", "core/disk"}:
+            yield "adapter.sync is alone, and adapters travel in files: set weight_sync.transport to memory"
 
     def resolved(self) -> LoraSettings:
         """With rank, alpha and modules of the folder that it begins from, where there is one.

@@ -237,7 +237,7 @@ def load_model(
 ) -> tuple[PreTrainedModel, ModelFiles | None]:
     """Load a model on the CPU, in eval mode, with packed attention.
 
-    Norms in layers that will be compiled stay as they are: the compiler merges them with their neighbours.
+    Norms in layers that will be compiled stay as they are: the compiler merges them with their neighbors.
 
     A model that learns is held in float32 whatever `reference.dtype` says: small updates vanish in bfloat16. A frozen
     one is held in the dtype that it computes in.

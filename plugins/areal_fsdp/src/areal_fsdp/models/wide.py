@@ -131,7 +131,7 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The generalised Jensen-Shannon divergence from another role, in nats (GKD, arXiv 2306.13649, equation 1)."""
+    """The generalized Jensen-Shannon divergence from another role, in nats (GKD, arXiv 2306.13649, equation 1)."""
 
     other: Head
     beta: float

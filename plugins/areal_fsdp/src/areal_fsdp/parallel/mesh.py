@@ -1,6 +1,6 @@
 """How the ranks of an engine stand: who shares a batch, who shares a sequence, who shares a layer.
 
-Rank numbers run over replicas, then data, then context, then tensor, so that ranks that talk most are neighbours, on
+Rank numbers run over replicas, then data, then context, then tensor, so that ranks that talk most are neighbors, on
 one node. Ranks along `context` and `tensor` work on the same sequences: for a batch they count as one.
 """
 

@@ -12,7 +12,7 @@ from areal_core.errors import RunError
 
 
 def join_group_of_one(device: torch.device) -> None:
-    """Initialise `torch.distributed` with this process alone, where nobody has; shards and checkpoints need a group."""
+    """Initialize `torch.distributed` with this process alone, where nobody has; shards and checkpoints need a group."""
     if not dist.is_initialized():
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]

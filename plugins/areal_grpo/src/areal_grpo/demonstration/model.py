@@ -140,7 +140,7 @@ class AdditionModel:
         return make_model(folder, seed=self._seed, experts=self._experts)
 
     def _key(self) -> str:
-        """Of what is learnt in the fine-tuning alone: not of where the cache lies, who asks, or how it is started."""
+        """Of what is learned in the fine-tuning alone: not of where the cache lies, who asks, or how it is started."""
         config = self._lessons("initial").config
         made = f" {self._experts} experts" if self._experts else ""
         return hashlib.sha256((config.model_dump_json(exclude={"launcher"}) + made).encode()).hexdigest()[:16]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TIMEOUT = timedelta(seconds=300)
 """For the servers to meet, and for one tensor. The run's own deadlines (`group_timeout_s`, `update_timeout_s`, and the
-trainer's `publication.timeout_s`) decide what becomes of an update; this one only brings a worker back that they have
+trainer's `weight_sync.timeout_s`) decide what becomes of an update; this one only brings a worker back that they have
 given up, wherever it hangs. Where they are longer, a worker that gave up here is given the weights through a folder."""
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory, shift_to_predictions
 from areal_core.data.packing import pack_group
-from areal_grpo.generalised_advantages import gae, reinforce_pp
+from areal_grpo.generalized_advantages import gae, reinforce_pp
 
 GOLDEN = {"rtol": 0, "atol": 1e-10}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from areal_core.disk import DiskError
-from areal_core.training.journal import Journal
+from areal_core.training.metrics_logger import MetricsLogger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +31,12 @@ def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path
             return
 
     told: list[str] = []
-    journal = Journal(tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), tell=told.append)
-    journal.finish_step(1, {})
-    journal.finish_step(2, {})
-    journal.close()
+    metrics_logger = MetricsLogger(
+        tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), tell=told.append
+    )
+    metrics_logger.finish_step(1, {})
+    metrics_logger.finish_step(2, {})
+    metrics_logger.close()
     assert Broken.calls == 1
     assert told == ["tracker Broken is switched off: ConnectionError: no network"]
 
@@ -47,11 +49,11 @@ def test_metrics_wait_for_a_disk_that_is_full_for_a_moment(tmp_path: Path, monke
             raise DiskError(f"{what} cannot be written")
         path.open("a").write(f"{line}\n")
 
-    monkeypatch.setattr("areal_core.training.journal.append_line", append_line)
+    monkeypatch.setattr("areal_core.training.metrics_logger.append_line", append_line)
     told: list[str] = []
-    journal = Journal(tmp_path / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=told.append)
-    journal.finish_step(1, {"loss": 2.0})
-    journal.finish_step(2, {})
+    metrics_logger = MetricsLogger(tmp_path / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=told.append)
+    metrics_logger.finish_step(1, {"loss": 2.0})
+    metrics_logger.finish_step(2, {})
     assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2]
     assert told == ["the metrics cannot be written; it is tried again for 60 s"]
 
@@ -67,7 +69,7 @@ def test_metrics_that_a_resume_keeps_are_synced_or_stay_as_they_were(
     with monkeypatch.context() as broken:
         broken.setattr("areal_core.disk.os.fsync", fsync)
         with pytest.raises(DiskError, match="the metrics cannot be written"):
-            Journal(path, 1, phase=lambda _: nullcontext())
+            MetricsLogger(path, 1, phase=lambda _: nullcontext())
     assert path.read_text() == lines
-    Journal(path, 1, phase=lambda _: nullcontext())
+    MetricsLogger(path, 1, phase=lambda _: nullcontext())
     assert path.read_text() == '{"step": 1}\n'

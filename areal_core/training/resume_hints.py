@@ -23,7 +23,7 @@ def lost_files(folder: Path) -> str:
         return f"{path} cannot be read: {error}"
 
 
-def ways_on(folder: Path) -> list[str]:
+def resume_hints(folder: Path) -> list[str]:
     """What helps where a checkpoint cannot be loaded: an older one, or that there is none."""
     run = folder.parents[3] if len(folder.parents) > 3 else folder.parent
     older = [path for path in run.glob("attempts/*/checkpoints/step-*") if path.name < folder.name]

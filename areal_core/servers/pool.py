@@ -102,7 +102,7 @@ class Member:
         return self.identity is not None and self.identity.reports_spans
 
     @property
-    def is_forsaken(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the program that brought it into the run is not heard any more."""
         return self.asked_at is not None and asyncio.get_running_loop().time() - self.asked_at > JOIN_LEASE_S
 
@@ -126,7 +126,7 @@ class Member:
         else:  # no piece may be under way when weights change, for its tokens could not be told apart
             await self._end_requests()
         stopped = now()
-        await self.restore_memory()
+        await self.wake_up()
         await self._take_over(update)
         transferred = now()
         if self.reports_spans:
@@ -138,7 +138,7 @@ class Member:
     async def catch_up(self, update: WeightUpdate) -> None:
         """Take over weights while nothing is asked of it; whatever it was doing before is ended. Raises as `update`."""
         assert update.path is not None
-        await self.restore_memory()
+        await self.wake_up()
         await self.adapter.resume(self.connection)  # an update that broke off may have left it stopped
         await self._end_requests()
         await self.adapter.stop(self.connection, "recompute")
@@ -147,11 +147,11 @@ class Member:
         await self.adapter.resume(self.connection)
         self.version = update.version
 
-    async def release_memory(self) -> None:
+    async def sleep(self) -> None:
         """End its requests, which keep their tokens, and let it give its memory away until the next update."""
         if self.has_memory:
             await self._end_requests()
-            await self.adapter.release_memory(self.connection)
+            await self.adapter.sleep(self.connection)
             self.has_memory = False
 
     async def _end_requests(self) -> None:
@@ -164,10 +164,10 @@ class Member:
         while not await self.wait_idle(ABORT_INTERVAL_S):
             await self.adapter.abort(self.connection)
 
-    async def restore_memory(self) -> None:
+    async def wake_up(self) -> None:
         """Let it take its memory again where it gave it away."""
         if not self.has_memory:
-            await self.adapter.restore_memory(self.connection)
+            await self.adapter.wake_up(self.connection)
             self.has_memory = True
 
     async def _take_over(self, update: WeightUpdate) -> None:
@@ -192,7 +192,7 @@ class Member:
         return condition()
 
 
-class Roster:
+class ServerPool:
     """The servers of a fleet.
 
     Args:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from areal_core.config.sections import PublicationSection
+from areal_core.config.sections import WeightSyncSection
 from areal_core.errors import RunError
 from areal_core.interfaces.inference import TensorDescription
-from areal_core.messages.rollouts import Published, PublishWeights
-from areal_core.training import publication as module
-from areal_core.training.publication import Folder, Publication
+from areal_core.messages.rollouts import Synced, SyncWeights
+from areal_core.training import weight_sync as module
+from areal_core.training.weight_sync import Folder, WeightSync
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
 
 if TYPE_CHECKING:
@@ -25,25 +25,25 @@ SIZE = 4 << 20
 
 
 class Rollouts:
-    """Takes over at once what is published."""
+    """Takes over at once what is synced."""
 
     def __init__(self) -> None:
         self.folders: list[Path] = []
 
     def request(self, message: Any) -> int:
-        assert isinstance(message, PublishWeights)
+        assert isinstance(message, SyncWeights)
         assert message.folder is not None
         assert (message.folder / "model.safetensors").stat().st_size > SIZE
         self.folders.append(message.folder.parent)
         return 1
 
-    def wait(self, number: int, waiting_for: str) -> Published:
-        return Published(needs_folder=False)
+    def wait(self, number: int, waiting_for: str) -> Synced:
+        return Synced(needs_folder=False)
 
 
 @pytest.fixture
-def published(tmp_path, monkeypatch):
-    """Publishes versions of 4 MiB; what is free in each folder is as the test says, in MiB."""
+def synced(tmp_path, monkeypatch):
+    """Syncs versions of 4 MiB; what is free in each folder is as the test says, in MiB."""
     free = {"memory": 100, "disk": 100}
     engine = SimpleNamespace(named_full_parameters=lambda: iter([("weight", torch.zeros(SIZE // 4))]))
     monkeypatch.setattr(
@@ -51,51 +51,51 @@ def published(tmp_path, monkeypatch):
     )
     rollouts = Rollouts()
     folders = [tmp_path / "memory", tmp_path / "disk"]
-    made = Publication(PublicationSection(), engine, rollouts, Folder(), folders, torch.float32)
+    made = WeightSync(WeightSyncSection(), engine, rollouts, Folder(), folders, torch.float32)
 
-    def publish(**changed):
+    def sync(**changed):
         free.update(changed)
-        made.publish(0)
+        made.sync(0)
         return rollouts.folders[-1].name
 
-    publish.publication = made
-    return publish
+    sync.weight_sync = made
+    return sync
 
 
-def test_weights_go_to_the_disk_while_memory_has_no_room(published, capsys):
-    """Decided anew at each publication."""
-    assert published() == "memory"
+def test_weights_go_to_the_disk_while_memory_has_no_room(synced, capsys):
+    """Decided anew at each weight_sync."""
+    assert synced() == "memory"
     assert capsys.readouterr().err == ""
-    assert published(memory=1) == "disk"
+    assert synced(memory=1) == "disk"
     told = capsys.readouterr().err
     assert "0.0 GB are free in" in told
     assert f"{os.sep}disk: only" in told
-    assert published(memory=100) == "memory"
+    assert synced(memory=100) == "memory"
 
 
-def test_no_room_anywhere_is_said_with_both_places(published):
+def test_no_room_anywhere_is_said_with_both_places(synced):
     with pytest.raises(RunError, match=r"no room for weights of 0\.0 GB: only .*memory, .*disk"):
-        published(memory=1, disk=1)
+        synced(memory=1, disk=1)
 
 
-def test_old_versions_are_removed_wherever_they_are(published, tmp_path):
+def test_old_versions_are_removed_wherever_they_are(synced, tmp_path):
     for memory in (100, 1, 100, 100, 1):
-        published(memory=memory)
+        synced(memory=memory)
     assert sorted(path.name for path in tmp_path.glob("*/version-*")) == ["version-4", "version-5"]
 
 
-def test_nothing_is_left_of_them_in_the_end(published, tmp_path):
+def test_nothing_is_left_of_them_in_the_end(synced, tmp_path):
     for memory in (100, 1):
-        published(memory=memory)
-    published.publication.close()
+        synced(memory=memory)
+    synced.weight_sync.close()
     assert list(tmp_path.glob("*/version-*")) == []
 
 
-def test_a_folder_that_cannot_be_written_is_named(published, tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(synced, tmp_path):
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / ".version-1").write_text("no folder")
     with pytest.raises(RunError, match=r"weights of version 1 cannot be written to .*memory: File exists"):
-        published()
+        synced()
 
 
 def test_a_file_is_written_tensor_by_tensor(tmp_path):
@@ -153,7 +153,7 @@ def test_all_is_gathered_where_the_disk_refuses(tmp_path):
             yield str(number), torch.zeros(2)
 
     engine = SimpleNamespace(named_full_parameters=gather)
-    made = Publication(PublicationSection(), engine, Rollouts(), Folder(), [tmp_path], torch.float32)
+    made = WeightSync(WeightSyncSection(), engine, Rollouts(), Folder(), [tmp_path], torch.float32)
     with pytest.raises(RunError, match="cannot be written"):
-        made.publish(0)
+        made.sync(0)
     assert gathered == [0, 1, 2] * 2, "once for their names, once for their values"

@@ -28,21 +28,21 @@ class Observer(Protocol):
     def step_finished(self, run_dir: Path, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over."""
 
-    def weights_published(self, run_dir: Path, step: int, version: int) -> None:
+    def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
 
     def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
 
 
-class Journal:
+class MetricsLogger:
     """Writes metrics, tells observers and trackers, and measures phases. On rank 0.
 
     Args:
         metrics: file of the run's metrics, a JSON line a step, in the run folder.
         step: that the run (re)starts from; metrics of later steps belong to a discarded history and are removed.
         trackers: each is switched off after its first exception, which is told once.
-        observers: told of steps, publications and checkpoints, at once.
+        observers: told of steps, weight syncs and checkpoints, at once.
         hooks: of plugins, told the same.
         phase: says what this process is doing.
         tell: takes a line for whoever watches the run.
@@ -102,9 +102,9 @@ class Journal:
         self._tell_trackers(lambda tracker: tracker.log(step, line))
         self._tell_observers(lambda observer: observer.step_finished(self._run_dir, step, line))
 
-    def weights_published(self, step: int, version: int) -> None:
+    def weights_synced(self, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
-        self._tell_observers(lambda observer: observer.weights_published(self._run_dir, step, version))
+        self._tell_observers(lambda observer: observer.weights_synced(self._run_dir, step, version))
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""

@@ -14,12 +14,12 @@ from areal_core.errors import RunError
 from areal_core.interfaces.transport import TransferFailedError
 from areal_core.messages.rollouts import (
     Begin,
-    KeepWeights,
     OfferFolder,
     ProbeWeights,
-    Published,
-    PublishWeights,
-    ReleaseMemory,
+    SkipSync,
+    Sleep,
+    Synced,
+    SyncWeights,
 )
 from areal_core.training.distribution import share_bytes, wait_for_all
 from areal_core.training.weights_file import describe_weights, size_of, write_weights
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from areal_core.config.sections import PublicationSection
+    from areal_core.config.sections import WeightSyncSection
     from areal_core.interfaces.inference import TensorDescription
     from areal_core.interfaces.training import TrainEngine
     from areal_core.interfaces.transport import WeightTransport
     from areal_core.training.rollouts import RolloutClient
 
 KEPT = 2
-"""Folders of published weights; the one before the last may still be read by a server that catches up."""
+"""Folders of synced weights; the one before the last may still be read by a server that catches up."""
 
 
 def roomy_folder(folders: Sequence[Path], size: int) -> Path:
@@ -57,7 +57,7 @@ def roomy_folder(folders: Sequence[Path], size: int) -> Path:
         told.append(f"{free / 1e9:.1f} GB are free in {folder}")
     raise RunError(
         f"there is no room for weights of {size / 1e9:.1f} GB: only {', '.join(told)}",
-        hints=["make room there, or set publication.transport to disk or broadcast"],
+        hints=["make room there, or set weight_sync.transport to disk or broadcast"],
     )
 
 
@@ -69,8 +69,8 @@ class Folder:
         raise TransferFailedError
 
 
-class Publication:
-    """Publishes an engine's parameters; every rank of the trainer takes part.
+class WeightSync:
+    """Syncs an engine's parameters; every rank of the trainer takes part.
 
     A folder in `/dev/shm` is for one host, one that all hosts see for several.
 
@@ -80,12 +80,12 @@ class Publication:
         rollouts: the controller's end, on rank 0; None on other ranks.
         transport: sends them.
         folders: where versions are written, one folder each: in the first one that has room.
-        dtype: of the published weights.
+        dtype: of the synced weights.
     """
 
     def __init__(
         self,
-        section: PublicationSection,
+        section: WeightSyncSection,
         engine: TrainEngine,
         rollouts: RolloutClient | None,
         transport: WeightTransport,
@@ -103,7 +103,7 @@ class Publication:
         self._pending: Future[Any] | None = None
         self._count = 0
         self.version = 0
-        """Of the weights that were published last."""
+        """Of the weights that were synced last."""
 
     def begin(self, version: int, trained: int) -> None:
         """Generation may begin, with the engine's parameters as `version`; 0 where the engines have the same already.
@@ -112,15 +112,15 @@ class Publication:
         """
         self.version = version
         if version:
-            self._publish_folder(version, trained)
+            self._sync_folder(version, trained)
             self.finish()
         if self._rollouts is not None:
             self._rollouts.call(Begin(), "the first prompts")
 
-    def publish(self, trained: int) -> int:
-        """Publish the parameters, which were trained on so many batches, as the next version; its number.
+    def sync(self, trained: int) -> int:
+        """Sync the parameters, which were trained on so many batches, as the next version; its number.
 
-        Returns when they are on their way; the next publication, and whatever looks at weights, waits for this one.
+        Returns when they are on their way; the next weight sync, and whatever looks at weights, waits for this one.
         """
         self.finish()
         self.version += 1
@@ -128,7 +128,7 @@ class Publication:
         try:
             needs_folder = self._transport.send(self.version, trained)
         except TransferFailedError:
-            self._publish_folder(self.version, trained)
+            self._sync_folder(self.version, trained)
         else:
             if needs_folder:
                 folder = self._write(self.version)
@@ -142,35 +142,35 @@ class Publication:
             shutil.rmtree(self._written.pop(), ignore_errors=True)
 
     def keep(self, trained: int) -> None:
-        """The parameters, after so many batches, are still those that were published last."""
+        """The parameters, after so many batches, are still those that were synced last."""
         self.finish()
         if self._rollouts is not None:
-            self._rollouts.call(KeepWeights(trained), "the rollouts to go on with the same weights")
+            self._rollouts.call(SkipSync(trained), "the rollouts to go on with the same weights")
 
     def finish(self) -> None:
-        """Wait until the engines generate with what was published last."""
+        """Wait until the engines generate with what was synced last."""
         number, self._pending = self._pending, None
         if number is not None and self._rollouts is not None:
             answer = self._rollouts.wait(number, f"weights of version {self.version} to be taken over")
-            assert isinstance(answer, Published)
+            assert isinstance(answer, Synced)
 
-    def release_memory(self) -> None:
+    def sleep(self) -> None:
         """The inference engines leave their memory to the trainer; no rank goes on before they have."""
         self.finish()
         if self._rollouts is not None:
-            self._rollouts.call(ReleaseMemory(), "the engines' memory")
+            self._rollouts.call(Sleep(), "the engines' memory")
         wait_for_all()
 
     def verify(self, tolerance: float) -> dict[str, float]:
-        """Compare the engines' log-probabilities with the trainer's: after the first publication, then now and then.
+        """Compare the engines' log-probabilities with the trainer's: after the first weight sync, then now and then.
 
         Args:
             tolerance: their mean difference, where the config says none.
 
         Raises:
-            RunError: the engines do not hold the weights that were published.
+            RunError: the engines do not hold the weights that were synced.
         """
-        every, limit = self._section.verify_every, self._section.tolerance or tolerance
+        every, limit = self._section.logprob_check_every, self._section.logprob_tolerance or tolerance
         if self._count > 1 and (not every or self._count % every):
             return {}
         self.finish()
@@ -183,8 +183,8 @@ class Publication:
         mean = float(gaps.mean())
         if not mean <= limit:
             raise RunError(
-                f"the inference engine does not hold the weights that were published: its log-probabilities differ by "
-                f"{mean:.4f} on average from the trainer's (publication.tolerance is {limit:g})",
+                f"the inference engine does not hold the weights that were synced: its log-probabilities differ by "
+                f"{mean:.4f} on average from the trainer's (weight_sync.logprob_tolerance is {limit:g})",
                 hints=["look at its log for parameters that it did not take over; a wrong dtype shows like this too"],
             )
         return {
@@ -193,10 +193,10 @@ class Publication:
             "verify/logprob_difference_max": float(gaps.max()),
         }
 
-    def _publish_folder(self, version: int, trained: int) -> None:
+    def _sync_folder(self, version: int, trained: int) -> None:
         folder = self._write(version)
         if self._rollouts is not None:
-            self._pending = self._rollouts.request(PublishWeights(version, trained, folder))
+            self._pending = self._rollouts.request(SyncWeights(version, trained, folder))
 
     def _write(self, version: int) -> Path:
         """Write the parameters to a folder, complete or not at all; only rank 0 writes."""

@@ -1,4 +1,4 @@
-"""What aggregations must do: the weight of every token in the loss of an update."""
+"""What loss aggregations must do: the weight of every token in the loss of an update."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from areal_core.data import PackedBatch
 
 
-class AggregationSuite(ComponentSuite):
+class LossAggregationSuite(ComponentSuite):
     """Set `component` (and `settings`), or override `make`."""
 
-    kind: ClassVar[str] = "aggregations"
+    kind: ClassVar[str] = "loss_aggregations"
     tolerance = 1e-6
 
     def make_batch(self) -> PackedBatch:
-        """The minibatch of every test; override this to add keys that the aggregation reads."""
+        """The minibatch of every test; override this to add keys that the loss aggregation reads."""
         return make_batch()
 
     def test_one_weight_for_each_token_of_the_loss(self) -> None:

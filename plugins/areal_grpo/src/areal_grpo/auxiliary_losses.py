@@ -1,4 +1,4 @@
-"""Objectives: what an update learns beside the policy. Functions of its minibatch that return a role's `Work`."""
+"""What an update learns beside the policy: functions of its minibatch that return a role's `LossSpec`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from areal_core.data import Metric
-from areal_core.interfaces.algorithm import LossResult, Work
-from areal_core.interfaces.training import CRITIC
+from areal_core.interfaces.algorithm import LossResult, LossSpec
+from areal_core.interfaces.model import CRITIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from areal_core.interfaces.algorithm import Context
 
 
-def value_regression(minibatch: PackedBatch, context: Context, *, clip: float | None) -> Work:
+def value_regression(minibatch: PackedBatch, context: Context, *, clip: float | None) -> LossSpec:
     """The critic learns the `returns` [T] of the tokens in the loss; see `value_loss`."""
     del context
     mask = minibatch["loss_mask"]
     spread = minibatch["returns"][mask].double().var(correction=0) if bool(mask.any()) else torch.zeros(())
     batch = minibatch.with_tokens(return_variance=torch.full_like(minibatch["returns"], float(spread)))
-    return Work(CRITIC.name, batch, ("values",), partial(value_loss, clip=clip))
+    return LossSpec(CRITIC.name, batch, ("values",), partial(value_loss, clip=clip))
 
 
 def value_loss(batch: PackedBatch, outputs: Mapping[str, torch.Tensor], *, clip: float | None) -> LossResult:

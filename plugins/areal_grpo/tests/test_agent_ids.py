@@ -5,8 +5,8 @@ import pytest
 from areal_core.data import Episode, FinishReason, PackedBatch, TrajectoryBuilder, group_mean
 from areal_core.data.packing import pack_group
 from areal_core.data.trajectory import Generation
-from areal_grpo.advantages import group_normalised
-from areal_grpo.generalised_advantages import reinforce_pp
+from areal_grpo.advantages import group_normalized
+from areal_grpo.generalized_advantages import reinforce_pp
 from areal_grpo.group_stages import overlong_penalty, zero_variance
 
 
@@ -27,7 +27,7 @@ def test_players_are_compared_with_their_like():
     batch = PackedBatch.from_columns(pack_group(0, (0, 0), 3, EPISODES))
     assert batch["reward"].tolist() == [0, 10, 1, 10, 0, 10]
     assert group_mean(batch, batch["reward"].double()).tolist() == pytest.approx([1 / 3, 10] * 3)
-    advantages = group_normalised(batch, epsilon=1e-6)
+    advantages = group_normalized(batch, epsilon=1e-6)
     assert advantages[1::2].abs().max() == 0, "all solvers did as well as one another"
     assert advantages[2] > 0 > advantages[0]
 
@@ -43,5 +43,5 @@ def test_group_stages_see_what_players_earned():
     same = [EPISODES[0], EPISODES[2]]
     assert zero_variance([*EPISODES.values()]) is not None, "the planners differ"
     assert zero_variance(same) is None
-    penalised = overlong_penalty(same, max_length=4, buffer=4, factor=0.5)
-    assert pack_group(0, (0, 0), 2, dict(enumerate(penalised)))["sequences.reward"].tolist() == [-0.5, 9.5, -0.5, 9.5]
+    penalized = overlong_penalty(same, max_length=4, buffer=4, factor=0.5)
+    assert pack_group(0, (0, 0), 2, dict(enumerate(penalized)))["sequences.reward"].tolist() == [-0.5, 9.5, -0.5, 9.5]

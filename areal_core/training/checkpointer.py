@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from areal_core.config.sections import CheckpointSection
     from areal_core.interfaces.training import TrainEngine
-    from areal_core.training.checkpoint import Witness
-    from areal_core.training.journal import Journal
+    from areal_core.training.checkpoint import ConsumptionLog
+    from areal_core.training.metrics_logger import MetricsLogger
     from areal_core.training.source import BatchSource
 
 SHARE_OF_MEMORY = 0.8
 """Of the host memory that is available, for snapshots; the rest is for rollouts, and for files on their way to disk."""
 
 
-class Saver:
+class Checkpointer:
     """Makes the run's checkpoints. The same on every rank; at most one of them is being written at any time.
 
     All is collective but `finish`, and ranks decide as rank 0 does; the threads that write have groups of their own.
@@ -43,7 +43,7 @@ class Saver:
         checkpoints: the folder of this attempt's.
         engines: those that learn or follow, by role.
         source: commits, on rank 0.
-        journal: is told of what was committed, on rank 0.
+        metrics_logger: is told of what was committed, on rank 0.
         phase: says, and times, that training waits.
         tell: takes a line for the user.
 
@@ -58,7 +58,7 @@ class Saver:
         checkpoints: Path,
         engines: Mapping[str, TrainEngine],
         source: BatchSource | None,
-        journal: Journal | None,
+        metrics_logger: MetricsLogger | None,
         phase: Callable[[str], AbstractContextManager[None]],
         tell: Callable[[str], None],
     ) -> None:
@@ -67,7 +67,7 @@ class Saver:
         self._checkpoints = checkpoints
         self._engines = engines
         self._source = source
-        self._journal = journal
+        self._metrics_logger = metrics_logger
         self._phase = phase
         self._tell = tell
         self.latest = 0
@@ -89,12 +89,12 @@ class Saver:
         interval = max(section.every_s, self._waited_s / section.largest_share)
         return bool(agree(float(time.monotonic() - self._began >= interval)))
 
-    def save(self, step: int, witness: Witness, *, is_last: bool) -> None:
+    def save(self, step: int, consumption_log: ConsumptionLog, *, is_last: bool) -> None:
         """Begin the checkpoint of `step`, unless there is one; the one before it is committed on return.
 
         Args:
             step: batches that the parameters have been trained on.
-            witness: of the trainer, now.
+            consumption_log: of the trainer, now.
             is_last: nothing is trained after it, and it is committed on return.
 
         Raises:
@@ -106,7 +106,7 @@ class Saver:
             return
         is_asynchronous = not is_last and self._may_go_on()
         with self._waiting():
-            self._begin(step, witness, is_asynchronous=is_asynchronous)
+            self._begin(step, consumption_log, is_asynchronous=is_asynchronous)
         if not is_asynchronous:
             self.finish()
         self._began = time.monotonic()
@@ -140,17 +140,19 @@ class Saver:
                     prune_checkpoints(self._run_dir, self._section.keep, folder)
                 except OSError as error:  # the new one is committed, and the next time may go better
                     self._tell(f"an old checkpoint cannot be removed: {error}")
-            if self._journal is not None:
-                self._journal.checkpoint_saved(self.latest, folder)
+            if self._metrics_logger is not None:
+                self._metrics_logger.checkpoint_saved(self.latest, folder)
 
-    def _begin(self, step: int, witness: Witness, *, is_asynchronous: bool) -> None:
+    def _begin(self, step: int, consumption_log: ConsumptionLog, *, is_asynchronous: bool) -> None:
         if self._source is not None:  # before all ranks write together, for they cannot try again one by one
             wait_for_room("a checkpoint", self._run_dir, self._size, self._tell)
         writers = {
             role: engine.snapshot() if is_asynchronous and isinstance(engine, SnapshotEngine) else engine.save
             for role, engine in self._engines.items()
         }
-        write = partial(write_checkpoint, self._checkpoints, step, writers, witness.hand_over(), self._wait_for_all)
+        write = partial(
+            write_checkpoint, self._checkpoints, step, writers, consumption_log.hand_over(), self._wait_for_all
+        )
         self.latest, self._written = step, Future()
         fulfil = partial(_fulfil, self._written, write)
         if is_asynchronous:

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from areal_core.interfaces import PolicyTerms
 from areal_grpo.loss_settings import ReferenceKLSettings
-from areal_grpo.regularisers import reference_kl
+from areal_grpo.regularizers import reference_kl
 
 
 def kl(policy, reference, estimator):

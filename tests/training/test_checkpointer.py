@@ -105,7 +105,7 @@ def test_what_is_whole_does_not_wait_for_an_evaluation(tmp_path: Path) -> None:
     parts = Snapshots(waits=True)
     section = EvaluationSection.model_construct(every=2, at_start=False, keep_best=False)
     train(tmp_path, parts, config(4, evaluation=section, checkpoint=CheckpointSection(every=2)))
-    assert in_order(parts, "snapshot 2", "batch 2", "commit 2", "evaluated", "publish 3")
+    assert in_order(parts, "snapshot 2", "batch 2", "commit 2", "evaluated", "sync 3")
 
 
 def test_an_interruption_waits_for_it_and_adds_the_last_one(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_disk_that_refuses_ends_the_run_in_its_words(tmp_path: Path) -> None:
     parts = Full(waits=True)
     with pytest.raises(DiskError, match=r"a checkpoint cannot be written to .*: the disk is full"):
         train(tmp_path, parts, config(6, checkpoint=CheckpointSection(every=2)))
-    assert parts.asked[-1] == "publish 3", "it is noticed after the next step, not with the next checkpoint"
+    assert parts.asked[-1] == "sync 3", "it is noticed after the next step, not with the next checkpoint"
     assert parts.committed == []
     assert not list((tmp_path / "attempts/1/checkpoints").iterdir())
 
@@ -154,7 +154,7 @@ def test_a_disk_that_refuses_ends_the_run_in_its_words(tmp_path: Path) -> None:
 def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("areal_core.training.saver.available_memory", lambda: 10_000_000_000)
+    monkeypatch.setattr("areal_core.training.checkpointer.available_memory", lambda: 10_000_000_000)
     told: list[str] = []
     settings = config(3, checkpoint=CheckpointSection(every=1, keep=9))
     large = Snapshots(size=8_100_000_000)
@@ -177,9 +177,9 @@ def test_only_the_ranks_of_one_host_share_its_memory(
 ) -> None:
     """What two ranks say of themselves: 6 GB each, where 10 GB are free."""
     answers = {0: hosts, 6_000_000_000: [6e9, 6e9], 10_000_000_000: [10e9, 10e9]}
-    monkeypatch.setattr("areal_core.training.saver.available_memory", lambda: 10_000_000_000)
-    monkeypatch.setattr("areal_core.training.saver.host_number", lambda: 0)
-    monkeypatch.setattr("areal_core.training.saver.gather", lambda value: answers[value])
+    monkeypatch.setattr("areal_core.training.checkpointer.available_memory", lambda: 10_000_000_000)
+    monkeypatch.setattr("areal_core.training.checkpointer.host_number", lambda: 0)
+    monkeypatch.setattr("areal_core.training.checkpointer.gather", lambda value: answers[value])
     told: list[str] = []
     parts = Snapshots(size=6_000_000_000)
     train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), tell=told.append)
@@ -198,7 +198,7 @@ def test_only_what_training_waits_counts(tmp_path: Path, monkeypatch: pytest.Mon
     """A clock of which a batch takes 10 s and a snapshot 1 s: a twentieth of the time is one every 20 s."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr("areal_core.training.saver.time", clock)
+    monkeypatch.setattr("areal_core.training.checkpointer.time", clock)
 
     class Timed(Snapshots):
         def next_batch(self, step: int) -> bytes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def gae(batch: PackedBatch, *, gamma: float, gae_lambda: float, level: str, whiten: bool) -> dict[str, torch.Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438, equations 11 to 16), back from an episode's last step:
+    """Generalized advantage estimation (arXiv 1506.02438, equations 11 to 16), back from an episode's last step:
     δ_k = r_k + γ V_{k+1} - V_k;  A_k = δ_k + γ λ A_{k+1};  the return that a critic learns is A_k + V_k.
 
     A step k is a token, or a whole turn: its reward is then the sum over its tokens, its value that of the state before
