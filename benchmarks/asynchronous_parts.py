@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from areal_core.interfaces import Processes, WorkflowContext
+    from areal_core.interfaces import WorkflowContext
 
 SIGMA = math.log(10) / 2.3263478740408408
 """Of a lognormal whose 99th percentile is ten times its median."""
@@ -104,7 +104,7 @@ class _Engine(ServerFleet):
         self,
         settings: SGLangConfig,
         log_dir: Path,
-        processes: Processes | None = None,
+        processes: object | None = None,
         gpus: Sequence[int] | None = None,
     ) -> None:
         super().__init__(settings, self.adapter(settings), log_dir, processes, gpus)

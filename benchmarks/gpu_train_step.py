@@ -33,7 +33,8 @@ from transformers import AutoModelForCausalLM
 from areal_core.data import Metric, PackedBatch, Ragged
 from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.attention.hugging_face import Layout
-from areal_fsdp.attention.kernels import _MAKERS, Reach
+from areal_fsdp.attention.kernels import _MAKERS
+from areal_fsdp.attention.packed import Reach
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
 

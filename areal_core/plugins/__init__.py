@@ -35,6 +35,7 @@ what happens in a run. `areal_core.plugins.hooks` lists every hook; what a compo
 `areal_core.interfaces`.
 """
 
+from areal_core.plugins.catalog import install_command
 from areal_core.plugins.manager import PluginManager
 from areal_core.plugins.markers import hookimpl
 from areal_core.plugins.provenance import Provenance, compare
@@ -51,4 +52,5 @@ __all__ = [
     "Provenance",
     "compare",
     "hookimpl",
+    "install_command",
 ]

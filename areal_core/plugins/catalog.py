@@ -46,6 +46,18 @@ FIRST_PARTY: Final = (*_ENGINES, *_IDEAS)
 index may belong to anybody."""
 
 
+IS_RELEASED: Final = False
+"""Whether the distributions of this project are on the index; until then they are installed from a clone."""
+
+
+def install_command(*names: str, extra: str = "") -> str:
+    """What installs plugins of this project, with an extra or without: a name that is not on the index yet may become
+    somebody else's."""
+    wanted = [f"areal-{name}" if IS_RELEASED else f"./plugins/areal_{name}" for name in names]
+    words = [f"'{one}[{extra}]'" if extra else one for one in wanted]
+    return f"pip install {' '.join(words)}" + ("" if IS_RELEASED else " (in a clone of areal)")
+
+
 @dataclass(frozen=True)
 class Installed:
     """One entry point, with what its distribution's metadata says (nothing, where the core runs from a bare folder)."""
@@ -85,7 +97,12 @@ class Installed:
         wanted, always = canonicalize_name(missing_module), self.required()
         for extra in self._fields("Provides-Extra"):
             if wanted in self.required(extra) and wanted not in always:
-                return f"pip install '{self.distribution}[{extra}]'"
+                is_ours = self.name in FIRST_PARTY and self.distribution == f"areal-{self.name}"
+                return (
+                    install_command(self.name, extra=extra)
+                    if is_ours
+                    else f"pip install '{self.distribution}[{extra}]'"
+                )
         return f"pip install --upgrade {self.distribution}"
 
     def unmet(self) -> list[str]:
@@ -171,8 +188,7 @@ class Catalog:
         known = [name for name in names if name in FIRST_PARTY]
         hints = []
         if known:
-            distributions = " ".join(f"areal-{name}" for name in known)
-            hints.append(f"install {'it' if len(names) == 1 else 'them'} with: pip install {distributions}")
+            hints.append(f"install {'it' if len(names) == 1 else 'them'} with: {install_command(*known)}")
         for name in names:
             if name not in FIRST_PARTY:
                 near = difflib.get_close_matches(name, {*self.names(), *FIRST_PARTY}, n=1)

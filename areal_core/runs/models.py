@@ -38,7 +38,9 @@ def load_tokenizer(model: ModelReference) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise RunError(f"a tokenizer needs transformers: {error}", hints=["pip install areal-hf"]) from error
+        raise RunError(
+            f"a tokenizer needs transformers: {error}", hints=["pip install 'transformers>=5.17,<6'"]
+        ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:

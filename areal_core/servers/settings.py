@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, ValidationInfo, field_valid
 
 from areal_core.config import Seconds, Secret, ServerBounds, Settings
 from areal_core.errors import ConfigError
+from areal_core.plugins.catalog import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -259,7 +260,7 @@ class FleetSettings(ServerSettings):
             raise ConfigError(
                 f"{name} is not installed beside areal, and the run is to start {name} servers",
                 hints=[
-                    f"pip install 'areal-{package}[engine]'; or set program, where it is installed, or addresses",
+                    f"{install_command(package, extra='engine')}; or set program, where it is installed, or addresses",
                 ],
             )
 

@@ -41,7 +41,8 @@ ROOMS: dict[str, set[str]] = {
              "ledger", "rewards", "rollout", "training"},
     "driver": {"errors", "background", "disk", "config", "plugins", "data", "interfaces", "messages", "launchers",
                "ledger", "training", "runs"},
-    "servers": {"errors", "background", "config", "data", "interfaces", "messages", "launchers", "runs", "driver"},
+    "servers": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "runs",
+                "driver"},
     "library": {"errors", "config", "runs", "driver"},
     "testing": {"errors", "background", "config", "plugins", "data", "interfaces", "messages", "launchers", "rewards",
                 "rollout", "runs", "driver", "training"},
@@ -67,7 +68,8 @@ OPEN = {
 SETTINGS_OF_WHAT_THEY_MAKE = {
     "areal_deepspeed.document", "areal_hf.server", "areal_sglang.adapter", "areal_vllm.adapter",
 }  # fmt: skip
-"""Files that name settings for type checkers alone: the settings' own methods make, of themselves, what is in them."""
+"""Files that name settings for type checkers alone, and whose classes these settings make when the core calls them:
+how a server is started is asked of its settings."""
 
 
 def arrows_of(modules: Mapping[str, Path], *, for_types: bool) -> dict[str, set[str]]:

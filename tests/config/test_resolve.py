@@ -118,7 +118,8 @@ def test_all_problems_are_told_at_once_with_their_places(kit):
     out = kit.resolve(config="bad.yaml")
     assert out.startswith("ConfigError 2\n8 problems in bad\n"), out
     for told in (
-        "no plugins named 'hf', 'grpo' are installed\n    install them with: pip install areal-hf areal-grpo\n",
+        "no plugins named 'hf', 'grpo' are installed\n"
+        "    install them with: pip install ./plugins/areal_hf ./plugins/areal_grpo (in a clone of areal)\n",
         "bad.yaml:2: model.dtype: must be 'float32' or 'bfloat16', not 'float16'\n",
         "bad.yaml:3: dataset.type: plugin kit (areal-kit 1.2.3) supplies no data set named 'rowz'\n    did you mean",
         "bad.yaml:6: rewards.0.weight: must be a number, not 'heavy'\n",
@@ -197,8 +198,8 @@ def test_presets(kit):
     assert kit.shown("config.steps, resolved.name", config="kit/small") == "5 small"
     out = kit.resolve(config="kit/needy")
     assert (
-        "PluginMissingError 2\nno plugins named 'hf', 'mine' are installed\n  install them with: pip install areal-hf\n"
-        in out
+        "PluginMissingError 2\nno plugins named 'hf', 'mine' are installed\n"
+        "  install them with: pip install ./plugins/areal_hf (in a clone of areal)\n" in out
     )
     kit.plugin("bare")
     out = kit.resolve(config=None, plugins=["bare", "kit"])

@@ -101,7 +101,7 @@ def install_broken_plugin(workplace: Workplace) -> None:
         (["workflow=bad_parts.py:NeedsMore"], "needs judge", "give the parameter a default"),
         LONG(["algorithm.advantage=bad_parts.py:two"], "is called with (batch)", "missing a required argument"),
         LONG(["weight_sync.transport=broadcast"], "takes no weights that way", "set it to memory or disk"),
-        LONG(["inference_engine=sglang"], "SGLang is not installed beside areal", "pip install 'areal-sglang[engine]'"),
+        LONG(["inference_engine=sglang"], "SGLang is not installed beside areal", "areal_sglang[engine]'"),
         LONG(["inference_engine=vllm"], "vLLM is not installed beside areal", "or set program"),
         (["train_engine.max_tokens_per_microbatch=8"], "sequences may have 9 tokens", "raise it"),
         (["launcher.trainer_processes=99"], "99 ranks", "launcher.trainer_processes"),

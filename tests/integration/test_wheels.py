@@ -83,7 +83,7 @@ def test_the_core_alone_says_what_is_missing(install: Install) -> None:
     assert core.areal("plugins").returncode == 0
     refused = core.areal("run", "--plugins", "grpo")
     assert refused.returncode == 2
-    assert "pip install areal-grpo" in refused.stderr
+    assert "pip install ./plugins/areal_grpo" in refused.stderr
 
 
 @pytest.mark.parametrize(

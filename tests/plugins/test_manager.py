@@ -75,7 +75,7 @@ def test_missing_plugins_are_told_together_with_one_pip_line(box):
     assert out == (
         "PluginMissingError 2\n"
         "no plugins named 'grpo', 'hf', 'gropo', 'mine' are installed\n"
-        "  install them with: pip install areal-grpo areal-hf\n"
+        "  install them with: pip install ./plugins/areal_grpo ./plugins/areal_hf (in a clone of areal)\n"
         "  'gropo' is no plugin of this project: install its distribution by its name; did you mean 'grpo'?\n"
         "  'mine' is no plugin of this project: install its distribution by its name\n"
         "  installed plugins: fsdp\n"
@@ -84,7 +84,7 @@ def test_missing_plugins_are_told_together_with_one_pip_line(box):
 
 def test_only_first_party_distributions_are_ever_proposed_for_installation(box):
     assert "pip install" not in load(box, "mine")
-    assert "pip install areal-grpo\n" in load(box, "grpo")
+    assert "pip install ./plugins/areal_grpo (in a clone of areal)\n" in load(box, "grpo")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_missing_library_is_told_with_the_extra_that_brings_it(box):
     assert load(box, "fsdp") == (
         "PluginBrokenError 2\n"
         "plugin 'fsdp' (areal-fsdp 1.2.3) is installed but cannot be imported: module 'torch_like' is missing\n"
-        "  repair it with: pip install 'areal-fsdp[engine]'\n"
+        "  repair it with: pip install './plugins/areal_fsdp[engine]' (in a clone of areal)\n"
     )
 
 
@@ -329,8 +329,8 @@ def test_a_misspelt_component_a_wrong_kind_and_a_plugin_that_is_not_installed_ar
     )
     assert "  available for advantages: grpo/rloo\n" in find(box, "advantages", "rlooo", "grpo")
     assert "'grpo/rloo' is an advantage, not a policy loss" in find(box, "policy_losses", "rloo", "grpo")
-    assert "install it with: pip install areal-hf" in find(box, "inference_engines", "hf")
-    assert "install it with: pip install areal-hf" in find(box, "inference_engines", "hf/engine")
+    assert "install it with: pip install ./plugins/areal_hf" in find(box, "inference_engines", "hf")
+    assert "install it with: pip install ./plugins/areal_hf" in find(box, "inference_engines", "hf/engine")
 
 
 def test_blocking_a_plugin_that_is_needed_is_told(box):

@@ -59,7 +59,7 @@ def with_ray(monkeypatch):
 def test_a_missing_library_is_told_with_what_installs_it(folder, without_ray):
     with pytest.raises(ConfigError) as told:
         resolve("run.yaml")
-    assert "pip install 'areal-ray[ray]'" in str(told.value)
+    assert "pip install './plugins/areal_ray[ray]'" in str(told.value)
 
 
 @pytest.mark.parametrize(

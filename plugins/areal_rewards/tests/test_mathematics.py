@@ -75,7 +75,9 @@ def test_it_works_in_a_thread_where_signals_do_not():
 def test_a_missing_library_names_its_extra(without):
     _parse_answer.cache_clear()
     without("math_verify")
-    with pytest.raises(ConfigError, match=r"math_verify, which is not installed: pip install 'areal-rewards\[math\]'"):
+    with pytest.raises(
+        ConfigError, match=r"math_verify, which is not installed: pip install './plugins/areal_rewards\[math\]'"
+    ):
         math_verify("1", "1")
 
 

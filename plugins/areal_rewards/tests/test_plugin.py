@@ -75,7 +75,7 @@ def test_a_missing_library_is_told_before_anything_starts(module, override, extr
     without(module)
     with pytest.raises(ConfigError) as caught:
         read(override)
-    assert f"pip install 'areal-rewards[{extra}]'" in str(caught.value)
+    assert f"pip install './plugins/areal_rewards[{extra}]'" in str(caught.value)
 
 
 def test_a_length_penalty_that_nothing_reaches_is_refused(read):

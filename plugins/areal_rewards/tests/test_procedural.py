@@ -77,5 +77,5 @@ def test_mistakes_are_named(without):
         make(settings={"min_terms": -3})
     _problems.cache_clear()
     without("reasoning_gym")
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'areal-rewards\[reasoning-gym\]'"):
+    with pytest.raises(ConfigError, match=r"not installed: pip install './plugins/areal_rewards\[reasoning-gym\]'"):
         make()

@@ -212,7 +212,7 @@ def test_a_missing_library_names_its_extra(tmp_path, without):
     path = write(tmp_path, "rows.jsonl")
     without("datasets")
     for build in (lambda: FilesDataset(FilesSettings(paths=[path])), lambda: HubDataset(HubSettings(name="x"))):
-        with pytest.raises(ConfigError, match=r"not installed: pip install 'areal-rewards\[datasets\]'"):
+        with pytest.raises(ConfigError, match=r"not installed: pip install './plugins/areal_rewards\[datasets\]'"):
             build()
 
 

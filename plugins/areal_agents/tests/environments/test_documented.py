@@ -80,4 +80,4 @@ def test_the_server_of_the_page_needs_its_library_and_nothing_else(read, monkeyp
     with pytest.raises(ConfigError) as caught:
         read("OpenEnv")
     assert len(caught.value.problems) == 1
-    assert "pip install 'areal-agents[openenv]'" in str(caught.value)
+    assert "pip install './plugins/areal_agents[openenv]'" in str(caught.value)

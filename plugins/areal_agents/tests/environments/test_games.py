@@ -250,5 +250,5 @@ def test_a_missing_library_is_told_with_its_extra(module, name, words, monkeypat
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     with pytest.raises(ConfigError) as caught:
         resolve(None, ["grpo", "agents"], words(type=f"agents/{module}", id=name))
-    assert f"pip install 'areal-agents[{module}]'" in str(caught.value)
+    assert f"pip install './plugins/areal_agents[{module}]'" in str(caught.value)
     assert "cannot make" not in str(caught.value)

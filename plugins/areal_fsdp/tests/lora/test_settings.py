@@ -90,7 +90,8 @@ def test_what_is_missing_is_said_before_the_start(tmp_path, monkeypatch):
     assert "adapter_config.json cannot be read" in problem
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert list(LoraSettings().problems(Run())) == [
-        "adapter needs the library peft, which is not installed: pip install 'areal-fsdp[lora]'"
+        "adapter needs the library peft, which is not installed: pip install './plugins/areal_fsdp[lora]' "
+        "(in a clone of areal)"
     ]
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from areal_core.config import LauncherSettings, Seconds
+from areal_core.plugins import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from areal_core.config import RunConfig
 
-INSTALL = "pip install 'areal-ray[ray]'"
+INSTALL = install_command("ray", extra="ray")
 
 
 class RaySettings(LauncherSettings):

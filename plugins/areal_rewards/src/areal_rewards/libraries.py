@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import ConfigError
+from areal_core.plugins import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ def missing_library(user: str, module: str, extra: str) -> Iterator[str]:
         extra: of this distribution, which brings it.
     """
     if importlib.util.find_spec(module) is None:
-        yield f"{user} needs the library {module}, which is not installed: pip install 'areal-rewards[{extra}]'"
+        yield f"{user} needs the library {module}, which is not installed: {install_command('rewards', extra=extra)}"
 
 
 def load_library(user: str, module: str, extra: str) -> Any:

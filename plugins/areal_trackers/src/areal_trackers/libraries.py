@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import ConfigError
+from areal_core.plugins import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ def missing_library(name: str) -> Iterator[str]:
     """
     library = LIBRARIES.get(name, name)
     if importlib.util.find_spec(library) is None:
-        command = f"pip install 'areal-trackers[{name}]'"
+        command = install_command("trackers", extra=name)
         yield f"the tracker {name} needs the library {library}, which is not installed: {command}"
 
 

