@@ -265,7 +265,7 @@ class Bench:
         try:
             while len(lines) < wanted and run.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.2)
-                lines = read_metrics_logger(run_dir / "metrics.jsonl")
+                lines = read_metrics(run_dir / "metrics.jsonl")
         finally:
             end_run(run, run_dir)
         if len(lines) < self._warm_up(row) + 2:
@@ -289,7 +289,7 @@ class Bench:
             )
 
 
-def read_metrics_logger(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[dict[str, float]]:
     """The complete lines of a journal, none where it is not there yet."""
     text = path.read_text() if path.is_file() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

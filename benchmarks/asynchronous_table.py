@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-APART, TURNS = "sync", "turns-sync"
+APART, TURNS = "weight_sync", "turns-sync"
 """The two synchronous rows that all others are compared with."""
-PARTS = ("wait", "release", "train", "sync")
+PARTS = ("wait", "release", "train", "weight_sync")
 HEAD = (
     "| | samples/s | tokens/s | s/step, median | mean | wait_s | release_s | train_s | sync_s | staleness |"
     " over the bound | x (a) | bound | x (b) | bound | share of the bound |"

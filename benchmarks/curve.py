@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asynchronous import end_run, machine, read_metrics_logger
+from asynchronous import end_run, machine, read_metrics
 from curve_picture import draw
 from curve_table import by_time, table
 
@@ -132,11 +132,11 @@ class Curves:
         try:
             while (code := run.poll()) is None and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-                lines = read_metrics_logger(run_dir / "metrics.jsonl")
+                lines = read_metrics(run_dir / "metrics.jsonl")
                 if len(lines) > seen:
                     seen = len(lines)
                     take(lines)
-            take(read_metrics_logger(run_dir / "metrics.jsonl"))
+            take(read_metrics(run_dir / "metrics.jsonl"))
         finally:
             end_run(run, run_dir)
         return code

@@ -126,11 +126,11 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
     while driving is None or len(run.steps) < goal or not now == phase != former != "":
         if time.monotonic() > deadline:
             raise SystemExit(f"no '{phase}' behind {len(run.steps)} steps: {run.output.read_text()[-3000:]}")
-        base = base if now == "sync" else run.open_updates()
+        base = base if now == "weight_sync" else run.open_updates()
         time.sleep(POLL_S)
         driving = run.look()
         former, now = now, phase_of(driving)
-    if phase == "sync":
+    if phase == "weight_sync":
         while run.open_updates() <= base and time.monotonic() < deadline:
             time.sleep(POLL_S / 8)
     else:
@@ -149,8 +149,8 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
         seen = {
             "told_s": any("killed" in line for _, line in run.lines[said:]),
             "next_attempt_s": has_begun,
-            "server_updating_s": has_begun and now == "sync",
-            "server_updated_s": has_begun and was == "sync" != now,
+            "server_updating_s": has_begun and now == "weight_sync",
+            "server_updated_s": has_begun and was == "weight_sync" != now,
             "other_server_s": server_of(driving) not in (0, server),
             "step_s": has_begun and len(run.steps) > done,
         }
@@ -166,7 +166,7 @@ def main() -> int:
     parser.add_argument("what", choices=("killed", "touched", "touched-by-ranks"))
     parser.add_argument("--model", type=Path)
     parser.add_argument("--program", default="python3 -m sglang.launch_server")
-    parser.add_argument("--inside", nargs="*", default=["sync", "train"], help="phases in which to kill")
+    parser.add_argument("--inside", nargs="*", default=["weight_sync", "train"], help="phases in which to kill")
     parser.add_argument("--limit-s", type=float, default=300)
     parser.add_argument("--folder", type=Path, help="for the run and its output")
     parser.add_argument("--cpu", action="store_true")

@@ -159,9 +159,8 @@ def make_config(arguments: argparse.Namespace) -> dict:
             "update_mode": arguments.mode,
             "options": options | json.loads(arguments.options),
         },
-        "weight_sync": {
-            "logprob_check_every": 2
-        },  # in turns from GPU memory, else by broadcast; `shared` takes a folder
+        # In turns from GPU memory, else by broadcast; `shared` takes a folder.
+        "weight_sync": {"logprob_check_every": 2},
         "placement": PLACEMENTS[arguments.what],
         "train_engine": {
             "type": "fsdp",

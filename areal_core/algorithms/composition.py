@@ -1,4 +1,4 @@
-"""Policy gradients composed of stages, an advantage, corrections, a loss, regularizers and an loss aggregation.
+"""Policy gradients composed of stages, an advantage, corrections, a loss, regularizers and a loss aggregation.
 
 The order of things for one batch: `prepare` runs the passes and stages and computes advantages on the whole batch;
 `updates` cuts it into minibatches, fixes every token's weight in the update's loss, and hands out the work; `loss` is

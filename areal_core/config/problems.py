@@ -36,13 +36,12 @@ _VALUE_IS_SHOWN: Final = re.compile(
 RENAMED: Final = {
     "publication": "weight_sync",
     "verify_every": "weight_sync.logprob_check_every",
-    "tolerance": "weight_sync.logprob_tolerance",
     "pipeline_depth": "rollout.max_pending_batches",
     "epochs_per_batch": "training.num_epochs",
     "updates_per_batch": "training.num_minibatches",
     "aggregation": "loss_aggregation",
+    "publish": "adapter.sync",
     "objectives": "auxiliary_losses",
-    "regularisers": "regularizers",
     # what others call it: TRL, verl, AReaL
     **dict.fromkeys(("num_generations", "n_samples", "n"), "rollout.group_size"),
     **dict.fromkeys(("epsilon", "eps_clip", "clip_ratio_low"), "policy_loss.clip_low"),
@@ -120,8 +119,8 @@ def unknown_key(path: Path, known: Iterable[str], owner: str = "") -> Problem:
     near = [name for name in names if "".join(part[:1] for part in name.split("_")) == word]  # lr: learning_rate
     near = near or difflib.get_close_matches(word, names, n=1)
     hints = [f"did you mean '{near[0]}'?"] if near else []
-    if word in RENAMED:
-        near, hints = [word], [f"areal calls it {RENAMED[word]}"]
+    if word in RENAMED and not near:
+        hints.append(f"areal calls it {RENAMED[word]}")
     if names and (not near or len(names) <= 12):
         hints.append(f"keys here: {', '.join(names)}")
     if owner and not names:

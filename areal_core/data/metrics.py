@@ -81,7 +81,7 @@ class Metric:
         return Metric(self.kind, values, self.weights + other.weights, self.bounds)
 
     def as_numbers(self, name: str) -> dict[str, float]:
-        """As it stands in a metrics_logger: one number, or a share for each place of a histogram."""
+        """As it stands in `metrics.jsonl`: one number, or a share for each place of a histogram."""
         if self.kind == "mean":
             return {name: float(self.values / self.weights) if float(self.weights) else 0.0}
         if self.kind == "effective_share":

@@ -45,6 +45,6 @@ class PromptSampler:
 
 
 def sample_seed(seed: int, row: int, epoch: int, sample_index: int, turn: int = 0) -> int:
-    """The 63-bit seed of one generation, from the prompt id of its prompt and its place in the group."""
+    """The 63-bit seed of one generation, from its prompt id and its place in the group."""
     name = f"{seed}/{row}/{epoch}/{sample_index}/{turn}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

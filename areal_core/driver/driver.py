@@ -259,8 +259,9 @@ class Driver:
             self._say(f"{process.name} {how if process.why or said else end.describe()}: it is started again")
             self._members.restart(process, pause_s)
             return
-        self._say(f"{process.name} {reason}: it is not started again")
         role = process.group.role
+        if role == "server":
+            self._say(f"{process.name} is not started again: {reason}")
         self._hub.failed.setdefault(role, {})[process.name] = reason
         if not self._hub.tell_watchers(role) and role != "server" and self._given_up is None:
             hints = [*(said.hints if said else ()), f"its log: {self._run.log(process.name)}"]

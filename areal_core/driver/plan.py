@@ -268,7 +268,7 @@ def _weight_sync_rows(
         told += f", about {total / rate:.2g} s{by} at {rate / 1e9:g} GB/s within one machine (as on H200s)"
     elif memory.gpu_bytes is not None and goes_out:
         told += f",{by} between nodes: how long that takes, their network decides"
-    yield "weight_sync", told
+    yield "weight sync", told
     if config.placement.colocated and memory.gpu_bytes is not None:
         left = (memory.gpu_bytes - memory.resident) / GIB
         yield "in turns", f"the trainer keeps {memory.resident / GIB:.1f} GiB while servers generate in {left:.1f} GiB"

@@ -54,8 +54,8 @@ def install_command(*names: str, extra: str = "") -> str:
     """What installs plugins of this project, with an extra or without: a name that is not on the index yet may become
     somebody else's."""
     wanted = [f"areal-{name}" if IS_RELEASED else f"./plugins/areal_{name}" for name in names]
-    words = [f"'{one}[{extra}]'" if extra else one for one in wanted]
-    return f"pip install {' '.join(words)}" + ("" if IS_RELEASED else " (in a clone of areal)")
+    words = " ".join(f"'{one}[{extra}]'" if extra else one for one in wanted)
+    return f"pip install {words}" + ("" if IS_RELEASED else " (in a clone of areal)")
 
 
 @dataclass(frozen=True)

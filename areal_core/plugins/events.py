@@ -72,13 +72,16 @@ class Events:
     def _tell(self, hook: str, **arguments: object) -> list[tuple[str, BaseException]]:
         """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""
         failures: list[tuple[str, BaseException]] = []
+        lines: list[str] = []
         implementations = getattr(self._relay.hook, hook).get_hookimpls()
         for implementation in sorted(implementations, key=lambda each: each.plugin_name):
             if implementation.plugin_name in self.silenced:
                 continue
             try:
-                for line in implementation.function(*(arguments[name] for name in implementation.argnames)) or ():
-                    self.say(line)
+                told = implementation.function(*(arguments[name] for name in implementation.argnames))
+                lines += [told] if isinstance(told, str) else told if isinstance(told, list | tuple) else ()
             except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is reported under its name
                 failures.append((implementation.plugin_name, error))
+        for line in lines:
+            self.say(line)
         return failures

@@ -183,9 +183,8 @@ def _engines(
 def _weights_folders(config: RunConfig, attempt: AttemptFolder, model: ModelReference) -> list[Path]:
     """Where weights are synced, best first; empty. In memory only where all versions that are kept have room."""
     are_apart = config.has_servers and (int(os.environ.get(NODES_VARIABLE, "1")) > 1 or config.has_elastic_servers)
-    if (
-        config.weight_sync.transport.target == "core/disk" or are_apart
-    ):  # servers on other nodes see the run's folder alone
+    # Servers on other nodes see the run's folder alone.
+    if config.weight_sync.transport.target == "core/disk" or are_apart:
         folders = [attempt.weights]
     else:
         folders = [Path(os.environ[SCRATCH_VARIABLE]) / "weights", attempt.weights]

@@ -57,6 +57,7 @@ class Member:
         connection: to it, of the adapter's own class (`Connection`).
         mode: what becomes of live requests' keys and values at an update.
         mark: of the run, in front of each version in the server's labels, so that no other run's are believed.
+        is_given_up: whether the driver of the run starts it no more.
         is_own: whether the run starts it itself. Its address is empty while no process of it serves.
         gpus: of one of the run's own, by their numbers in `placement`, in the order of its ranks; empty where the run
             names none.
@@ -80,6 +81,7 @@ class Member:
     connection: Any
     mode: UpdateMode
     mark: str = ""
+    is_given_up: bool = False
     is_own: bool = False
     gpus: tuple[int, ...] = ()
     state: State = State.STARTING
@@ -230,10 +232,10 @@ class ServerPool:
         """How many servers are ready or may become so; one that has served is given more than one chance, until the
         driver starts it no more."""
         refused = self.those(State.REFUSED)
-        has_process = [member for member in refused if member.has_served and member.connection.address]
+        may_serve = [member for member in refused if member.has_served and not member.is_given_up]
         # What one of them cannot do, none can that has not begun.
         waiting = () if all(member.has_served for member in refused) else self.those(State.WAITING)
-        hopeless = len(refused) - len(has_process) + len(waiting)
+        hopeless = len(refused) - len(may_serve) + len(waiting)
         return len(self.members) - hopeless - len(self.those(State.GONE))
 
     def those(self, *states: State) -> list[Member]:

@@ -154,6 +154,7 @@ class Tending:
             server = serving.get(member.name)
             if member.connection.address != (server.address if server else ""):
                 self._begin(member, server)
+            member.is_given_up = member.name in servers.failed
             if (why := servers.failed.get(member.name)) and member.state is not State.REFUSED:
                 self.pool.lose(member, why, State.REFUSED)
 

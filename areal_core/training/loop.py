@@ -36,7 +36,7 @@ STOPPING_PATIENCE_S = 15.0
 
 
 class Trainer:
-    """Learns from batches and syncs weights. The same on every rank; only rank 0 has a source and a metrics_logger.
+    """Learns from batches and syncs weights. The same on every rank; only rank 0 has a source and a metrics logger.
 
     Args:
         config: of the run.
@@ -266,7 +266,7 @@ class Trainer:
         return is_made
 
     def _tell(self, line: str) -> None:
-        """A line for the user, on the rank that has a metrics_logger."""
+        """A line for the user, on the rank that has a metrics logger."""
         if self._metrics_logger is not None:
             self._metrics_logger.tell(line)
 

@@ -11,6 +11,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, ServerLostError, WeightUpdate
 from areal_core.messages.hub import Restart
 from areal_core.servers.fleet import ServerFleet
+from areal_core.servers.pool import State
 from areal_core.servers.settings import FleetSettings
 from tests.fleet.conftest import TENSORS
 from tests.virtual_time import run_virtually
@@ -142,6 +143,22 @@ def test_the_run_ends_at_once_where_the_driver_gives_up_the_only_server(running,
             await running.until(lambda: fleet.pool.failure, "the end", 10)
             assert "ended 4 times in 300 s" in str(fleet.pool.failure)
             assert "areal logs RUN_DIR server-0" in fleet.pool.failure.hints[0]
+
+    run_virtually(check())
+
+
+def test_one_that_is_refused_after_it_served_is_waited_for_until_it_is_given_up(running, own):
+    """Between one process and the next it has no address, and the driver starts it again."""
+
+    async def check():
+        starting, _ = own(running.server(), running.server(), starts=2, servers=1)
+        async with starting as fleet:
+            member = fleet.pool.members["server-0"]
+            fleet.pool.lose(member, "answers, but not as a server of this kind does", State.REFUSED)
+            member.connection.address = ""
+            assert fleet.pool.possible == 1
+            member.is_given_up = True
+            assert fleet.pool.possible == 0
 
     run_virtually(check())
 

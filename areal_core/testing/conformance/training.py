@@ -312,7 +312,7 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
             assert metrics["gradient_norm"] == 0.0
 
     def test_the_batch_stays_as_it_was(self, tmp_path: Path) -> None:
-        """It is used again: for the next update, and for the consumption_log."""
+        """It is used again: for the next update, and for the consumption log."""
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         before = batch.to_bytes()
         with self.engine(model, max_tokens_per_microbatch=40) as engine:

@@ -93,7 +93,7 @@ def train(engine: TrainEngine, batch: PackedBatch, loss: Loss, outputs: Sequence
 
 
 def numbers_of(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Metrics as they stand in a metrics_logger."""
+    """Metrics as they stand in `metrics.jsonl`."""
     found: dict[str, float] = {}
     for name, metric in metrics.items():
         assert isinstance(metric, Metric), f"metric '{name}' is {type(metric).__name__}, not a Metric"

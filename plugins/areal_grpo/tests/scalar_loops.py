@@ -23,13 +23,13 @@ def ppo_clip(tokens, clip_low, clip_high, dual_clip):
     found = []
     for token in tokens:
         ratio, advantage = math.exp(token.logprob - token.proximal), token.advantage
-        auxiliary_loss, slope = ratio * advantage, ratio * advantage
+        surrogate, slope = ratio * advantage, ratio * advantage
         bounded = min(max(ratio, 1 - clip_low), 1 + clip_high) * advantage
-        if bounded < auxiliary_loss:
-            auxiliary_loss, slope = bounded, 0.0
-        if dual_clip is not None and advantage < 0 and auxiliary_loss < dual_clip * advantage:
-            auxiliary_loss, slope = dual_clip * advantage, 0.0
-        found.append((-auxiliary_loss, -slope))
+        if bounded < surrogate:
+            surrogate, slope = bounded, 0.0
+        if dual_clip is not None and advantage < 0 and surrogate < dual_clip * advantage:
+            surrogate, slope = dual_clip * advantage, 0.0
+        found.append((-surrogate, -slope))
     return found
 
 

@@ -103,7 +103,7 @@ class GAESettings(Settings):
         return (ForwardPass(CRITIC, "values", "values"),)
 
     def notes(self, config: RunConfig) -> Iterable[str]:
-        """A critic learns only by an auxiliary_loss."""
+        """A critic learns only by an auxiliary loss."""
         if not any(chosen.kind == "auxiliary_losses" for _, chosen in selections(config.algorithm)):
             yield "gae asks a critic, and nothing teaches it: choose an auxiliary loss such as value_regression"
 

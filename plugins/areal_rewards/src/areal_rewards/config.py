@@ -40,7 +40,7 @@ class ExactMatchSettings(Settings):
     """Settings of `text.exact_match`."""
 
     after: str | None = Field(
-        default=None, description="compare only what follows the last prompt id of this text; null compares all"
+        default=None, description="compare only what follows the last place where this text stands; null compares all"
     )
     ignore_case: bool = Field(default=False, description="take capital and small letters as equal")
 
@@ -194,7 +194,7 @@ class TableSettings(Settings):
         default=None, description="template such as '{solution}'; null takes the column `answer` where there is one"
     )
     answer_after: str | None = Field(
-        default=None, description="of the answer keep what follows the last prompt id of this, such as '####'"
+        default=None, description="of the answer keep what follows the last place where this stands, such as '####'"
     )
     completion: Template | None = Field(
         default=None,

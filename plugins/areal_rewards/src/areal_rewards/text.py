@@ -15,7 +15,7 @@ def exact_match(completion: str, answer: Any, *, after: str | None, ignore_case:
     Args:
         completion: what the policy wrote.
         answer: of the row; a number is compared as it is written in Python.
-        after: compare only what follows its last prompt id in the completion; a completion without it gets 0.
+        after: compare only what follows its last place in the completion; a completion without it gets 0.
         ignore_case: compare in one case.
     """
     if after is not None:

@@ -64,7 +64,7 @@ CHARTS = (
 )
 OTHERS = re.compile(r"(train|reward)/|agents/(turns|calls|malformed_calls)$")
 """Metrics that get a small chart each, unless one above has them already."""
-PHASES = ("wait", "train", "sync", "evaluate", "checkpoint")
+PHASES = ("wait", "train", "weight_sync", "evaluate", "checkpoint")
 
 
 def render_page(name: str, steps: int, lines: Lines, samples: Lines, config: str, note: str = "") -> str:

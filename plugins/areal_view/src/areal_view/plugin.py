@@ -35,9 +35,10 @@ def areal_run_finished(run_dir: Path, outcome: str) -> list[str]:
 
     if outcome != "done":
         return []
-    write_report(run_dir)
     lines, _ = read_lines(run_dir / "metrics.jsonl", is_metrics)
-    return [words] if (words := bottleneck(lines, Split.of(load_run(run_dir).config))) else []
+    words = bottleneck(lines, Split.of(load_run(run_dir).config))
+    write_report(run_dir)
+    return [words] if words else []
 
 
 @hookimpl
