@@ -32,7 +32,7 @@ from areal_core.config import Selection, Settings, component
 
 class LearnsSettings(Settings):
     advantage: Selection = component("advantages", default="plain")
-    core: Selection = component("loss aggregations", default={"type": "constant_length", "length": 1})
+    core: Selection = component("loss_aggregations", default={"type": "constant_length", "length": 1})
     several: list[Selection] = component("advantages", default=["plain", "grouped"])
     other: Selection | None = component("advantages")
 """
@@ -130,7 +130,7 @@ def test_settings_made_by_hand_find_the_core_and_the_current_folder(kit):
         from areal_core.config import LocalPath, Selection, Settings, component
         class Mine(Settings):
             path: LocalPath = Path("data")
-            how: Selection = component("loss aggregations", default="token_mean")
+            how: Selection = component("loss_aggregations", default="token_mean")
             which: Selection | None = component("advantages")
         made = Mine(which="mine.py:centered")
         print(made.path == Path.cwd() / "data", made.how.target, made.which.target.endswith("/mine.py:centered"))

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
-NEEDED = ("hf", "attention", "models", "vision", "parallel", "planning", "lora", "fsdp", "grpo")
+NEEDED = ("hf", "vision", "fsdp", "grpo")
 DISTRIBUTIONS = (ROOT, *(ROOT / "plugins" / f"areal_{name}" for name in NEEDED), PLUGIN)
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "*.egg-info", "tests", ".mypy_cache")
 

@@ -55,7 +55,7 @@ def test_nothing_is_synced_while_the_first_role_does_not_learn(tmp_path: Path) -
 
     parts = WarmsUp()
     train(tmp_path, parts, config(3), critic=CRITIC)
-    assert [line for line in parts.asked if line[:4] in {"publ", "keep"}] == ["keep 1", "keep 2", "sync 3"]
+    assert [line for line in parts.asked if line[:4] in {"sync", "keep"}] == ["keep 1", "keep 2", "sync 3"]
 
 
 def test_an_average_follows_every_so_many_steps(tmp_path: Path) -> None:

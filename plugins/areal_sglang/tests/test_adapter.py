@@ -277,7 +277,7 @@ def test_servers_of_adapters_are_started_with_room_for_them(replay, recorded):
     assert "--enable-lora" in words
     assert words[words.index("--max-lora-rank") + 1] == "20"
     assert words[words.index("--lora-target-modules") + 1 :][:2] == ["q_proj", "k_proj"]
-    assert not speaks.capabilities().broadcast
+    assert not speaks.capabilities().transports
     for changes in ({}, {"enable_lora": True, "max_lora_rank": 8}, {"max_lora_rank": 32}):
         with pytest.raises(ServerRefusedError, match=r"takes adapters of rank [08] at most, and adapter_rank is 20"):
             called(replay, told(recorded, **changes), speaks.identify)

@@ -85,6 +85,10 @@ class Workplace:
         """The steps that metrics tell of."""
         return [line["step"] for line in RunFolder(self.folder / run).read_metrics()]
 
+    def checkpoints(self) -> list[Path]:
+        """Those of the run, which are written beside training."""
+        return list(RunFolder(self.run).checkpoints())
+
     def weights(self, run: str = "run") -> bytes:
         """The exported parameters of a run."""
         return (self.folder / run / "model" / "model.safetensors").read_bytes()
@@ -160,7 +164,7 @@ def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
     workplace: Workplace, wait_for: Callable[..., None]
 ) -> None:
     job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12")
-    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    wait_for(lambda: 3 in workplace.steps() and any(workplace.checkpoints()), "three steps and a checkpoint")
     os.kill(workplace.processes("trainer-1")[0], signal.SIGKILL)
     log = workplace.finish(job)
     assert "was killed by SIGKILL" in log
@@ -174,7 +178,7 @@ def test_a_process_that_is_killed_costs_what_came_after_the_last_checkpoint(
 def test_a_lost_node_is_done_without(workplace: Workplace, cluster: Any, wait_for: Callable[..., None]) -> None:
     slowly = "launcher.setup=export TEST_SLOWNESS_S=0.1"  # a run that is over before the fault would show nothing
     job = workplace.submit("--nodes=3", "--gres=gpu:2", "steps=12", "launcher.trainer_processes=3", slowly)
-    wait_for(lambda: 2 in workplace.steps(), "two steps")
+    wait_for(lambda: 3 in workplace.steps() and any(workplace.checkpoints()), "three steps and a checkpoint")
     cluster.kill("n3")
     log = workplace.finish(job)
     assert "on n3 was lost" in log
