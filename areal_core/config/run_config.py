@@ -89,9 +89,9 @@ class RunConfig(Section):
     def _as_placed(self) -> RunConfig:
         """GPUs that are named in words get their numbers; where GPUs are named, what is right on GPUs holds for what
         is not written."""
-        counted = self.placement.is_counted
-        found = numbered(self.placement, self.launcher, self.inference_engine) if counted else {}
-        placed = self.model_copy(update=found) if found else self
+        placed = self
+        if self.placement.is_counted:
+            placed = self.model_copy(update=numbered(self.placement, self.launcher, self.inference_engine))
         changes: dict[str, Section] = {}
         if placed.placement.training and "dtype" not in placed.model.model_fields_set:
             changes["model"] = placed.model.model_copy(update={"dtype": "bfloat16"})

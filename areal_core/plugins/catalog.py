@@ -97,12 +97,9 @@ class Installed:
         wanted, always = canonicalize_name(missing_module), self.required()
         for extra in self._fields("Provides-Extra"):
             if wanted in self.required(extra) and wanted not in always:
-                is_ours = self.name in FIRST_PARTY and self.distribution == f"areal-{self.name}"
-                return (
-                    install_command(self.name, extra=extra)
-                    if is_ours
-                    else f"pip install '{self.distribution}[{extra}]'"
-                )
+                if self.name in FIRST_PARTY and self.distribution == f"areal-{self.name}":
+                    return install_command(self.name, extra=extra)
+                return f"pip install '{self.distribution}[{extra}]'"
         return f"pip install --upgrade {self.distribution}"
 
     def unmet(self) -> list[str]:
