@@ -103,8 +103,8 @@ def test_the_core_and_one_plugin(install: Install, plugin: str) -> None:
     assert refused.returncode == 2
     if plugin == "areal_grpo":  # its default preset names the others: all of them are asked for in one line
         assert "pip install" in refused.stderr
-        assert "areal-fsdp" in refused.stderr
-        assert "areal-hf" in refused.stderr
+        assert "areal_fsdp" in refused.stderr
+        assert "areal_hf" in refused.stderr
 
 
 def test_all_together_and_a_third_partys_train(install: Install, lay_out: Callable[[Path], None]) -> None:
