@@ -24,7 +24,7 @@ from areal_core.runs import RunFolder
 ENDS = 10
 """Steps whose reward is averaged at either end."""
 REWARD = "reward/all_episodes"
-"""Before group stages: DAPO keeps the groups whose answers differ, and their mean stays near a half."""
+"""Before group filters: DAPO keeps the groups whose answers differ, and their mean stays near a half."""
 
 
 def main() -> None:

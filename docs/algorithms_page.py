@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 PLUGINS: Final = ("grpo", "finetuning")
 PARTS: Final = (
-    "algorithms", "group_stages", "stages", "advantages", "policy_losses", "corrections", "regularizers",
-    "auxiliary_losses",
-    "loss_aggregations", "encoders",
+    "algorithms", "reward_shaping", "group_filters", "batch_transforms", "advantages", "policy_losses", "corrections",
+    "regularizers", "auxiliary_losses", "loss_aggregations", "example_tokenizers",
 )  # fmt: skip
 COMPOSITION: Final = "areal_core.algorithms.composition:PolicyGradient"
 BASE: Final = "areal_core.algorithms.settings:PolicyGradientSettings"
@@ -34,8 +33,8 @@ INTRODUCTION: Final = """<!-- Made by `python docs/algorithms_page.py > docs/alg
 # Algorithms
 
 Every algorithm and every part of one that comes with areal: formula, settings with their defaults, and where it is
-from. An algorithm is `group stages ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; each part is chosen in the
-config and may be yours ([writing a plugin](writing-a-plugin.md#an-algorithm)). What is logged is explained in
+from. An algorithm is `group filters ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; each part is chosen in
+the config and may be yours ([writing a plugin](writing-a-plugin.md#an-algorithm)). What is logged is explained in
 [metrics](metrics.md#training).
 
 In the formulas π is the policy that learns, π_prox the policy at the start of the batch, μ the policy that sampled;

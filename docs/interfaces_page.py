@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PROTOCOLS: Final = {
     "train_engines": (
-        interfaces.TrainEngine, interfaces.Role, interfaces.Follows, interfaces.LossSpec,
-        interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.LendingEngine, interfaces.MeasuringEngine,
-        interfaces.SnapshotEngine, interfaces.PlansMemory, interfaces.RankLoad, interfaces.Memory,
+        interfaces.TrainEngine, interfaces.Role, interfaces.EMA, interfaces.LossSpec,
+        interfaces.OptimizerSettings, interfaces.ComparingEngine, interfaces.AdapterEngine, interfaces.MeasuringEngine,
+        interfaces.SnapshotEngine, interfaces.Estimate,
     ),
     "inference_engines": (
         interfaces.InferenceEngine, interfaces.InferenceClient, interfaces.Slots, interfaces.SlotHolder,
@@ -39,15 +39,16 @@ PROTOCOLS: Final = {
     "reward_functions": (interfaces.Reward,),
     "datasets": (interfaces.Dataset,),
     "algorithms": (interfaces.Algorithm, interfaces.Context, interfaces.ForwardPass, interfaces.LossResult),
-    "group_stages": (interfaces.GroupStage,),
-    "stages": (interfaces.Stage,),
+    "reward_shaping": (interfaces.RewardShaping,),
+    "group_filters": (interfaces.GroupFilter,),
+    "batch_transforms": (interfaces.BatchTransform,),
     "advantages": (interfaces.Advantage,),
     "policy_losses": (interfaces.PolicyLoss, interfaces.PolicyTerms),
     "corrections": (interfaces.Correction,),
     "loss_aggregations": (interfaces.LossAggregation,),
     "regularizers": (interfaces.Regularizer,),
     "auxiliary_losses": (interfaces.AuxiliaryLoss,),
-    "encoders": (interfaces.Encoder,),
+    "example_tokenizers": (interfaces.ExampleTokenizer,),
     "models": (interfaces.ModelSource, interfaces.FindsModel, interfaces.ModelReference),
     "weight_transports": (interfaces.WeightTransport,),
     "launchers": (

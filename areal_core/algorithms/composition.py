@@ -1,6 +1,6 @@
-"""Policy gradients composed of stages, an advantage, corrections, a loss, regularizers and a loss aggregation.
+"""Policy gradients composed of transforms, an advantage, corrections, a loss, regularizers and a loss aggregation.
 
-The order of things for one batch: `prepare` runs the passes and stages and computes advantages on the whole batch;
+The order of things for one batch: `prepare` runs forward passes and transforms and computes advantages on all of it;
 `updates` cuts it into minibatches, fixes every token's weight in the update's loss, and hands out the work; `loss` is
 called for each micro-batch and only adds up.
 """
@@ -39,10 +39,10 @@ class PolicyGradient:
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         self._settings = settings
-        self.group_stages = [stage.build() for stage in settings.group_stages]
-        self._stages = [stage.build() for stage in settings.stages]
+        self.group_filters = [one.build() for one in (*settings.reward_shaping, *settings.group_filters)]
+        self._batch_transforms = [one.build() for one in settings.batch_transforms]
         self._advantage = settings.advantage.build()
-        self._update_stages = [stage.build() for stage in settings.update_stages]
+        self._minibatch_transforms = [one.build() for one in settings.minibatch_transforms]
         self._corrections = [correction.build() for correction in settings.corrections]
         self._policy_loss = settings.policy_loss.build()
         self._regularizers = [regularizer.build() for regularizer in settings.regularizers]
@@ -52,8 +52,8 @@ class PolicyGradient:
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """See `Algorithm.prepare`."""
         batch = run_passes(batch, needs_of(self._settings, context.updates), context)
-        for stage in self._stages:
-            batch = batch.with_columns(stage(batch, context))
+        for transform in self._batch_transforms:
+            batch = batch.with_columns(transform(batch, context))
         found = self._advantage(batch)
         columns = dict(found) if isinstance(found, Mapping) else {"advantages": found}
         if len(columns["advantages"]) == len(batch):
@@ -84,8 +84,8 @@ class PolicyGradient:
         """See `Algorithm.updates`."""
         for cut in context.minibatches(batch):
             minibatch = cut
-            for stage in self._update_stages:
-                minibatch = minibatch.with_columns(stage(minibatch, context))
+            for transform in self._minibatch_transforms:
+                minibatch = minibatch.with_columns(transform(minibatch, context))
             minibatch = minibatch.with_tokens(loss_weights=self._loss_aggregation(minibatch))
             works = [auxiliary_loss(minibatch, context) for auxiliary_loss in self._auxiliary_losses]
             if context.step >= self._settings.warmup_steps:
@@ -128,7 +128,9 @@ class PolicyGradient:
     @staticmethod
     def _terms(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> PolicyTerms:
         logprobs, behavior = outputs["logprobs"], batch["logprobs"]
-        if "proximal_share" in batch:  # the choice of the settings; a stage may have asked for the column below
+        if (
+            "proximal_share" in batch
+        ):  # the choice of the settings; a batch transform may have asked for the column below
             proximal = behavior + batch["proximal_share"] * (logprobs.detach() - behavior)
         elif "proximal_logprobs" in batch:
             proximal = batch["proximal_logprobs"]

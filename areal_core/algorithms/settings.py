@@ -38,24 +38,27 @@ class CorrectionSettings(Settings):
     only_masks: ClassVar[bool] = False
 
 
-class StageSettings(Settings):
-    """The base of a stage's settings.
+class BatchTransformSettings(Settings):
+    """The base of a batch transform's settings.
 
     Attributes:
         belongs_in: the one list in which what it computes is read in time; None is either.
     """
 
-    belongs_in: ClassVar[Literal["stages", "update_stages"] | None] = None
+    belongs_in: ClassVar[Literal["batch_transforms", "minibatch_transforms"] | None] = None
 
 
 class PolicyGradientSettings(Settings):
-    """`group stages ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; subclasses set algorithms' defaults."""
+    """`group filters ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`; subclasses set algorithms' defaults."""
 
-    group_stages: list[Selection] = component(
-        "group_stages", default=[], description="filter and shape finished groups, in order, where they are generated"
+    reward_shaping: list[Selection] = component(
+        "reward_shaping", default=[], description="change the rewards of finished groups, in order, before the filters"
     )
-    stages: list[Selection] = component(
-        "stages", default=[], description="compute columns of a whole batch before the advantages, in order"
+    group_filters: list[Selection] = component(
+        "group_filters", default=[], description="drop finished groups, or take answers out of the loss, in order"
+    )
+    batch_transforms: list[Selection] = component(
+        "batch_transforms", default=[], description="compute columns of a whole batch before the advantages, in order"
     )
     advantage: Selection = component("advantages", description="turns rewards into advantages")
     proximal: Literal["recomputed", "behavior", "interpolated"] = Field(
@@ -64,8 +67,10 @@ class PolicyGradientSettings(Settings):
         "update it is the current one, and no pass is needed); the one that sampled, which leaves nothing to correct; "
         "or interpolated between it and the current one by their versions, log-linearly (A-3PO, arXiv 2512.06547)",
     )
-    update_stages: list[Selection] = component(
-        "stages", default=[], description="compute columns of each update's minibatch, in order, just before it"
+    minibatch_transforms: list[Selection] = component(
+        "batch_transforms",
+        default=[],
+        description="compute columns of each update's minibatch, in order, just before it",
     )
     corrections: list[Selection] = component(
         "corrections",
@@ -112,13 +117,13 @@ class PolicyGradientSettings(Settings):
                 f"'{self.policy_loss.target}' has the ratio to the policy that sampled in it already, and "
                 f"{', '.join(weighing)} would weigh by it twice; leave it out, or choose one that only masks"
             )
-        for key in ("stages", "update_stages"):
-            for stage in getattr(self, key):
-                home = stage.settings.belongs_in if isinstance(stage.settings, StageSettings) else None
+        for key in ("batch_transforms", "minibatch_transforms"):
+            for one in getattr(self, key):
+                home = one.settings.belongs_in if isinstance(one.settings, BatchTransformSettings) else None
                 if home not in {None, key}:
-                    yield f"'{stage.target}' stands in {key} and belongs into {home}, where what it computes is read"
-        for key in ("group_stages", "stages", "update_stages", "corrections", "regularizers", "auxiliary_losses"):
-            parts = getattr(self, key)
+                    yield f"'{one.target}' stands in {key} and belongs into {home}, where what it computes is read"
+        for key, value in self:
+            parts = [part for part in value if isinstance(part, Selection)] if isinstance(value, list) else []
             for part in (part for number, part in enumerate(parts) if part in parts[:number]):
                 yield f"'{part.target}' stands twice in {key}, with the same settings: leave one out"
         if self.warmup_steps >= config.steps:

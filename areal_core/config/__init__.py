@@ -18,7 +18,7 @@ is annotated `LocalPath`: it is relative to the config that names it. A span of 
 
 from areal_core.config.context import LocalPath
 from areal_core.config.launching import LauncherSettings
-from areal_core.config.needs import needs_of
+from areal_core.config.needs import needs_of, roles_of
 from areal_core.config.place import component
 from areal_core.config.resolve import CONFIG_FILE, Resolved, load_run, resolve
 from areal_core.config.run_config import RunConfig
@@ -43,5 +43,6 @@ __all__ = [
     "load_run",
     "needs_of",
     "resolve",
+    "roles_of",
     "selections",
 ]

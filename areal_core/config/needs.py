@@ -52,24 +52,24 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
             raise ConfigError(f"two components mean different roles by '{role.name}': {told}")
     roles = roles or {ACTOR.name: ACTOR}
     for role in roles.values():
-        _check_follows(role, roles)
+        _check_ema(role, roles)
     if not (first := next(iter(roles.values()))).trains:
         raise ConfigError(f"the first role that is needed, '{first.name}', does not learn: there is nothing to sync")
     return roles
 
 
-def _check_follows(role: Role, roles: dict[str, Role]) -> None:
-    """An average must be one of a role that learns and computes the same."""
-    follows = role.follows
-    if follows is None:
+def _check_ema(role: Role, roles: dict[str, Role]) -> None:
+    """An EMA must be one of a role that learns and computes the same."""
+    ema = role.ema
+    if ema is None:
         return
-    leader = roles.get(follows.role)
-    if role.trains or leader is None or not leader.trains or leader.head != role.head:
+    source = roles.get(ema.role)
+    if role.trains or source is None or not source.trains or source.head != role.head:
         words = "which is no role of the same head that learns"
-        raise ConfigError(f"the role '{role.name}' follows '{follows.role}', {words}")
-    if follows.every < 1 or not 0 <= follows.decay < 1:
+        raise ConfigError(f"the role '{role.name}' is an EMA of '{ema.role}', {words}")
+    if ema.every < 1 or not 0 <= ema.decay < 1:
         words = "every must be at least 1, decay from 0 to below 1"
-        raise ConfigError(f"the role '{role.name}' follows {follows}: {words}")
+        raise ConfigError(f"the role '{role.name}' has {ema}: {words}")
 
 
 def _nothing(updates: int) -> tuple[()]:

@@ -42,6 +42,10 @@ RENAMED: Final = {
     "aggregation": "loss_aggregation",
     "publish": "adapter.sync",
     "objectives": "auxiliary_losses",
+    "stages": "batch_transforms",
+    "update_stages": "minibatch_transforms",
+    "group_stages": "reward_shaping, then group_filters",
+    "encoder": "example_tokenizer",
     # what others call it: TRL, verl, AReaL
     **dict.fromkeys(("num_generations", "n_samples", "n"), "rollout.group_size"),
     **dict.fromkeys(("epsilon", "eps_clip", "clip_ratio_low"), "policy_loss.clip_low"),

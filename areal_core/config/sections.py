@@ -127,7 +127,7 @@ class RolloutSection(Section):
     blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
     """seconds for which a workflow may block all others of its process before that is replaced"""
     workers: int = Field(default=1, ge=1)
-    """processes that run workflows, data and group stages"""
+    """processes that run workflows, data and group filters"""
     worker_memory_gib: float | None = Field(default=None, gt=0, le=1 << 20)
     """GiB that each of them and of the programs that it starts, rewards too, may allocate; null is no limit"""
     reward_processes: int = Field(default=1, ge=1)

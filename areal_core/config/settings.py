@@ -25,10 +25,10 @@ from areal_core.config.problems import RejectedError, from_validation
 from areal_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from areal_core.interfaces.algorithm import ForwardPass
-    from areal_core.interfaces.model import Role, StoredModel
+    from areal_core.interfaces.model import Estimate, Role, StoredModel
 
 Seconds = Annotated[float, Field(le=366 * 86_400)]
 """A span of time in settings: what waits for years waits for ever, and clocks cannot count everything."""
@@ -66,9 +66,8 @@ class Settings(BaseModel):
 
     needs_group: ClassVar[bool] = False
     """For settings of an advantage: it compares the answers to one prompt, so that a group of one is a mistake."""
-    shows_pictures: ClassVar[bool] = False
-    """For settings of a workflow: its requests have pictures, so that an engine which takes none is a mistake.
-    Without it, a picture in the first rows is one, where the model sees."""
+    shows_images: ClassVar[bool] = False
+    """For settings of a workflow: its requests have images, so that an engine which takes none is a mistake."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -104,6 +103,21 @@ class Settings(BaseModel):
         """
         del config, model
         return ()
+
+    def estimate(self, config: Any, models: Mapping[str, StoredModel]) -> Estimate:
+        """For settings of an engine: what a run will take, such as memory; asked by `--dry-run` and before each start.
+
+        Args:
+            config: of the run.
+            models: those of its roles whose folders are there.
+
+        Raises:
+            RunError: the engine cannot train such a model with these settings, and why.
+        """
+        del config, models
+        from areal_core.interfaces.model import Estimate
+
+        return Estimate()
 
     def notes(self, config: Any) -> Iterable[str]:
         """What is no mistake and yet worth a look beside the rest of the config, one line each; a run goes ahead."""

@@ -14,14 +14,14 @@ from areal_core.data.trajectory import Episode, FinishReason, Generation, Trajec
 
 if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch, Ragged
-    from areal_core.data.groups import by_player, group_mean, group_standard_deviation, group_sum
+    from areal_core.data.groups import by_agent, group_mean, group_standard_deviation, group_sum
     from areal_core.data.metrics import Metric, combine, reduce_over_ranks
     from areal_core.data.prediction import shift_to_predictions
     from areal_core.data.split import split_by_tokens, split_into_microbatches
 
 _IN_TORCH = {
     "batch": ("PackedBatch", "Ragged"),
-    "groups": ("by_player", "group_mean", "group_standard_deviation", "group_sum"),
+    "groups": ("by_agent", "group_mean", "group_standard_deviation", "group_sum"),
     "metrics": ("Metric", "combine", "reduce_over_ranks"),
     "prediction": ("shift_to_predictions",),
     "split": ("split_by_tokens", "split_into_microbatches"),
@@ -39,7 +39,7 @@ __all__ = [
     "TokenIds",
     "Trajectory",
     "TrajectoryBuilder",
-    "by_player",
+    "by_agent",
     "combine",
     "group_mean",
     "group_standard_deviation",

@@ -95,9 +95,9 @@ def pack_group(number: int, prompt_id: tuple[int, int], group_size: int, episode
         "episode_id": [number * group_size + index for index, _, _ in placed],
         "sample_index": [index for index, _, _ in placed],
         "part_index": [part for _, part, _ in placed],
-        "player": [zlib.crc32(e.trajectories[n].player.encode("utf-8", "backslashreplace")) for _, n, e in placed],
+        "agent_id": [zlib.crc32(e.trajectories[n].agent_id.encode("utf-8", "backslashreplace")) for _, n, e in placed],
     }
-    rewards = {"reward": [episode.reward + episode.trajectories[part].earned for _, part, episode in placed]}
+    rewards = {"reward": [episode.reward + episode.trajectories[part].reward for _, part, episode in placed]}
     rewards |= {f"reward.{name}": [episode.rewards.get(name, 0.0) for _, _, episode in placed] for name in names}
     columns = pack([episode.trajectories[part] for _, part, episode in placed])
     columns |= {f"sequences.{key}": np.array(value, np.int64) for key, value in integers.items()}

@@ -125,13 +125,13 @@ class Trajectory:
             `turn_ids` int32, turn of a multi-turn episode, -1 outside. Further keys travel along untouched.
         sequence: values of any fixed shape that hold for the whole sequence. The rollout runtime fills in scalars:
             `reward` float32, `group_id`, `episode_id`, `sample_index` and `part_index` int64 (its place among the
-            trajectories of the episode), `player` int64 (a digest of its name), `finish_reason` int8; and `prompt_id`
+            trajectories of the episode), `agent_id` int64 (a digest of its name), `finish_reason` int8; and `prompt_id`
             [2] int64.
         turns: values of shape [turns, ...]; `turn_rewards` float32, where there are, are parts of `reward`.
         levels: further values with lengths of their own, by what they are of, such as `images` and their `patches`.
-        player: who wrote it, in an episode in which the policy plays several parts, such as a planner and a solver.
-            What is compared within a group is compared for each player by itself.
-        earned: what it earned beside the episode's reward; its `reward` is the sum.
+        agent_id: who wrote it, in an episode in which the policy plays several parts, such as a planner and a solver.
+            What is compared within a group is compared for each agent by itself.
+        reward: its own, beside the episode's; the `reward` of its sequence is the sum.
 
     Raises:
         ValueError: a required key is missing, has another dtype, or the lengths of the token keys differ.
@@ -140,8 +140,8 @@ class Trajectory:
     tokens: dict[str, Values]
     sequence: dict[str, Values] = field(default_factory=dict)
     turns: dict[str, Values] = field(default_factory=dict)
-    player: str = ""
-    earned: float = 0.0
+    agent_id: str = ""
+    reward: float = 0.0
     levels: dict[str, dict[str, Values]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -230,8 +230,8 @@ class TrajectoryBuilder:
         sequence: Mapping[str, Values] | None = None,
         turns: Mapping[str, Values] | None = None,
         *,
-        player: str = "",
-        earned: float = 0.0,
+        agent_id: str = "",
+        reward: float = 0.0,
         levels: Mapping[str, dict[str, Values]] | None = None,
     ) -> Trajectory:
         """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
@@ -250,8 +250,8 @@ class TrajectoryBuilder:
             },
             sequence={"finish_reason": np.array(int(self._finish_reason), np.int8), **(sequence or {})},
             turns=dict(turns or {}),
-            player=player,
-            earned=earned,
+            agent_id=agent_id,
+            reward=reward,
             levels=dict(levels or {}),
         )
 

@@ -40,15 +40,16 @@ TOLD_S: Final = 15.0
 LAST_WORDS: Final = 800
 
 CALLED: Final = {
-    "group_stages": interfaces.GroupStage,
-    "stages": interfaces.Stage,
+    "reward_shaping": interfaces.RewardShaping,
+    "group_filters": interfaces.GroupFilter,
+    "batch_transforms": interfaces.BatchTransform,
     "advantages": interfaces.Advantage,
     "corrections": interfaces.Correction,
     "policy_losses": interfaces.PolicyLoss,
     "regularizers": interfaces.Regularizer,
     "auxiliary_losses": interfaces.AuxiliaryLoss,
     "loss_aggregations": interfaces.LossAggregation,
-    "encoders": interfaces.Encoder,
+    "example_tokenizers": interfaces.ExampleTokenizer,
 }
 """The kinds of functions that areal calls by position, each with the Protocol that says how."""
 OFFERED: Final = {"weight_transports": ("engine", "rollouts", "dtype", "address", "gpu", "timeout_s")}
@@ -154,8 +155,8 @@ def _looks_at_rows(resolved: Resolved) -> bool:
 
 
 def _row_problems(resolved: Resolved, folder: RunFolder) -> Iterator[str]:
-    """Why the algorithm's encoder, or a method `check_row` of the workflow, refuses the first rows; a data set that
-    cannot be read the plan tells of as well."""
+    """Why the algorithm's example tokenizer, or the workflow's `check_row`, refuses the first rows; of a data set that
+    cannot be read the plan tells."""
     from areal_core.runs.models import load_tokenizer, model_reference
     from areal_core.training.examples import encode_row
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
-from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from areal_core.config.selection import selections
 from areal_core.disk import is_folder
 from areal_core.driver.describing import spans
 from areal_core.driver.groups import process_groups
-from areal_core.driver.memory import BYTES_PER_S, ELEMENT_BYTES, GIB, MemoryPlan, gpu_bytes_of, read_shapes
+from areal_core.driver.stored_model import read_shapes
 from areal_core.errors import ConfigError, RunError
 from areal_core.interfaces.dataset import name_row
 from areal_core.interfaces.model import StoredModel
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from areal_core.config import Resolved, RunConfig
-    from areal_core.config.selection import Selection
     from areal_core.interfaces.launcher import ProcessGroup
 
 SIZES = ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size", "num_hidden_layers")
@@ -35,9 +32,7 @@ OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 """Those that may be null."""
 TOKENIZER_PARTS = ("token", "vocab", "spiece", "merges")
 """Words in the names of the files that a tokenizer is read from; one of them is there, whatever its kind."""
-PICTURE_KEYS = ("image", "images")
-TEXT_WORKFLOW = "core/single_turn"
-UNSHOWN = "choose workflow: vision/single_turn (areal-vision), or take the pictures out of the data"
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 FIRST_ROWS = 3
 """Of each data set, which are looked at before a run: rows of another form are so from the first."""
 
@@ -48,7 +43,7 @@ class Plan:
 
     Attributes:
         rows: labels, and what there is to say.
-        figures: numbers for programs: `parameters`, `memory` (bytes) and `weight_sync` (bytes, seconds), where known.
+        figures: numbers for programs: `parameters`, `weight_sync` (bytes), and those of the engines, such as `memory`.
     """
 
     rows: list[tuple[str, str]]
@@ -82,13 +77,12 @@ def make_plan(
     figures: dict[str, Any] = {}
     seen = _shared(resolved, problems) if loads_model else None
     model = _model_rows(resolved, seen, problems, figures, trains=trains) if loads_model else []
-    rows = _dataset_rows(resolved, problems, seen)
+    rows = _dataset_rows(resolved, problems)
     groups = process_groups(config, Path()) if trains else []
-    problems += _unfit(config)
     problems += [told for told in others() if not any(told in known for known in problems)]
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
-    told = [("plugins", ", ".join(record.name for record in resolved.provenance())), ("processes", _processes(config))]
+    told = [("plugins", ", ".join(record.name for record in resolved.provenance()))]
     data = ("data", f"{config.dataset.reference}: {rows:,} rows")
     told += [*_group_rows(groups), *model, data, *_work_rows(config, rows)]
     figures["groups"] = [
@@ -112,20 +106,8 @@ def check_model(resolved: Resolved, made: Path | None = None) -> None:
     if made or (resolved.config.model.path and is_folder(resolved.base_dir / resolved.config.model.path)):
         seen = _shared(resolved, problems, made)
         _model_rows(resolved, seen, problems, {}, trains=False)
-        if made and seen and _sees(seen):
-            _dataset_rows(resolved, problems, seen)
     if problems:
         raise ConfigError("the run cannot start", problems=problems, hints=problems)
-
-
-def _processes(config: RunConfig) -> str:
-    ranks = config.trainer_processes
-    trainer = f"{ranks} trainer rank{'s' if ranks > 1 else ''}"
-    if config.inference_engine is None:
-        return trainer
-    workers = f"{config.rollout.workers} rollout worker(s), " if config.rollout.workers else ""
-    rewards = f"{config.rollout.reward_processes} reward"
-    return f"1 controller, {workers}{rewards}, {_engines(config.inference_engine)}, {trainer}"
 
 
 def _group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
@@ -142,26 +124,11 @@ def _group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
         yield "" if number else "groups", told
 
 
-def _unfit(config: RunConfig) -> Iterator[str]:
-    """GPUs that are named, and are too few."""
-    placement, engine = config.placement, config.inference_engine
-    if placement.training is not None and config.trainer_processes > len(placement.training):
-        yield f"placement: {config.trainer_processes} ranks do not fit on {len(placement.training)} GPUs"
-    settings = engine.keywords() if engine is not None else {}
-    if isinstance(servers := settings.get("servers"), int) and placement.generation is not None:
-        each = settings.get("tensor_parallel", 1) * settings.get("data_parallel", 1)
-        if servers * each > len(placement.generation):
-            yield (
-                f"placement: {servers} servers on {each} GPUs each need {servers * each}; placement.generation names "
-                f"{len(placement.generation)}"
-            )
-
-
 def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:
     """Roles, batches and steps."""
     roles = roles_of(config.algorithm, config.training.updates).values()
     if len(roles) > 1:
-        models = [f"{one.name} ({'learns' if one.trains else 'follows' if one.follows else 'frozen'})" for one in roles]
+        models = [f"{one.name} ({'learns' if one.trains else 'EMA' if one.ema else 'frozen'})" for one in roles]
         yield "roles", f"{', '.join(models)}: a model each"
     rollout = config.rollout
     if config.inference_engine is None:
@@ -177,15 +144,6 @@ def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:
         f"at most {rollout.max_staleness} (policy {rollout.stale}), {rollout.max_pending_batches} pending batches",
     )
     yield "epochs", f"{config.steps * rollout.batch_size / max(1, rows):.2f} over {config.steps} steps"
-
-
-def _engines(chosen: Selection) -> str:
-    """The inference engine in words: servers are counted."""
-    settings = chosen.keywords()
-    if "servers" not in settings:
-        return f"1 {chosen.reference}"
-    elsewhere = len(settings.get("addresses", ()))
-    return f"{settings['servers']} {chosen.reference} servers{f' and {elsewhere} elsewhere' if elsewhere else ''}"
 
 
 def _shared(resolved: Resolved, problems: list[str], made: Path | None = None) -> StoredModel | None:
@@ -222,56 +180,29 @@ def _model_rows(
     text = f"{shared.folder}: {shared.description.get('model_type')}, {count / 1e6:,.1f} M parameters"
     roles = roles_of(config.algorithm, config.training.updates)
     models = {name: found for name in roles if (found := own.get(name, shared)) is not None}
-    try:
-        memory = MemoryPlan(config, models, gpu_bytes_of(config))
-    except RunError as error:
-        problems.append(": ".join(("train_engine", error.message, *error.hints)))
-        return [("model", text)]
-    problems += memory.problems() if trains else ()
-    figures["memory"] = memory.as_dict()
-    return [("model", text), *_memory_rows(memory), *_weight_sync_rows(config, shared, memory, figures)]
+    rows = [("model", text)]
+    if isinstance(config.train_engine.settings, Settings):
+        try:
+            estimate = config.train_engine.settings.estimate(config, models)
+        except RunError as error:
+            problems.append(": ".join(("train_engine", error.message, *error.hints)))
+            return rows
+        problems += (f"train_engine: {told}" for told in estimate.misfits if trains)
+        figures.update(estimate.figures)
+        rows += estimate.rows
+    return [*rows, *_weight_sync_rows(config, shared, figures)]
 
 
-def _memory_rows(memory: MemoryPlan) -> Iterator[tuple[str, str]]:
-    """What a rank holds, part by part for each role, and where."""
-    if not memory.roles:
-        yield "memory", "not known: config.json lacks sizes, the model sees pictures, or the engine does not tell"
-        return
-    for role in memory.roles:
-        yield "memory", memory.parts(role)
-    if memory.gpu_bytes is None:
-        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        place = f"this machine has {machine / GIB:.0f} (placement.gpu_memory_gib plans for GPUs elsewhere)"
-    else:
-        place = f"its GPU has {memory.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
-    yield "", f"{memory.peak / GIB:.1f} GiB for each of {memory.ranks} rank(s) in all; {place}"
-
-
-def _weight_sync_rows(
-    config: RunConfig, model: StoredModel, memory: MemoryPlan, figures: dict[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """What is sent after each step, and what servers have beside a trainer that stays."""
+def _weight_sync_rows(config: RunConfig, model: StoredModel, figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is sent after each step."""
     if config.inference_engine is None:
         return
     element = ELEMENT_BYTES[config.model.dtype]
     sizes = [element * math.prod(shape) for shape in model.shapes.values()]
-    total, rate = sum(sizes), BYTES_PER_S.get(config.weight_sync.transport.target)
-    goes_out = config.placement.disaggregated and not config.launcher.target.startswith(
-        ("core/local", "areal_core.launchers.local")
-    )
-    if memory.gpu_bytes is None or goes_out:
-        rate = None
-    figures["weight_sync"] = {"bytes": total, "largest_tensor": max(sizes), "seconds": total / rate if rate else None}
-    told = f"{total / 1e9:.2f} GB in {config.model.dtype}, the largest tensor {max(sizes) / 1e9:.2f} GB"
-    by = f" by {config.weight_sync.transport.target.removeprefix('core/')}"
-    if rate is not None:
-        told += f", about {total / rate:.2g} s{by} at {rate / 1e9:g} GB/s within one machine (as on H200s)"
-    elif memory.gpu_bytes is not None and goes_out:
-        told += f",{by} between nodes: how long that takes, their network decides"
-    yield "weight sync", told
-    if config.placement.colocated and memory.gpu_bytes is not None:
-        left = (memory.gpu_bytes - memory.resident) / GIB
-        yield "in turns", f"the trainer keeps {memory.resident / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
+    figures["weight_sync"] = {"bytes": sum(sizes), "largest_tensor": max(sizes)}
+    by = config.weight_sync.transport.target.removeprefix("core/")
+    size = f"{sum(sizes) / 1e9:.2f} GB in {config.model.dtype}, the largest tensor {max(sizes) / 1e9:.2f} GB"
+    yield "weight sync", f"{size}, by {by}"
 
 
 def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredModel | None:
@@ -321,30 +252,10 @@ def _check_context(resolved: Resolved, description: Mapping[str, Any], problems:
         )
 
 
-def _sees(model: StoredModel) -> bool:
-    return model.description.get("vision_config") is not None
-
-
-def _picture_key(row: Mapping[str, Any]) -> str:
-    """Where a row has its picture; empty where it has none, for other things are called images as well."""
-    found = {key: row.get(key) for key in PICTURE_KEYS}
-    parts = {key: value if isinstance(value, list) else [value] for key, value in found.items()}
-    return next((key for key, values in parts.items() if any(map(_is_picture, values))), "")
-
-
-def _is_picture(value: Any) -> bool:
-    if isinstance(value, dict):  # as Hugging Face's data sets store them
-        return bool(value.get("bytes") or value.get("path"))
-    if isinstance(value, str):
-        return value.startswith("data:image") or (guess_type(value)[0] or "").startswith("image/")
-    return isinstance(value, bytes) or hasattr(value, "convert")
-
-
-def _dataset_rows(resolved: Resolved, problems: list[str], model: StoredModel | None) -> int:
+def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
     """Length of the data set. Building it is the check that it can be read; the workflow sees its first rows."""
     settings = getattr(resolved.config.workflow, "settings", None)
     rows, check = 0, getattr(settings, "check_row", lambda _: "")
-    is_blind = model and _sees(model) and getattr(resolved.config.workflow, "target", "") == TEXT_WORKFLOW
     chosen = [("dataset", resolved.config.dataset)]
     if resolved.config.evaluation is not None:
         chosen.append(("evaluation.dataset", resolved.config.evaluation.dataset))
@@ -359,10 +270,7 @@ def _dataset_rows(resolved: Resolved, problems: list[str], model: StoredModel | 
             rows = len(dataset)
             for index in range(min(rows, FIRST_ROWS)):
                 row = dataset[index]
-                wrong = check(row)
-                if is_blind and not wrong and (shown := _picture_key(row)):
-                    wrong = f"has a picture ('{shown}'), the model sees, and the workflow shows it none: {UNSHOWN}"
-                if wrong:
+                if wrong := check(row):
                     raise ConfigError(f"{name_row(dataset, index)} {wrong}")
         except ConfigError as error:
             problems.append(": ".join((f"{key}: {error.message}", *error.hints)))

@@ -14,7 +14,7 @@ GOALS: Final = (
     ("train/loss", "loss", ".4f"),
 )
 """What a run is after, with labels and formats: the first that it has is shown. `reward/all_episodes` is missing where
-no episode finished since the last batch; `reward/mean` has another label, for group stages choose and change it."""
+no episode finished since the last batch; `reward/mean` has another label: shaping and filters change it."""
 OTHERS: Final = (
     ("evaluation/reward", "held-out score", ".3f"),
     ("train/accuracy", "accuracy", ".3f"),

@@ -43,7 +43,7 @@ class Agent(Protocol):
 
     Returns:
         What the episode was worth: a number; or a mapping with `reward`, `rewards` (named components), `turn_rewards`
-        (numbers by the id of the answer that earned them), `player_rewards` (numbers by the model that was asked for,
+        (numbers by the id of the answer that earned them), `agent_rewards` (numbers by the model that was asked for,
         in place of `reward` for the conversations with it), or `answer` (a text that the run's rewards score); or such
         a text by itself. None leaves it to the run's rewards, which score the last answer of the policy.
     """

@@ -1,4 +1,4 @@
-"""An algorithm is `group stages ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`, each of them a component.
+"""An algorithm is `group filters ∘ passes ∘ advantage ∘ corrections ∘ loss ∘ aggregation`, each of them a component.
 
 All of them are pure functions of packed tensors. Flat tensors have the shape [T], where T is the sum of the sequence
 lengths of a (micro-)batch whose per-token keys are shifted: position t is about `targets[t]`.
@@ -118,19 +118,32 @@ class LossAggregation(Protocol):
         """
 
 
-class GroupStage(Protocol):
-    """Filters or shapes a finished group, on the rollout side. A function `(episodes, **settings)`, or a coroutine."""
+class RewardShaping(Protocol):
+    """Changes the rewards of a finished group, in the rollout worker. A function `(episodes, **settings)`, or a
+    coroutine."""
 
-    def __call__(self, episodes: Sequence[Episode]) -> Sequence[Episode] | Awaitable[Sequence[Episode] | None] | None:
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[Episode] | Awaitable[Sequence[Episode]]:
         """Args: episodes of one prompt that ended well; they are not to be changed in place.
 
         Returns:
-            As many episodes in the same order, with other rewards or loss masks where the stage shapes; None drops the
-            group, and another prompt takes its place.
+            As many episodes in the same order, with other rewards.
         """
 
 
-class Encoder(Protocol):
+class GroupFilter(Protocol):
+    """Says whether a finished group is trained on, and which of its tokens are, in the rollout worker. A function
+    `(episodes, **settings)`, or a coroutine."""
+
+    def __call__(self, episodes: Sequence[Episode]) -> Sequence[Episode] | Awaitable[Sequence[Episode] | None] | None:
+        """Args: episodes of one prompt, their rewards shaped; they are not to be changed in place.
+
+        Returns:
+            As many episodes in the same order, with other loss masks where some are left out; None drops the group, and
+            another prompt takes its place.
+        """
+
+
+class ExampleTokenizer(Protocol):
     """Turns a row of a data set into what is learned from it. A function `(row, tokenizer, **settings)`."""
 
     def __call__(self, row: Mapping[str, Any], tokenizer: Any) -> Sequence[Trajectory]:
@@ -141,10 +154,10 @@ class Encoder(Protocol):
         """
 
 
-class Stage(Protocol):
+class BatchTransform(Protocol):
     """Computes columns from a batch, in the trainer. A function `(batch, context, **settings)`.
 
-    Settings derived from `areal_core.algorithms.settings.StageSettings` may say into which list it belongs.
+    Settings derived from `areal_core.algorithms.settings.BatchTransformSettings` may say into which list it belongs.
     """
 
     def __call__(self, batch: PackedBatch, context: Context) -> Mapping[str, torch.Tensor]:
@@ -230,11 +243,11 @@ class Algorithm(Protocol):
 
     Attributes:
         encode: turns rows of the data set into batches; None where batches come from rollouts.
-        group_stages: for finished groups, in order.
+        group_filters: for finished groups, in order: reward shaping, then filters.
     """
 
-    encode: Encoder | None
-    group_stages: Sequence[GroupStage]
+    encode: ExampleTokenizer | None
+    group_filters: Sequence[GroupFilter]
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """Once for each whole batch: passes and advantages. The batch is shifted."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 
@@ -41,13 +41,13 @@ class StoredModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Follows:
-    """A frozen role that is a moving average of a learning one.
+class EMA:
+    """A frozen role, a target model, that is an exponential moving average of a learning one.
 
     Attributes:
-        role: whom it follows.
-        every: training steps between two steps of the average.
-        decay: what is kept of itself each time: own = decay x own + (1 - decay) x followed. 0 is a copy.
+        role: the learning one.
+        every: training steps between two updates of the average.
+        decay: what is kept of itself each time: own = decay x own + (1 - decay) x learning. 0 is a copy.
     """
 
     role: str
@@ -63,18 +63,18 @@ class Role:
         name: its key below `roles` in a config, and its folder in a checkpoint.
         head: `vocabulary` gives log-probabilities and entropy, `scalar` one value for each token.
         trains: whether it learns; a frozen role has no optimizer.
-        follows: of a frozen role, whose average it is; None where it never changes.
+        ema: of a frozen role, whose average it is; None where it never changes.
     """
 
     name: str
     head: Literal["vocabulary", "scalar"] = "vocabulary"
     trains: bool = False
-    follows: Follows | None = None
+    ema: EMA | None = None
 
     @property
     def changes(self) -> bool:
         """Whether its parameters do, so that checkpoints hold them."""
-        return self.trains or self.follows is not None
+        return self.trains or self.ema is not None
 
 
 ACTOR = Role("actor", trains=True)
@@ -98,3 +98,18 @@ class FindsModel(Protocol):
 
     def find(self, cache: Path) -> Path | None:
         """What `prepare` would return, where nothing is left to be done; else None. Writes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the settings of an engine know of a run before it starts; see `Settings.estimate`.
+
+    Attributes:
+        rows: label and text each, for the plan that `--dry-run` shows.
+        misfits: why it cannot fit where it shall run, one line each.
+        figures: numbers for programs, by name.
+    """
+
+    rows: Sequence[tuple[str, str]] = ()
+    misfits: Sequence[str] = ()
+    figures: Mapping[str, Any] = field(default_factory=dict)

@@ -79,8 +79,8 @@ class TrainEngine(Protocol):
             RunError: the role is frozen.
         """
 
-    def follow(self, leader: TrainEngine, decay: float) -> None:
-        """Move a role that follows towards another engine of the same kind and layout; see `Follows`. Collective."""
+    def update_ema(self, source: TrainEngine, decay: float) -> None:
+        """own = decay x own + (1 - decay) x source, of an engine of the same kind and layout; see `EMA`. Collective."""
 
     def named_full_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and whole tensor of each parameter, as in the model's safetensors, tied ones once.
@@ -128,7 +128,7 @@ class ComparingEngine(Protocol):
 
 
 @runtime_checkable
-class LendingEngine(Protocol):
+class AdapterEngine(Protocol):
     """A `TrainEngine` that may leave its model as it was and train an adapter beside it (LoRA, arXiv 2106.09685).
 
     Attributes:
@@ -138,9 +138,9 @@ class LendingEngine(Protocol):
 
     begins_elsewhere: bool
 
-    def lend(self, model: ModelReference, role: Role) -> TrainEngine | None:
-        """The model without its adapter in a role that never changes, closed with this engine at the latest; None
-        where that is not `model`. It computes between this engine's calls, and takes no second copy of a parameter."""
+    def reference_from_base(self, model: ModelReference, role: Role) -> TrainEngine | None:
+        """The model with its adapter switched off, for a role that never changes, closed with this engine at the
+        latest; None where that is not `model`. It computes between this engine's calls and copies no parameter."""
 
 
 @runtime_checkable

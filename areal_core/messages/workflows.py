@@ -73,7 +73,7 @@ class GroupFacts(Message):
         shown: a few of them.
         failed: episodes that failed.
         failure: why; empty where none did.
-        is_kept: whether the algorithm's group stages keep it.
+        is_kept: whether the algorithm's group filters keep it.
         versions: weight versions that sampled tokens of its trajectories, the oldest first.
         layout: of the columns of its trajectories; see `column_layout`.
         counted: what rewards have counted since the worker's last group, to be added up.

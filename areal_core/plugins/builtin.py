@@ -95,7 +95,7 @@ def areal_algorithms() -> Iterable[Component]:
     return [
         Component(
             "policy_gradient",
-            "a policy gradient of the stages, advantage, corrections, loss and aggregation that the config chooses",
+            "a policy gradient of the transforms, advantage, corrections, loss and aggregation that the config chooses",
             target="areal_core.algorithms.composition:PolicyGradient",
             config="areal_core.algorithms.settings:PolicyGradientSettings",
         ),

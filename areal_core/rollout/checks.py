@@ -57,9 +57,11 @@ class EpisodeChecks:
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
                 raise TypeError(f"Episode.trajectories[{place}] is {trajectory!r:.80}; it must be a Trajectory")
-            trajectory.earned = _reward(f"trajectories[{place}].earned", trajectory.earned)
-            if not isinstance(trajectory.player, str):
-                raise TypeError(f"Episode.trajectories[{place}].player is {trajectory.player!r:.80}; it must be a text")
+            trajectory.reward = _reward(f"trajectories[{place}].reward", trajectory.reward)
+            if not isinstance(trajectory.agent_id, str):
+                raise TypeError(
+                    f"Episode.trajectories[{place}].agent_id is {trajectory.agent_id!r:.80}; it must be a text"
+                )
             self._check(trajectory, f"Episode.trajectories[{place}]")
         return episode
 

@@ -1,6 +1,6 @@
 """The rollout controller: admits prompt groups under the staleness bound and hands finished ones out as batches.
 
-The way of a group: `_admit` gives it a number and starts it; the workers run its episodes, and the algorithm's stages
+The way of a group: `_admit` gives it a number and starts it; the workers run its episodes, and the algorithm's filters
 on them; `_group_ended` fails, filters or finishes it; the buffer makes finished groups durable; `next_batch` hands out
 the oldest B of them. A group that failed, was filtered or went stale leaves every count, so
 that another prompt takes its place. What is kept in memory changes only after the ledger has it; while its disk refuses

@@ -1,4 +1,4 @@
-"""Running the episodes of one prompt: its row, its episodes, what the algorithm's group stages make of them.
+"""Running the episodes of one prompt: its row, its episodes, what the algorithm's group filters make of them.
 
 All code of users that a rollout needs is called from here, in a rollout worker.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from areal_core.config.sections import RolloutSection
     from areal_core.data.trajectory import Episode
-    from areal_core.interfaces.algorithm import GroupStage
+    from areal_core.interfaces.algorithm import GroupFilter
     from areal_core.interfaces.dataset import Dataset
     from areal_core.ledger.segments import SegmentWriter
     from areal_core.messages.workflows import RunGroup
@@ -38,8 +38,8 @@ class GroupRunner:
         runner: runs episodes.
         dataset: rows to prompt with; None where nothing is trained.
         held_out: rows of evaluations; None where there are none.
-        stages: of the algorithm; they filter and shape groups that have ended.
-        section: what becomes of groups in which an episode failed, and how long a stage may take.
+        filters: of the algorithm: reward shaping, then group filters.
+        section: what becomes of groups in which an episode failed, and how long a filter may take.
         segments: writes what is trained on; None where nothing is.
     """
 
@@ -48,7 +48,7 @@ class GroupRunner:
         runner: EpisodeRunner,
         dataset: Dataset | None,
         held_out: Dataset | None,
-        stages: Sequence[GroupStage],
+        filters: Sequence[GroupFilter],
         section: RolloutSection,
         segments: SegmentWriter | None,
     ) -> None:
@@ -56,14 +56,14 @@ class GroupRunner:
         self._segments = segments
         self._dataset = dataset
         self._held_out = held_out
-        self._stages = stages
+        self._filters = filters
         self._section = section
 
     async def run(self, task: RunGroup) -> GroupEnded:
         """Run its episodes to their ends; what has become of them.
 
         Raises:
-            RunError: the run cannot go on: the engine has died, the algorithm's group stages fail, or the disk refuses.
+            RunError: the run cannot go on: the engine has died, a group filter fails, or the disk refuses.
         """
         dataset = self._held_out if task.is_evaluation else self._dataset
         assert dataset is not None
@@ -101,7 +101,7 @@ class GroupRunner:
         if failures and self._section.incomplete_groups != "use":
             kept = []
         elif kept and not task.is_evaluation:
-            kept = await shape(task.number, kept, self._stages, self.runner.checks, self._section)
+            kept = await shape(task.number, kept, self._filters, self.runner.checks, self._section)
         failure = failures[-1] if failures else ""
         counted = {} if task.is_evaluation else self.runner.take_metrics()  # of both, told with training's
         facts = GroupFacts(rewards, metrics, shown, len(failures), failure, is_kept=kept is not None, counted=counted)

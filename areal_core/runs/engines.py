@@ -50,7 +50,7 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
             f"placement gives the same GPUs to both, and {name} as it is set keeps its memory",
             hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
         )
-    if getattr(getattr(config.workflow, "settings", None), "shows_pictures", False) and not engine.capabilities.images:
+    if getattr(getattr(config.workflow, "settings", None), "shows_images", False) and not engine.capabilities.images:
         raise RunError(f"the workflow shows pictures, and {name} takes none", hints=["choose one that does, as hf"])
     asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
     if asked:

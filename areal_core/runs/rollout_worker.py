@@ -1,6 +1,6 @@
 """The role of a rollout worker: loads what users write for rollouts, and runs the prompt groups that it is sent.
 
-That is the workflow, the data, and the algorithm's group stages. What blocks this process ends it, and the driver
+That is the workflow, the data, and the algorithm's group filters. What blocks this process ends it, and the driver
 starts another one.
 """
 
@@ -127,6 +127,6 @@ def _load_groups(
     )
     dataset = config.dataset.build() if welcome.trains else None
     held_out = config.evaluation.dataset.build() if welcome.evaluates and config.evaluation is not None else None
-    stages = config.algorithm.build().group_stages if welcome.trains else ()
-    groups = GroupRunner(runner, dataset, held_out, stages, config.rollout, segments)
+    filters = config.algorithm.build().group_filters if welcome.trains else ()
+    groups = GroupRunner(runner, dataset, held_out, filters, config.rollout, segments)
     return groups, 0 if dataset is None else len(dataset), 0 if held_out is None else len(held_out)

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from areal_core.config import load_run
 from areal_core.config.needs import roles_of
 from areal_core.errors import RunError
-from areal_core.interfaces import ComparingEngine, LendingEngine, OptimizerSettings
+from areal_core.interfaces import AdapterEngine, ComparingEngine, OptimizerSettings
 from areal_core.launchers.guard import SCRATCH_VARIABLE
 from areal_core.launchers.member import ASKED_TO_STOP, LOADING_SILENCE_S, NODES_VARIABLE, current_attempt
 from areal_core.ledger.store import Ledger
@@ -116,7 +116,7 @@ def _train(resolved: Resolved, run: RunFolder, member: Member) -> bool:
     metrics_logger = _metrics_logger(resolved, run, member, first) if is_first else None
     read = partial(read_batch, run.path, config.rollout) if needs_rollouts else read_examples
     trainer = Trainer(config, learner, weight_sync, run.path, attempt.checkpoints, source, read, metrics_logger)
-    begins_elsewhere = needs_rollouts and isinstance(learner.policy, LendingEngine) and learner.policy.begins_elsewhere
+    begins_elsewhere = needs_rollouts and isinstance(learner.policy, AdapterEngine) and learner.policy.begins_elsewhere
     member.enter("train", limit)
     member.on_stop = interruption.set  # until now there was nothing to keep, and a rank that is told to stop ends
     try:
@@ -157,7 +157,7 @@ def _engines(
 ) -> dict[str, TrainEngine]:
     """An engine for each role, with the settings and the model of its section where it has one.
 
-    A role that never changes and has no section borrows its model from an engine that lends it.
+    A role that never changes and has no section is the base of another engine's adapter, where there is one.
     """
     config = resolved.config
     idle_steps = getattr(config.algorithm.settings, "idle_steps", None)
@@ -168,11 +168,11 @@ def _engines(
         its_model = model if path is None else replace(model, path=model_path(resolved, path))
         if path is not None:
             check_same_tokens(model, name, its_model)
-        lenders = [e for e in engines.values() if isinstance(e, LendingEngine) and chosen is config.train_engine]
-        lent = next(filter(None, (engine.lend(its_model, role) for engine in lenders)), None)
-        engines[name] = lent or chosen.build()
+        adapted = [e for e in engines.values() if isinstance(e, AdapterEngine) and chosen is config.train_engine]
+        base = next(filter(None, (engine.reference_from_base(its_model, role) for engine in adapted)), None)
+        engines[name] = base or chosen.build()
         steps = config.steps - (idle_steps(name) if idle_steps else 0)
-        if lent is None:
+        if base is None:
             engines[name].setup(its_model, role, OptimizerSettings(steps * config.training.updates, temperature))
     for engine in engines.values():
         if isinstance(engine, ComparingEngine):

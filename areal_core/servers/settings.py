@@ -106,6 +106,10 @@ class ServerSettings(Settings):
         if self.bounds.minimum > self.bounds.maximum + len(self.elsewhere):
             named = f"servers.maximum is {self.bounds.maximum}, with {len(self.elsewhere)} in addresses"
             yield f"servers.minimum is {self.bounds.minimum}, and {named}: there would never be enough"
+        gpus = config.placement.generation
+        if isinstance(self.servers, int) and gpus is not None and self.servers * self.gpus_each > len(gpus):
+            need = f"{self.servers} servers on {self.gpus_each} GPUs each need {self.servers * self.gpus_each}"
+            yield f"{need}; placement.generation names {len(gpus)}"
         if config.placement.colocated and self.is_elastic:
             yield "servers that come and go need GPUs of their own: write servers as a number, or split placement"
         if self.routed_experts:

@@ -134,7 +134,7 @@ def write_checkpoint(
     Args:
         checkpoints: the folder of all of them.
         step: batches that were trained on.
-        writers: of each engine that learns or follows, by role: `save`, or what its snapshot gave.
+        writers: of each engine that learns or is an EMA, by role: `save`, or what its snapshot gave.
         consumption_log: as it was handed over after that step.
         wait_for_all: returns when every rank has come there.
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class ExampleSource:
-    """A `BatchSource` of rows, which the algorithm's encoder turns into sequences.
+    """A `BatchSource` of rows, which the algorithm's example tokenizer turns into sequences.
 
     Args:
         dataset: the rows.
-        encode: an `Encoder` with its tokenizer.
+        encode: an `ExampleTokenizer` with its tokenizer.
         config: of the run.
         ledger: in which checkpoints are committed; there is no controller that would.
         is_interrupted: whether the run was asked to stop.
@@ -102,7 +102,7 @@ def encode_row(dataset: Dataset, index: int, encode: Callable[[Any], Sequence[Tr
     Args:
         dataset: its rows.
         index: of the row.
-        encode: an `Encoder` with its tokenizer.
+        encode: an `ExampleTokenizer` with its tokenizer.
 
     Raises:
         RunError: nothing can be learned from the row, which is named.

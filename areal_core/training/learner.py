@@ -74,8 +74,8 @@ class Learner:
         prepared = self._algorithm.prepare(shift_to_predictions(batch), context)
         learned = [self._update(works, step) for works in self._algorithm.updates(prepared, context)]
         for name, role in self._roles.items():
-            if role.follows is not None and (step + 1) % role.follows.every == 0:
-                self._engines[name].follow(self._engines[role.follows.role], role.follows.decay)
+            if role.ema is not None and (step + 1) % role.ema.every == 0:
+                self._engines[name].update_ema(self._engines[role.ema.role], role.ema.decay)
         metrics = combine([*learned, context.metrics])
         numbers = {key: number for name, m in metrics.items() for key, number in m.as_numbers(f"train/{name}").items()}
         return {**numbers, **self._measured()}

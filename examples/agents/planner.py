@@ -1,7 +1,7 @@
 """Two parts of one policy in an episode: a planner, and a solver that sees its plan and not the planner's talk.
 
 `solve` is the agent: two conversations, each with a system prompt of its own. The models that it asks for are the names
-of the players, so that planners are compared with planners and solvers with solvers.
+of the agents, so that planners are compared with planners and solvers with solvers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ async def solve(prompt: str, answer: str, base_url: str, api_key: str) -> dict[s
     """Let the one plan and the other solve."""
     policy = client.with_options(base_url=base_url, api_key=api_key)
 
-    async def ask(player: str, task: str, told: str) -> str:
+    async def ask(agent_id: str, task: str, told: str) -> str:
         messages: Any = [{"role": "system", "content": task}, {"role": "user", "content": told}]
-        done = await policy.chat.completions.create(model=player, messages=messages)
+        done = await policy.chat.completions.create(model=agent_id, messages=messages)
         return (done.choices[0].message.content or "").strip()
 
     plan = await ask("planner", "you plan", prompt)

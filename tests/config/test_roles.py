@@ -24,7 +24,7 @@ def test_a_role_is_the_training_engine_but_for_what_is_said_of_it(kit):
 
 ODD = """
 from areal_core.config import Settings
-from areal_core.interfaces import ACTOR, Follows, Role
+from areal_core.interfaces import ACTOR, EMA, Role
 
 class Odd:
     class Config(Settings):
@@ -33,8 +33,8 @@ class Odd:
             return {
                 "frozen": [Role("actor")],
                 "two": [ACTOR, Role("actor", head="scalar")],
-                "nobody": [ACTOR, Role("ema", follows=Follows("aktor"))],
-                "never": [ACTOR, Role("ema", follows=Follows("actor", every=0))],
+                "nobody": [ACTOR, Role("ema", ema=EMA("aktor"))],
+                "never": [ACTOR, Role("ema", ema=EMA("actor", every=0))],
             }[self.kind]
     def __init__(self, settings): ...
 
@@ -52,7 +52,7 @@ class Method:
             "two",
             "two components mean different roles by 'actor': head is vocabulary and scalar, trains",
         ),
-        ("nobody", "the role 'ema' follows 'aktor', which is no role of the same head that learns"),
+        ("nobody", "the role 'ema' is an EMA of 'aktor', which is no role of the same head that learns"),
         ("never", "every must be at least 1"),
     ],
 )

@@ -23,8 +23,8 @@ class Part:
         number: float = 1.0
         numbers: list[int] = []
         secret: Secret | None = None
-        inner: Selection | None = component("group_stages")
-        many: list[Selection] = component("group_stages", default=[])
+        inner: Selection | None = component("group_filters")
+        many: list[Selection] = component("group_filters", default=[])
 
         def needs(self, updates):
             return [ACTOR, REFERENCE]

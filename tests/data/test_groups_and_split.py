@@ -47,14 +47,14 @@ def test_statistics_count_episodes_not_trajectories(drawn: list[tuple[int, int, 
         assert math.isclose(float(deviation[row]), expected, abs_tol=1e-4)
 
 
-def test_an_episode_counts_with_the_mean_of_its_trajectories_for_each_player_by_itself() -> None:
+def test_an_episode_counts_with_the_mean_of_its_trajectories_for_each_agent_by_itself() -> None:
     lengths = torch.ones(5, dtype=torch.int64)
     batch = PackedBatch(
         Ragged(lengths, {"input_ids": lengths}),
         {
             "group_id": torch.tensor([7, 7, 7, 7, 7]),
             "episode_id": torch.tensor([1, 1, 2, 1, 2]),
-            "player": torch.tensor([0, 0, 0, 9, 9]),
+            "agent_id": torch.tensor([0, 0, 0, 9, 9]),
         },
     )
     rewards = torch.tensor([1.0, 3.0, 4.0, 10.0, 20.0])

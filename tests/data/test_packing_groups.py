@@ -13,11 +13,11 @@ def episode(lengths):
     return Episode([Trajectory.from_generation([1], each) for each in made], 1.0)
 
 
-def test_a_player_whose_name_no_utf8_can_write_is_one():
+def test_an_agent_whose_name_no_utf8_can_write_is_one():
     made = {0: episode([1]), 1: episode([1])}
-    made[0].trajectories[0].player = "\ud800"
-    player = pack_group(4, (0, 0), 2, made)["sequences.player"].tolist()
-    assert player[0] != player[1]
+    made[0].trajectories[0].agent_id = "\ud800"
+    agent_id = pack_group(4, (0, 0), 2, made)["sequences.agent_id"].tolist()
+    assert agent_id[0] != agent_id[1]
 
 
 def test_parts_are_numbered_in_the_order_of_their_episode():

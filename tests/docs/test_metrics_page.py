@@ -101,7 +101,7 @@ def made() -> set[str]:
     keys |= {f"train/{name}" for text in parts for name in words_of_dictionaries(text) - COLUMNS}
     keys |= {f"train/{name}" for text in parts for name in re.findall(r'_dropped\(.*"(\w+)"\)', text)}
     keys |= {f"train/critic/{name}" for name in words_of_dictionaries((grpo / "auxiliary_losses.py").read_text())}
-    stages = [path.read_text() for path in grpo.glob("*stages.py")]
+    stages = [path.read_text() for path in grpo.glob("*transforms.py")]
     keys |= {f"train/{name}" for text in stages for name in re.findall(r'context\.log\("(\w+)"', text)}
     meter = (ROOT / "plugins/areal_fsdp/src/areal_fsdp/planning/meter.py").read_text().partition("def take")[2]
     keys |= {f"engine/{name}" for name in re.findall(r'"(\w+)":', meter)}

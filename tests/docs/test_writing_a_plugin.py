@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from areal_core.interfaces import Follows
+from areal_core.interfaces import EMA
 from areal_core.testing.conformance import RegularizerSuite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-plugin.md").read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ def test_a_part_that_asks_a_model() -> None:
     names: dict[str, Any] = {}
     exec(code, names)  # our own page
     (need,) = names["PullSettings"]().needs(4)
-    assert need.role.follows == Follows("actor", every=1, decay=0.99)
+    assert need.role.ema == EMA("actor", every=1, decay=0.99)
 
     class Suite(RegularizerSuite):
         needed = (need,)

@@ -64,7 +64,7 @@ def test_what_is_right_is_imported_once_and_again_when_a_file_has_changed(proble
 
 
 @pytest.mark.parametrize("sees", [False, True])
-def test_a_workflow_that_shows_pictures_needs_an_engine_that_takes_them(tmp_path, monkeypatch, sees):
+def test_a_workflow_that_shows_images_needs_an_engine_that_takes_them(tmp_path, monkeypatch, sees):
     pytest.importorskip("areal_vision", reason="the first-party plugins are not installed")
     monkeypatch.setenv("AREAL_CACHE", str(tmp_path / "cache"))
     parts = PARTS.replace("FakeEngine.capabilities", f"replace(FakeEngine.capabilities, images={sees})")

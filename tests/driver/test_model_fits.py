@@ -142,25 +142,22 @@ def test_a_model_for_pictures_without_its_image_processor_is_refused(tmp_path: P
         check_model(resolve(None, ["grpo"], words_of(model, PICTURES)))
 
 
-@pytest.mark.parametrize("is_made", [False, True])
-def test_a_model_that_sees_is_not_trained_blind(tmp_path: Path, is_made: bool) -> None:
-    """Neither one that is there, nor one that is made before the start; without a picture all is well."""
+def test_images_that_a_workflow_does_not_show_are_refused(tmp_path: Path) -> None:
+    """Without an image all is well."""
     model = written(tmp_path / "model", "pictures")
 
     def problems(workflow: str, row: dict[str, Any], data: str = "rewards/jsonl") -> list[str]:
         (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "3", **row}))
         words = words_of(model, [f"workflow={workflow}", f"dataset={{type: {data}, paths: [{tmp_path}/rows.jsonl]}}"])
-        source = ["model.path=null", "model.source=vision/tiny_model"] if is_made else []
-        resolved = resolve(None, ["grpo", "rewards", "vision"], [*words, *source])
         try:
-            check_model(resolved, model) if is_made else make_plan(resolved)
+            make_plan(resolve(None, ["grpo", "rewards", "vision"], words))
         except ConfigError as error:
             return list(error.problems)
         return []
 
     for row in {"image": "a.png"}, {"images": ["a.png"]}, {"image": {"bytes": "x", "path": None}}:
         (told,) = problems("core/single_turn", row)
-        assert f" has a picture ('{next(iter(row))}'), the model sees, and the workflow shows it none" in told
+        assert f" has an image ('{next(iter(row))}'), and this workflow shows the model none" in told
         assert told.startswith("dataset: row 0 of the data set")
         assert "choose workflow: vision/single_turn" in told
     for other in (
@@ -170,7 +167,7 @@ def test_a_model_that_sees_is_not_trained_blind(tmp_path: Path, is_made: bool) -
         {"image": {"bytes": None}},
     ):
         assert problems("core/single_turn", other) == [], "other things are called images as well"
-    assert all("shows it none" not in told for told in problems("vision/single_turn", {"image": "absent.png"}))
+    assert all("shows the model none" not in told for told in problems("vision/single_turn", {"image": "absent.png"}))
 
 
 def test_config_check_looks_at_a_model_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +197,7 @@ def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, m
     assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in told
     assert "which the plan of memory does not count" in told
     told = str(make_plan(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
-    assert "memory         not known: config.json lacks sizes, the model sees pictures, or" in told
+    assert "memory         not known: config.json lacks sizes, or" in told
     told = str(make_plan(resolve(None, ["grpo"], words_of(text, []))))
     assert "adapter" not in told
     assert "does not count" not in told

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 AGENTS = Path(__file__).parents[2] / "examples" / "agents"
 SMALL = ["steps=3", "model.path=model", "model.source=null", "sampling.max_new_tokens=8", "evaluation.limit=4"]
-SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_stages=[]", "run_dir=run"]
+SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_filters=[]", "run_dir=run"]
 SMALL += ["evaluation.every=3"]
 
 

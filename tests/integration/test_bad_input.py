@@ -181,7 +181,7 @@ def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(workplace: Workplace) -> None:
     done = workplace.areal("run", "run.yaml", "run_dir=run", "--dry-run")
     assert done.code == 0, done.err
-    for words in ("4 prompts x 4 episodes = 16 sequences", "at most 1 (policy drop)", "memory", "1 trainer rank"):
+    for words in ("4 prompts x 4 episodes = 16 sequences", "at most 1 (policy drop)", "memory", "1 x trainer"):
         assert words in done.out
     assert not (workplace.folder / "run").exists()
 

@@ -41,7 +41,7 @@ def test_the_divergence_from_the_teacher_falls(workplace: Workplace, takes: str)
     if takes == "rows":
         rows = [{"prompt": f"{number}+1=", "completion": f" {number + 1}"} for number in range(64)]
         (workplace.folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-        words = ["algorithm={type: finetuning/gkd, beta: 1, encoder: conversations}", ROWS, "rewards=[]"]
+        words = ["algorithm={type: finetuning/gkd, beta: 1, example_tokenizer: conversations}", ROWS, "rewards=[]"]
         words += ["workflow=null", "inference_engine=null"]
     done = workplace.areal(
         "run", "run.yaml", "run_dir=run", "plugins=[finetuning,grpo,hf,fsdp,rewards]", *words,

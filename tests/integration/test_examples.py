@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["steps=2", "model.path=model", "model.source=null", "model.dtype=float32", "sampling.max_new_tokens=8"]
-SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_stages=[]", "run_dir=run"]
+SMALL += ["rollout.batch_size=2", "rollout.group_size=2", "algorithm.group_filters=[]", "run_dir=run"]
 ROWS = [{"question": f"what is {n} plus {n}?", "answer": f"{n} and {n}\n#### {2 * n}"} for n in range(6)]
 
 

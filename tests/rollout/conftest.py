@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.data import PackedBatch
-    from areal_core.interfaces import GroupStage, RolloutWorkflow
+    from areal_core.interfaces import GroupFilter, RolloutWorkflow
 
 
 def _ledger_folders(run_dir: Path) -> tuple[Path, list[Path]]:
@@ -67,7 +67,7 @@ def _build(
     *,
     engine: FakeEngine | None = None,
     keep: Callable[[Any], bool] | None = None,
-    stages: Sequence[GroupStage] = (),
+    filters: Sequence[GroupFilter] = (),
     batch_size: int = 4,
     max_staleness: int = 1,
     depth: int = 2,
@@ -89,9 +89,9 @@ def _build(
         batch_size=batch_size, max_staleness=max_staleness, max_pending_batches=depth, group_size=group_size, **policy
     )
     if keep is not None:
-        stages = [lambda episodes: episodes if keep([e.reward for e in episodes]) else None]
+        filters = [lambda episodes: episodes if keep([e.reward for e in episodes]) else None]
     segments = SegmentWriter(ledger.folder.parent / "segments", folder, "controller", print)
-    groups = Alone(runner, CountingDataset(7), None, stages, section, segments)
+    groups = Alone(runner, CountingDataset(7), None, filters, section, segments)
     groups.engine = engine
     sampling = SamplingParameters(max_new_tokens=8)
     controller = ReadController(section, groups, engine, PromptSampler(7, seed=3), sampling, ledger)

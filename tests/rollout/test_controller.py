@@ -271,7 +271,7 @@ def test_a_filter_that_raises_ends_the_run_with_its_cause(tmp_path: Path, build:
     async def run() -> None:
         controller, _ = build(tmp_path, keep=keep)
         controller.start()
-        with pytest.raises(RunError, match=r"group stages failed on prompt group \d+(?s:.*)in the filter"):
+        with pytest.raises(RunError, match=r"group filters failed on prompt group \d+(?s:.*)in the filter"):
             await controller.next_batch(0)
         await controller.close()
 

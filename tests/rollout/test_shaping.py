@@ -1,4 +1,4 @@
-"""Group stages of an algorithm, and weights that stay while others learn."""
+"""Reward shaping and group filters of an algorithm, and weights that stay while others learn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_stages_shape_the_rewards_that_are_trained_on(tmp_path: Path, build: Bui
         plain.start()
         wanted, _ = await plain.next_batch(0)
         await plain.close()
-        controller, _ = build(tmp_path / "shaped", stages=[doubled, raised])
+        controller, _ = build(tmp_path / "shaped", filters=[doubled, raised])
         controller.start()
         batch, metrics = await controller.next_batch(0)
         await controller.close()
@@ -53,20 +53,20 @@ def test_stages_shape_the_rewards_that_are_trained_on(tmp_path: Path, build: Bui
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"),
+    ("broken", "words"),
     [
         (lambda episodes: episodes[:1], r"returned 1 episodes for 2"),
         (lambda episodes: [replace(e, reward=math.nan) for e in episodes], r"reward"),
         (lambda episodes: asyncio.sleep(60), r"TimeoutError"),
     ],
 )
-def test_what_a_stage_returns_wrongly_ends_the_run_by_its_name(
-    tmp_path: Path, build: Build, stage: Any, words: str
+def test_a_filter_that_returns_something_wrong_ends_the_run(
+    tmp_path: Path, build: Build, broken: Any, words: str
 ) -> None:
     async def run() -> None:
-        controller, _ = build(tmp_path, stages=[stage], episode_timeout_s=2)
+        controller, _ = build(tmp_path, filters=[broken], episode_timeout_s=2)
         controller.start()
-        with pytest.raises(RunError, match=rf"group stages failed on prompt group \d+(?s:.*){words}"):
+        with pytest.raises(RunError, match=rf"group filters failed on prompt group \d+(?s:.*){words}"):
             await controller.next_batch(0)
         await controller.close()
 
@@ -90,7 +90,7 @@ def test_weights_that_stay_do_not_make_their_tokens_stale(tmp_path: Path, build:
     assert audited(tmp_path) == []
 
 
-def test_a_group_of_which_nothing_is_left_is_no_matter_for_stages(tmp_path: Path, build: Build) -> None:
+def test_a_group_of_which_nothing_is_left_meets_no_filter(tmp_path: Path, build: Build) -> None:
     """Also where incomplete groups are used: it has failed, and another takes its place."""
 
     class FailsOnce(FakeWorkflow):
@@ -104,8 +104,7 @@ def test_a_group_of_which_nothing_is_left_is_no_matter_for_stages(tmp_path: Path
         return episodes
 
     async def run() -> None:
-        controller, _ = build(tmp_path, FailsOnce(), incomplete_groups="use")
-        controller._group_stages = [longest_first]
+        controller, _ = build(tmp_path, FailsOnce(), filters=[longest_first], incomplete_groups="use")
         controller.start()
         for step in range(3):
             batch, _ = await controller.next_batch(step)

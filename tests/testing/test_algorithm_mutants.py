@@ -19,8 +19,9 @@ from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     CorrectionSuite,
-    GroupStageSuite,
+    GroupFilterSuite,
     PolicyLossSuite,
+    RewardShapingSuite,
 )
 
 # Correct ones, written here in the plainest way.
@@ -96,14 +97,14 @@ class TestMasking(CorrectionSuite):
         return masked
 
 
-class TestFilter(GroupStageSuite):
+class TestFilter(GroupFilterSuite):
     examples = (([0, 1], [0, 1]), ([1, 1], None))
 
     def make(self):
         return keeps_spread
 
 
-class TestShaping(GroupStageSuite):
+class TestShaping(RewardShapingSuite):
     examples = (([0, 1], [0, 0.5]),)
 
     def make(self):
@@ -322,12 +323,12 @@ MUTANTS = [
     (CorrectionSuite, weights_with_gradient, "test_one_weight_for_each_token", "carry gradients"),
     (CorrectionSuite, weights_that_overflow, "test_one_weight_for_each_token", "weights such as"),
     (CorrectionSuite, half_on_policy, "test_nothing_to_correct_on_policy", "are not 1"),
-    (GroupStageSuite, drops_by_first, "test_the_order_of_siblings_does_not_matter", "judged differently"),
-    (GroupStageSuite, keeps_the_best, "test_a_group_stays_a_group", "1 episodes for 2"),
-    (GroupStageSuite, shapes_in_place, "test_a_group_stays_a_group", "changed what it was given"),
-    (GroupStageSuite, divides_by_the_sum, "test_a_group_stays_a_group", "a reward of inf"),
-    (GroupStageSuite, lambda episodes: episodes, "test_examples", "dropped is False"),
-    (GroupStageSuite, halved, "test_examples", "become"),
+    (GroupFilterSuite, drops_by_first, "test_the_order_of_siblings_does_not_matter", "judged differently"),
+    (GroupFilterSuite, keeps_the_best, "test_a_group_stays_a_group", "1 episodes for 2"),
+    (GroupFilterSuite, shapes_in_place, "test_a_group_stays_a_group", "changed what it was given"),
+    (RewardShapingSuite, divides_by_the_sum, "test_a_group_stays_a_group", "a reward of inf"),
+    (GroupFilterSuite, lambda episodes: episodes, "test_examples", "dropped is False"),
+    (GroupFilterSuite, halved, "test_examples", "become"),
 ]
 SPLIT, POLICY_GRADIENT = "test_any_split_gives_the_same", "test_the_gradient_on_policy_is_the_policy_gradient"
 MASK = "test_tokens_out_of_the_loss_mask_are_not_learned_from"

@@ -1,4 +1,4 @@
-"""The suites of loss aggregations, regularizers and encoders pass correct ones and catch each of these."""
+"""The suites of loss aggregations, regularizers and example tokenizers pass correct ones and catch each of these."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from areal_core.algorithms.loss_aggregation import token_mean
 from areal_core.data import FinishReason, Generation, Trajectory
-from areal_core.interfaces import Follows, ForwardPass, Role
-from areal_core.testing.conformance import EncoderSuite, LossAggregationSuite, RegularizerSuite
+from areal_core.interfaces import EMA, ForwardPass, Role
+from areal_core.testing.conformance import ExampleTokenizerSuite, LossAggregationSuite, RegularizerSuite
 
 
 class TestTokenMean(LossAggregationSuite):
@@ -49,9 +49,7 @@ def to_the_average(terms):
     return torch.where(terms.mask, terms.logprobs - terms.columns["average_logprobs"], 0.0).square(), {}
 
 
-to_the_average.needs = lambda updates: (
-    ForwardPass(Role("average", follows=Follows("actor")), "logprobs", "average_logprobs"),
-)
+to_the_average.needs = lambda updates: (ForwardPass(Role("average", ema=EMA("actor")), "logprobs", "average_logprobs"),)
 
 
 class TestPullToARoleOfItsOwn(RegularizerSuite):
@@ -77,7 +75,7 @@ def lesson(row, tokenizer):
 ROWS = ({"prompt": "what", "answer": "that"}, {"prompt": "a", "answer": "b"})
 
 
-class TestLesson(EncoderSuite):
+class TestLesson(ExampleTokenizerSuite):
     rows = ROWS
 
     def make(self):
@@ -192,14 +190,14 @@ MUTANTS = [
     (RegularizerSuite, microbatch_mean, SPLIT, "depend on the micro-batch"),
     (RegularizerSuite, of_prompts_too, SPLIT, "depend on the micro-batch"),
     (RegularizerSuite, for_winners, "test_it_does_not_know_the_advantage", "other advantages"),
-    (EncoderSuite, learns_all, UNITS, "the first token is in the loss"),
-    (EncoderSuite, learns_nothing, UNITS, "nothing is learned"),
-    (EncoderSuite, twice, UNITS, "became 2 sequences"),
-    (EncoderSuite, changing, "test_a_row_is_read_and_nothing_more", "changed the row"),
-    (EncoderSuite, by_chance, "test_a_row_is_read_and_nothing_more", "encoded differently"),
-    (EncoderSuite, odd_keys, "test_rows_of_every_form_fit_into_one_batch", "weight"),
-    (EncoderSuite, forgiving, "test_a_row_of_another_form_is_refused", "DID NOT RAISE"),
-    (EncoderSuite, curt, "test_a_row_of_another_form_is_refused", "says too little"),
+    (ExampleTokenizerSuite, learns_all, UNITS, "the first token is in the loss"),
+    (ExampleTokenizerSuite, learns_nothing, UNITS, "nothing is learned"),
+    (ExampleTokenizerSuite, twice, UNITS, "became 2 sequences"),
+    (ExampleTokenizerSuite, changing, "test_a_row_is_read_and_nothing_more", "changed the row"),
+    (ExampleTokenizerSuite, by_chance, "test_a_row_is_read_and_nothing_more", "encoded differently"),
+    (ExampleTokenizerSuite, odd_keys, "test_rows_of_every_form_fit_into_one_batch", "weight"),
+    (ExampleTokenizerSuite, forgiving, "test_a_row_of_another_form_is_refused", "DID NOT RAISE"),
+    (ExampleTokenizerSuite, curt, "test_a_row_of_another_form_is_refused", "says too little"),
 ]
 
 

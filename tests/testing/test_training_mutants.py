@@ -156,8 +156,8 @@ class UpdateForEachWork(FSDPEngine):
 
 
 class AverageTheWrongWay(FSDPEngine):
-    def follow(self, leader, decay):
-        super().follow(leader, 1 - decay)
+    def update_ema(self, source, decay):
+        super().update_ema(source, 1 - decay)
 
 
 class UnitsTornApart(FSDPEngine):

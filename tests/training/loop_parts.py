@@ -52,7 +52,7 @@ def read(told: bytes) -> TrainingBatch:
 class Parts:
     """Source, engine, algorithm and weight sync that write down what is asked of them."""
 
-    encode, group_stages = None, ()
+    encode, group_filters = None, ()
 
     def __init__(self, *, interrupt_at: int = -1, skip: bool = False, score: float = 0.5) -> None:
         self.asked: list[str] = []
@@ -97,7 +97,7 @@ class Parts:
         result = work.loss(work.batch, {})
         return {**result.metrics, "loss": Metric.mean(float(len(self.trained))), "skipped": Metric.sum(self._skip)}
 
-    def follow(self, leader: Any, decay: float) -> None:
+    def update_ema(self, source: Any, decay: float) -> None:
         self.asked.append(f"follow with {decay}")
 
     def save(self, folder: Path) -> None:

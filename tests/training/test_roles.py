@@ -1,4 +1,4 @@
-"""The training loop with several roles: who learns, who follows, what is synced and what is kept."""
+"""The training loop with several roles: who learns, who is an EMA, what is synced and what is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import CRITIC, Follows, Role
+from areal_core.interfaces import CRITIC, EMA, Role
 from areal_core.training.checkpoint import restore_checkpoint
 from tests.training.loop_parts import Parts, config, metrics, train
 
@@ -60,7 +60,7 @@ def test_nothing_is_synced_while_the_first_role_does_not_learn(tmp_path: Path) -
 
 def test_an_average_follows_every_so_many_steps(tmp_path: Path) -> None:
     parts = Parts()
-    train(tmp_path, parts, config(5), teacher=Role("teacher", follows=Follows("actor", every=2, decay=0.9)))
+    train(tmp_path, parts, config(5), teacher=Role("teacher", ema=EMA("actor", every=2, decay=0.9)))
     assert [line for line in parts.asked if line.startswith("follow")] == ["follow with 0.9"] * 2
     assert (tmp_path / "attempts/1/checkpoints/step-000005/teacher").is_dir(), "an average cannot be made again"
 

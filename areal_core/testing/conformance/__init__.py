@@ -13,12 +13,13 @@ Components that a config names (rewards, workflows, algorithms and their parts) 
 from a script. pytest is imported here and nowhere else in areal.
 """
 
-from areal_core.testing.conformance.advantages import AdvantageSuite, GroupStageSuite
+from areal_core.testing.conformance.advantages import AdvantageSuite, GroupFilterSuite, RewardShapingSuite
 from areal_core.testing.conformance.algorithms import AlgorithmSuite
+from areal_core.testing.conformance.batch_transforms import AuxiliaryLossSuite, BatchTransformSuite
 from areal_core.testing.conformance.batches import make_batch
 from areal_core.testing.conformance.datasets import DatasetSuite
-from areal_core.testing.conformance.encoders import EncoderSuite
 from areal_core.testing.conformance.environments import EnvironmentSuite
+from areal_core.testing.conformance.example_tokenizers import ExampleTokenizerSuite
 from areal_core.testing.conformance.inference import InferenceEngineSuite
 from areal_core.testing.conformance.launchers import LauncherSuite
 from areal_core.testing.conformance.loss_aggregations import LossAggregationSuite
@@ -29,7 +30,6 @@ from areal_core.testing.conformance.observers import EventsSuite, TrackerSuite
 from areal_core.testing.conformance.plugins import PluginSuite
 from areal_core.testing.conformance.rewards import RewardSuite
 from areal_core.testing.conformance.sandboxes import SandboxSuite
-from areal_core.testing.conformance.stages import AuxiliaryLossSuite, StageSuite
 from areal_core.testing.conformance.training import TrainEngineSuite
 from areal_core.testing.conformance.training_session import numbers_of
 from areal_core.testing.conformance.workflows import WorkflowSuite
@@ -38,12 +38,13 @@ __all__ = [
     "AdvantageSuite",
     "AlgorithmSuite",
     "AuxiliaryLossSuite",
+    "BatchTransformSuite",
     "CorrectionSuite",
     "DatasetSuite",
-    "EncoderSuite",
     "EnvironmentSuite",
     "EventsSuite",
-    "GroupStageSuite",
+    "ExampleTokenizerSuite",
+    "GroupFilterSuite",
     "InferenceEngineSuite",
     "LauncherSuite",
     "LossAggregationSuite",
@@ -51,9 +52,9 @@ __all__ = [
     "PluginSuite",
     "PolicyLossSuite",
     "RegularizerSuite",
+    "RewardShapingSuite",
     "RewardSuite",
     "SandboxSuite",
-    "StageSuite",
     "TrackerSuite",
     "TrainEngineSuite",
     "WorkflowSuite",

@@ -1,4 +1,4 @@
-"""What advantages and group stages must do."""
+"""What advantages, reward shaping and group filters must do."""
 
 from __future__ import annotations
 
@@ -142,18 +142,18 @@ class AdvantageSuite(ComponentSuite):
         assert batch.to_bytes() == before, "the advantage changed the batch that it was given"
 
 
-class GroupStageSuite(ComponentSuite):
+class GroupFilterSuite(ComponentSuite):
     """Set `component` (and `settings`), or override `make`.
 
     Attributes:
-        examples: rewards of a group, and what becomes of it: its rewards after the stage, or None where it is dropped.
+        examples: rewards of a group, and what becomes of it: its rewards afterwards, or None where it is dropped.
     """
 
-    kind: ClassVar[str] = "group_stages"
+    kind: ClassVar[str] = "group_filters"
     examples: ClassVar[Sequence[tuple[Sequence[float], Sequence[float] | None]]] = ()
 
     def run(self, episodes: Sequence[Episode]) -> Sequence[Episode] | None:
-        """What the stage makes of a group."""
+        """What becomes of a group."""
         found = self.make()(episodes)
         if inspect.isawaitable(found):
 
@@ -178,7 +178,7 @@ class GroupStageSuite(ComponentSuite):
         for rewards in ([0.0], [1.0, 1.0], [0.0, 1.0, 0.5], [-1e6, 1e6], [0.1] * 64):
             episodes = make_episodes(rewards)
             found = self.run(episodes)
-            assert [episode.reward for episode in episodes] == list(rewards), "the stage changed what it was given"
+            assert [episode.reward for episode in episodes] == list(rewards), "it changed what it was given"
             if found is None:
                 continue
             assert len(found) == len(episodes), f"{len(found)} episodes for {len(episodes)}"
@@ -190,7 +190,7 @@ class GroupStageSuite(ComponentSuite):
                 assert same, "the order of the episodes, or their tokens, changed"
 
     def test_the_order_of_siblings_does_not_matter(self) -> None:
-        """And neither does what the stage has seen before."""
+        """And neither does what it has seen before."""
         draw = random.Random(1)
         for _ in range(20):
             rewards = [draw.choice([0.0, 0.5, 1.0]) for _ in range(5)]
@@ -215,3 +215,15 @@ def make_episodes(rewards: Sequence[float]) -> list[Episode]:
         )
         for i, reward in enumerate(rewards)
     ]
+
+
+class RewardShapingSuite(GroupFilterSuite):
+    """As `GroupFilterSuite`; and no group is dropped."""
+
+    kind: ClassVar[str] = "reward_shaping"
+
+    def run(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
+        """What becomes of a group."""
+        found = super().run(episodes)
+        assert found is not None, "it drops a group: make it a group filter"
+        return found

@@ -82,7 +82,7 @@ class AlgorithmSuite(ComponentSuite):
         """The attributes that the trainer reads, and outputs that engines have."""
         algorithm = self.make()
         assert algorithm.encode is None or callable(algorithm.encode)
-        assert all(callable(stage) for stage in algorithm.group_stages)
+        assert all(callable(one) for one in algorithm.group_filters)
         works = self.works(algorithm, self.make_batch())
         assert works, "an update has no work"
         unknown = {name for work in works for name in work.outputs if not OUTPUTS.fullmatch(name)}

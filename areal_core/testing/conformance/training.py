@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, Follows, LossResult, LossSpec, Role
+from areal_core.interfaces import ACTOR, CRITIC, EMA, LossResult, LossSpec, Role
 from areal_core.testing.conformance.checkpoints import CheckpointsAndRoles
 from areal_core.testing.conformance.divergence import Divergences
 from areal_core.testing.conformance.models import load_reference, make_model, reference_outputs
@@ -219,20 +219,20 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
 
     def test_an_average_follows(self, tmp_path: Path) -> None:
         """A frozen role moves towards another one, and a checkpoint keeps the average."""
-        role = Role("average", follows=Follows(ACTOR.name, decay=0.75))
+        role = Role("average", ema=EMA(ACTOR.name, decay=0.75))
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model) as actor, self.engine(model, role=role) as average:
             before = parameters_of(average)
             for _ in range(3):
                 train(actor, batch, policy_loss, OUTPUTS)
-            average.follow(actor, 0.75)
+            average.update_ema(actor, 0.75)
             found, leader = parameters_of(average), parameters_of(actor)
             for name, value in found.items():
                 wanted = 0.75 * before[name] + 0.25 * leader[name]
                 worst = float((value - wanted).abs().max())
                 assert worst <= 1e-6, f"after a step of the average {name} is off by {worst:.8f}"
             average.save(tmp_path / "checkpoint")
-            average.follow(actor, 0.0)
+            average.update_ema(actor, 0.0)
             same_tensors(parameters_of(average), leader, "an average that keeps nothing of itself is a copy")
             average.load(tmp_path / "checkpoint")
             same_tensors(parameters_of(average), found, "an average after load")
@@ -241,12 +241,12 @@ class TrainEngineSuite(CheckpointsAndRoles, Divergences):
         """Its head is new as the critic's is, and the same."""
         if CRITIC not in self.roles:
             pytest.skip("the engine does not play the role critic")
-        role = Role("target", head="scalar", follows=Follows(CRITIC.name, decay=0.5))
+        role = Role("target", head="scalar", ema=EMA(CRITIC.name, decay=0.5))
         model, batch = make_model(tmp_path / "model"), make_training_batch()
         with self.engine(model, role=CRITIC) as critic, self.engine(model, role=role) as target:
             same_tensors(parameters_of(target), parameters_of(critic), "an average of a critic begins as the critic")
             train(critic, batch, value_loss, ["values"])
-            target.follow(critic, 0.0)
+            target.update_ema(critic, 0.0)
             same_tensors(parameters_of(target), parameters_of(critic), "an average of a critic after a copy")
 
     def test_each_update_has_its_own_gradient(self, tmp_path: Path) -> None:

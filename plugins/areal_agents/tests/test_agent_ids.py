@@ -14,10 +14,10 @@ def policy(template: str = "chat") -> Policy:
     return Policy(template, lambda number: f"answer {number}")
 
 
-def ask(client: openai.OpenAI, player: str, *messages: str) -> str:
+def ask(client: openai.OpenAI, agent_id: str, *messages: str) -> str:
     roles = ("user", "assistant")
     told = [{"role": roles[place % 2], "content": text} for place, text in enumerate(messages)]
-    done = client.chat.completions.create(model=player, messages=told)
+    done = client.chat.completions.create(model=agent_id, messages=told)
     return done.choices[0].message.content
 
 
@@ -31,32 +31,32 @@ def plan_and_solve(result: object) -> object:
     return agent
 
 
-def test_each_player_has_its_own_reward(play):
-    episode = play(policy(), plan_and_solve({"player_rewards": {"planner": 0.25, "solver": 1}}))
+def test_each_agent_has_its_own_reward(play):
+    episode = play(policy(), plan_and_solve({"agent_rewards": {"planner": 0.25, "solver": 1}}))
     assert episode.reward == 0.625
-    assert [t.player for t in episode.trajectories] == ["planner", "solver"]
+    assert [t.agent_id for t in episode.trajectories] == ["planner", "solver"]
     batch = PackedBatch.from_columns(pack_group(0, (0, 0), 1, {0: episode}))
     assert batch["reward"].tolist() == [0.25, 1.0]
     assert episode.rewards == {"planner": 0.25, "solver": 1.0}, "for the metrics"
 
 
-def test_a_player_without_one_has_the_episodes(play):
-    episode = play(policy(), plan_and_solve({"reward": 3, "player_rewards": {"planner": 1}}))
+def test_an_agent_without_one_has_the_episodes(play):
+    episode = play(policy(), plan_and_solve({"reward": 3, "agent_rewards": {"planner": 1}}))
     assert episode.reward == 3.0
     assert pack_group(0, (0, 0), 1, {0: episode})["sequences.reward"].tolist() == [1.0, 3.0]
 
 
-def test_a_player_nobody_asked_for_is_refused(play):
-    with pytest.raises(ValueError, match="player_rewards names judge; the models that were asked for are planner, sol"):
-        play(policy(), plan_and_solve({"player_rewards": {"judge": 1}}))
+def test_an_agent_nobody_asked_for_is_refused(play):
+    with pytest.raises(ValueError, match="agent_rewards names judge; the models that were asked for are planner, sol"):
+        play(policy(), plan_and_solve({"agent_rewards": {"judge": 1}}))
 
 
-def test_a_player_who_is_left_out_is_refused(play):
-    with pytest.raises(ValueError, match="player_rewards leaves out solver, who was asked for: name each player, or"):
-        play(policy(), plan_and_solve({"player_rewards": {"planner": 1}}))
+def test_an_agent_who_is_left_out_is_refused(play):
+    with pytest.raises(ValueError, match="agent_rewards leaves out solver, who was asked for: name each agent, or"):
+        play(policy(), plan_and_solve({"agent_rewards": {"planner": 1}}))
 
 
-def test_samples_show_what_each_player_said(play):
+def test_samples_show_what_each_agent_said(play):
     text = play(policy(), plan_and_solve(1.0)).text
     assert text.index("[planner]") < text.index("Plan it.") < text.index("[solver]") < text.index("Follow this")
 

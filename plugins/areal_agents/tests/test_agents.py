@@ -113,7 +113,7 @@ def test_a_command_in_another_language(play, tmp_path):
     [
         ("import sys; sys.exit('the reason')", "ended with exit code 1: the reason"),
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
-        ("print('{\"rewrad\": 1}')", "returned rewrad, which is none of reward, rewards, turn_rewards, player_rewards"),
+        ("print('{\"rewrad\": 1}')", "returned rewrad, which is none of reward, rewards, turn_rewards, agent_rewards"),
         ("print('{\"reward\": NaN}')", "must be finite"),
         ("print({'reward': 1})", "begins with { and is no JSON: .*a dict as Python prints it: print json.dumps"),
         ("print('\\ufeff{\"reward\": 1')", "begins with { and is no JSON"),

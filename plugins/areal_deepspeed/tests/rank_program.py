@@ -17,8 +17,8 @@ from areal_core.errors import RunError
 from areal_core.interfaces import (
     ACTOR,
     CRITIC,
+    EMA,
     REFERENCE,
-    Follows,
     LossResult,
     LossSpec,
     ModelReference,
@@ -30,7 +30,7 @@ from areal_deepspeed.config import DeepSpeedConfig
 from areal_deepspeed.engine import DeepSpeedEngine
 
 OUTPUTS = ["logprobs", "entropy"]
-AVERAGE = Role("average", follows=Follows(ACTOR.name, decay=0.5))
+AVERAGE = Role("average", ema=EMA(ACTOR.name, decay=0.5))
 
 
 def make_batch(lengths=(9, 30, 3, 12, 12, 1, 25, 7), vocabulary=61):
@@ -106,10 +106,10 @@ def learn(model, config, batch):
 
 
 def others(model, config, batch, engine):
-    """Frozen roles, one that follows, and a critic."""
+    """Frozen roles, an EMA, and a critic."""
     results = {}
     average = start(model, config, AVERAGE)
-    average.follow(engine, 0.5)
+    average.update_ema(engine, 0.5)
     results["average"] = parameters_of(average)
     average.close()
     for role in (REFERENCE, CRITIC):

@@ -11,7 +11,7 @@ if importlib.util.find_spec("deepspeed") is None:
 import torch
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, Follows, Role
+from areal_core.interfaces import ACTOR, CRITIC, EMA, REFERENCE, Role
 
 pytestmark = pytest.mark.slow
 STAGES = {
@@ -106,12 +106,12 @@ def test_bfloat16_skips_what_is_not_finite(stage, start, program):
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_average_in_bfloat16_moves_by_less_than_bfloat16_tells(stage, start, program):
     batch, config = program.make_batch(), STAGES[stage]
-    average = start(config, Role("average", follows=Follows(ACTOR.name)), dtype="bfloat16")
+    average = start(config, Role("average", ema=EMA(ACTOR.name)), dtype="bfloat16")
     leader = start(config, dtype="bfloat16", learning_rate=1e-2)
     program.train(leader, batch)
     before, target = program.parameters_of(average), program.parameters_of(leader)
     for _ in range(2000):
-        average.follow(leader, 0.999)
+        average.update_ema(leader, 0.999)
     found = program.parameters_of(average)
     name = max(before, key=lambda key: float((target[key] - before[key]).abs().max()))
     left = (found[name] - target[name]).float().norm() / (before[name] - target[name]).float().norm()

@@ -8,7 +8,7 @@ import torch
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
-    EncoderSuite,
+    ExampleTokenizerSuite,
     PolicyLossSuite,
     RewardSuite,
     make_batch,
@@ -43,7 +43,7 @@ class TestGKD(AlgorithmSuite):
 
 class TestGKDOnRows(TestGKD):
     settings = {  # noqa: RUF012
-        "encoder": "finetuning/conversations",
+        "example_tokenizer": "finetuning/conversations",
         "beta": 0.1,
         "loss_aggregation": "core/sequence_mean",
     }
@@ -52,7 +52,9 @@ class TestGKDOnRows(TestGKD):
 class TestPairsAreNotLearnedAsSingleSequences:
     @pytest.mark.parametrize("suite", [TestSFT, TestGKD])
     def test_they_are_refused(self, suite):
-        with pytest.raises(ValueError, match="the rejected would be learned too: choose an encoder of one sequence"):
+        with pytest.raises(
+            ValueError, match="the rejected would be learned too: choose an example tokenizer of one sequence"
+        ):
             suite().make().prepare(make_pairs(), suite().context())
 
 
@@ -110,12 +112,12 @@ class TestNoReward(RewardSuite):
     examples = (("4", 0), ("", 0))
 
 
-class TestConversations(EncoderSuite):
+class TestConversations(ExampleTokenizerSuite):
     component = "finetuning/conversations"
     rows = ({"prompt": "4+4=", "completion": "8"}, {"prompt": "a", "completion": "b", "more": [1, 2]})
 
 
-class TestPreferences(EncoderSuite):
+class TestPreferences(ExampleTokenizerSuite):
     component = "finetuning/preferences"
     sequences = 2
     rows = (

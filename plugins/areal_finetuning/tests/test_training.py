@@ -12,7 +12,7 @@ from areal_core.interfaces import ModelReference, OptimizerSettings
 from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import make_model, numbers_of
 from areal_core.training.context import BatchContext
-from areal_finetuning.encoders import trajectory
+from areal_finetuning.example_tokenizers import trajectory
 
 pytestmark = pytest.mark.slow
 UPDATES, PAIRS, VOCABULARY = 30, 16, 61

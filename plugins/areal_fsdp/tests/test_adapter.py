@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, LendingEngine, LossResult, ModelReference
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, AdapterEngine, LossResult, ModelReference
 from areal_core.testing.conformance.models import reference_outputs
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models import logprobs
@@ -106,11 +106,11 @@ def test_the_base_is_held_once_in_the_models_dtype(make_engine, program, batch, 
     assert len(engine._optimizer.state) == len(engine._parameters) == 2 * 2 * 7
 
 
-def test_the_frozen_base_is_lent_as_the_reference(make_engine, model_folder, program, batch):
+def test_the_frozen_base_is_base_as_the_reference(make_engine, model_folder, program, batch):
     reference = ModelReference(str(model_folder("qwen3")))
     engine, apart = make_engine(**ADAPTER, learning_rate=1e-2), make_engine(role=REFERENCE)
-    assert isinstance(engine, LendingEngine)
-    lent = engine.lend(reference, REFERENCE)
+    assert isinstance(engine, AdapterEngine)
+    lent = engine.reference_from_base(reference, REFERENCE)
     name = f"divergence:{REFERENCE.name}:0.5"
     engine.compare_with({ACTOR.name: engine, REFERENCE.name: lent})
     program.train(engine, batch)
@@ -132,11 +132,11 @@ def test_the_frozen_base_is_lent_as_the_reference(make_engine, model_folder, pro
 def test_what_is_not_the_base_is_not_lent(make_engine, model_folder, adapter_folder):
     reference = ModelReference(str(model_folder("qwen3")))
     engine = make_engine(**ADAPTER)
-    assert make_engine().lend(reference, REFERENCE) is None
-    assert engine.lend(ModelReference("elsewhere"), REFERENCE) is None
-    assert engine.lend(reference, CRITIC) is None
+    assert make_engine().reference_from_base(reference, REFERENCE) is None
+    assert engine.reference_from_base(ModelReference("elsewhere"), REFERENCE) is None
+    assert engine.reference_from_base(reference, CRITIC) is None
     begun = make_engine("llama", adapter={"from_folder": adapter_folder("llama")})
-    assert begun.lend(ModelReference(str(model_folder("llama"))), REFERENCE) is None
+    assert begun.reference_from_base(ModelReference(str(model_folder("llama"))), REFERENCE) is None
 
 
 def test_a_reference_of_a_policy_that_began_from_an_adapter_has_it_too(make_engine, adapter_folder, batch):
@@ -193,5 +193,5 @@ def test_synced_alone_it_is_what_peft_reads_and_its_export_stays_whole(
         )
     files = load_file(model_folder("llama") / "model.safetensors")
     assert load_file(tmp_path / "model.safetensors").keys() == files.keys()
-    lent = engine.lend(ModelReference(str(model_folder("llama")), dtype), REFERENCE)
+    lent = engine.reference_from_base(ModelReference(str(model_folder("llama")), dtype), REFERENCE)
     assert program.parameters_of(lent).keys() == files.keys()

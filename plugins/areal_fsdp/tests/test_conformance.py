@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, Follows, Role
+from areal_core.interfaces import ACTOR, CRITIC, EMA, Role
 from areal_core.testing.conformance import TrainEngineSuite, checkpoints, divergence, models, training
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
@@ -58,24 +58,24 @@ class TestWithAdapter(TrainEngineSuite):
     def test_an_average_follows(self, tmp_path):
         """A copy does; the average of two adapters is no adapter of their rank, which is said before anything runs."""
         model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
-        copying = Role("average", follows=Follows(ACTOR.name))
+        copying = Role("average", ema=EMA(ACTOR.name))
         with self.engine(model, learning_rate=1e-2) as leader, self.engine(model, role=copying) as follower:
             for _ in range(3):
                 training.train(leader, batch, training.policy_loss, training.OUTPUTS)
-            follower.follow(leader, 0.0)
+            follower.update_ema(leader, 0.0)
             training.same_tensors(training.parameters_of(follower), training.parameters_of(leader), "a copy")
-        averaging = Role("average", follows=Follows(ACTOR.name, decay=0.5))
+        averaging = Role("average", ema=EMA(ACTOR.name, decay=0.5))
         with pytest.raises(RunError, match="can be copied, not averaged"), self.engine(model, role=averaging):
             pass
 
     def test_an_average_may_be_of_a_critic(self, tmp_path):
         """A copy: its head is new as the critic's is, and the same."""
-        role = Role("target", head="scalar", follows=Follows(CRITIC.name))
+        role = Role("target", head="scalar", ema=EMA(CRITIC.name))
         model, batch = training.make_model(tmp_path / "model"), training.make_training_batch()
         with self.engine(model, role=CRITIC) as critic, self.engine(model, role=role) as target:
             training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "at the beginning")
             training.train(critic, batch, training.value_loss, ["values"])
-            target.follow(critic, 0.0)
+            target.update_ema(critic, 0.0)
             training.same_tensors(training.parameters_of(target), training.parameters_of(critic), "after a copy")
 
     def test_a_snapshot_says_what_memory_it_takes(self, tmp_path):

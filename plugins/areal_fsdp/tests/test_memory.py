@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from areal_core.errors import RunError
-from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, PlansMemory, RankLoad
+from areal_core.interfaces import ACTOR, CRITIC, REFERENCE
 from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_attention
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.models import compiling
 from areal_fsdp.models.compiling import prepare_layers
 from areal_fsdp.planning.decoder import Decoder
-from areal_fsdp.planning.memory import Computing, forward_memory, kept_activations, peak_memory
+from areal_fsdp.planning.memory import Computing, RankLoad, forward_memory, kept_activations, peak_memory
 from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
 
 GIB = 1 << 30
@@ -96,7 +96,6 @@ def test_the_rows_that_no_config_asks_for_are_within_a_tenth_too():
 
 def test_parts_follow_what_the_engine_holds():
     settings = FSDPConfig(max_tokens_per_microbatch=TOKENS)
-    assert isinstance(settings, PlansMemory)
     one, count = settings.memory(SMALL), 1_543_714_304
     assert one.parameters == (2 + 4) * count, "what computes in bfloat16, and its master"
     assert (one.optimizer, one.gradients) == (8 * count, 0)

@@ -125,7 +125,7 @@ def test_another_role_routes_by_itself(make_engine, program, batch, role):
 def test_the_base_that_an_adapter_lends_routes_by_itself(make_engine, program, batch, model_folder):
     """It shares the routers of the policy, and is asked between its passes."""
     actor = make_engine("mixtral", adapter={"rank": 2, "modules": ["q_proj", "v_proj"]})
-    base = actor.lend(ModelReference(str(model_folder("mixtral"))), REFERENCE)
+    base = actor.reference_from_base(ModelReference(str(model_folder("mixtral"))), REFERENCE)
     chosen = program.with_choices(actor, batch)
     wanted = base.forward(batch, ["logprobs"])["logprobs"]
     replayed = actor.forward(chosen, ["logprobs"])["logprobs"]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from areal_core.errors import RunError
-from areal_core.interfaces import REFERENCE, Follows, LossResult, Role
+from areal_core.interfaces import EMA, REFERENCE, LossResult, Role
 from areal_fsdp.models.wide import Head, compared_role, is_wide, wide_output
 
 TOKENS, HIDDEN, VOCABULARY = 23, 12, 101
@@ -186,7 +186,7 @@ def test_the_column_is_that_of_both_models(make_engine, model_folder, batch):
     torch.testing.assert_close(found["divergence:teacher:0"].double(), torch.cat(wanted), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("other", [TEACHER, Role("average", follows=Follows("actor")), Role("peer", trains=True)])
+@pytest.mark.parametrize("other", [TEACHER, Role("average", ema=EMA("actor")), Role("peer", trains=True)])
 def test_who_is_compared_with_learns_nothing(other, make_engine, program, batch):
     name = f"divergence:{other.name}:0.5"
     student, peer = make_engine(), make_engine("llama", role=other)

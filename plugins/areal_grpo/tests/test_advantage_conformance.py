@@ -1,4 +1,4 @@
-"""The suites that every plugin author inherits, on advantages, stages, group stages and auxiliary_losses."""
+"""The suites that every plugin author inherits, on advantages, shaping, filters, transforms and auxiliary losses."""
 
 from typing import ClassVar
 
@@ -6,8 +6,9 @@ from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
     AuxiliaryLossSuite,
-    GroupStageSuite,
-    StageSuite,
+    BatchTransformSuite,
+    GroupFilterSuite,
+    RewardShapingSuite,
 )
 
 
@@ -72,7 +73,7 @@ class TestPPO(AlgorithmSuite):
     settings: ClassVar = {"advantage": "grpo/gae", "auxiliary_losses": ["grpo/value_regression"], "corrections": []}
 
 
-class TestOverlongPenalty(GroupStageSuite):
+class TestOverlongPenalty(RewardShapingSuite):
     """The answers of the suite have 1, 2, 3, ... tokens."""
 
     component = "grpo/overlong_penalty"
@@ -80,18 +81,18 @@ class TestOverlongPenalty(GroupStageSuite):
     examples = (([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.0, 0.0]),)
 
 
-class TestLengthPenalty(GroupStageSuite):
+class TestLengthPenalty(RewardShapingSuite):
     component = "grpo/length_penalty"
     examples = (([1.0], [1.0]), ([1.0, 1.0, 1.0], [1.5, 1.0, 0.5]), ([0.0, 0.0, 0.0], [0.0, 0.0, -0.5]))
 
 
-class TestRewardBounds(GroupStageSuite):
+class TestRewardBounds(RewardShapingSuite):
     component = "grpo/reward_bounds"
     settings: ClassVar = {"low": 0.0, "high": 1.0}
     examples = (([-1.0, 0.5, 2.0], [0.0, 0.5, 1.0]),)
 
 
-class TestMaskTruncated(GroupStageSuite):
+class TestMaskTruncated(GroupFilterSuite):
     component = "grpo/mask_truncated"
     examples = (([1.0, 0.0], [1.0, 0.0]),)
 
@@ -99,23 +100,26 @@ class TestMaskTruncated(GroupStageSuite):
 class TestPPOWithAPenaltyInTheReward(AlgorithmSuite):
     component = "grpo/grpo"
     settings: ClassVar = {
-        "stages": [{"type": "grpo/kl_in_reward", "target": 6.0}, {"type": "grpo/reward_scaling", "clip": 0.5}],
+        "batch_transforms": [
+            {"type": "grpo/kl_in_reward", "target": 6.0},
+            {"type": "grpo/reward_scaling", "clip": 0.5},
+        ],
         "advantage": {"type": "grpo/gae", "level": "turn"},
         "auxiliary_losses": [{"type": "grpo/value_regression", "clip": None}],
         "corrections": [],
     }
 
 
-class TestKLInReward(StageSuite):
+class TestKLInReward(BatchTransformSuite):
     component = "grpo/kl_in_reward"
 
 
-class TestAdaptiveKLInReward(StageSuite):
+class TestAdaptiveKLInReward(BatchTransformSuite):
     component = "grpo/kl_in_reward"
     settings: ClassVar = {"target": 6.0, "horizon": 50}
 
 
-class TestRewardScaling(StageSuite):
+class TestRewardScaling(BatchTransformSuite):
     component = "grpo/reward_scaling"
     settings: ClassVar = {"shift": 0.1, "scale": 2.0, "clip": 1.0}
 

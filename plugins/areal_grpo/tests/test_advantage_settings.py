@@ -1,4 +1,4 @@
-"""What the settings of advantages, stages and auxiliary losses bring into a run, and which mistakes they find."""
+"""What the settings of advantages, transforms and auxiliary losses bring into a run, and which mistakes they find."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_a_critic_that_nothing_teaches_is_told(read):
 
 
 def test_a_penalty_in_the_reward_brings_the_reference_and_both_passes(read):
-    config = read("algorithm.stages=[kl_in_reward]")
+    config = read("algorithm.batch_transforms=[kl_in_reward]")
     assert list(roles_of(config.algorithm, 1)) == ["actor", "reference"]
     assert passes(config) == {"proximal_logprobs", "reference_logprobs"}
 
@@ -52,11 +52,11 @@ def test_weights_that_gdpo_does_not_see_are_told(read):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("algorithm.group_stages=[overlong_penalty]", "max_length: is required"),
-        ("algorithm.group_stages=[{type: overlong_penalty, max_length: 4, buffer: 5}]", "at most max_length"),
-        ("algorithm.group_stages=[reward_bounds]", "low or high must be set"),
-        ("algorithm.group_stages=[{type: reward_bounds, low: 1, high: 0}]", "low must be below high"),
-        ("algorithm.stages=[{type: kl_in_reward, target: 0}]", "target"),
+        ("algorithm.reward_shaping=[overlong_penalty]", "max_length: is required"),
+        ("algorithm.reward_shaping=[{type: overlong_penalty, max_length: 4, buffer: 5}]", "at most max_length"),
+        ("algorithm.reward_shaping=[reward_bounds]", "low or high must be set"),
+        ("algorithm.reward_shaping=[{type: reward_bounds, low: 1, high: 0}]", "low must be below high"),
+        ("algorithm.batch_transforms=[{type: kl_in_reward, target: 0}]", "target"),
         ("algorithm.advantage={type: gae, level: episode}", "level"),
         ("algorithm.auxiliary_losses=[{type: value_regression, clip: 0}]", "clip"),
     ],
@@ -69,11 +69,11 @@ def test_settings_that_mean_nothing_are_refused(override, message, read):
 def test_lengths_are_not_compared_in_a_group_of_one(read):
     alone = ("algorithm.advantage=reinforce_pp", "rollout.group_size=1")
     with pytest.raises(ConfigError, match="length_penalty compares the answers to one prompt"):
-        read(*alone, "algorithm.group_stages=[length_penalty]")
+        read(*alone, "algorithm.reward_shaping=[length_penalty]")
 
 
 def test_a_penalty_that_is_never_due_is_told(read):
-    stage = "algorithm.group_stages=[{type: overlong_penalty, max_length: 100, buffer: 20}]"
-    (note,) = read(stage, "sampling.max_new_tokens=80").cross_notes()
+    penalty = "algorithm.reward_shaping=[{type: overlong_penalty, max_length: 100, buffer: 20}]"
+    (note,) = read(penalty, "sampling.max_new_tokens=80").cross_notes()
     assert "with one turn it is never due" in note
-    assert list(read(stage, "sampling.max_new_tokens=81").cross_notes()) == []
+    assert list(read(penalty, "sampling.max_new_tokens=81").cross_notes()) == []

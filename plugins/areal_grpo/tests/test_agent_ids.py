@@ -7,23 +7,24 @@ from areal_core.data.packing import pack_group
 from areal_core.data.trajectory import Generation
 from areal_grpo.advantages import group_normalized
 from areal_grpo.generalized_advantages import reinforce_pp
-from areal_grpo.group_stages import overlong_penalty, zero_variance
+from areal_grpo.group_filters import zero_variance
+from areal_grpo.reward_shaping import overlong_penalty
 
 
 def episode(planner: float, solver: float) -> Episode:
     trajectories = []
-    for player, earned in (("planner", planner), ("solver", solver)):
+    for agent_id, earned in (("planner", planner), ("solver", solver)):
         builder = TrajectoryBuilder()
         builder.add_context([1])
         builder.add_generation(Generation([5, 6], [-0.1, -0.1], [0, 0], FinishReason.STOP))
-        trajectories.append(builder.build(player=player, earned=earned))
+        trajectories.append(builder.build(agent_id=agent_id, reward=earned))
     return Episode(trajectories, 0.0)
 
 
 EPISODES = {0: episode(0, 10), 1: episode(1, 10), 2: episode(0, 10)}
 
 
-def test_players_are_compared_with_their_like():
+def test_agents_are_compared_with_their_like():
     batch = PackedBatch.from_columns(pack_group(0, (0, 0), 3, EPISODES))
     assert batch["reward"].tolist() == [0, 10, 1, 10, 0, 10]
     assert group_mean(batch, batch["reward"].double()).tolist() == pytest.approx([1 / 3, 10] * 3)
@@ -32,14 +33,14 @@ def test_players_are_compared_with_their_like():
     assert advantages[2] > 0 > advantages[0]
 
 
-def test_a_reward_goes_to_the_player_that_earned_it():
+def test_a_reward_goes_to_the_agent_that_earned_it():
     batch = PackedBatch.from_columns(pack_group(0, (0, 0), 3, EPISODES))
     advantages = reinforce_pp(batch, gamma=1.0).view(6, 3)[:, 1:]
     assert (advantages[1::2] > advantages[::2].max()).all(), "solvers earned more than planners, token for token"
     assert advantages[2].min() > advantages[0].max()
 
 
-def test_group_stages_see_what_players_earned():
+def test_group_filters_see_rewards_of_agents():
     same = [EPISODES[0], EPISODES[2]]
     assert zero_variance([*EPISODES.values()]) is not None, "the planners differ"
     assert zero_variance(same) is None

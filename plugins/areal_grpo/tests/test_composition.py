@@ -289,10 +289,10 @@ def test_a_single_update_needs_no_extra_pass(rollouts):
 
 
 def test_parts_may_be_left_out():
-    assert [stage.__name__ for stage in build(GRPOSettings, group_stages=["grpo/zero_variance"]).group_stages] == [
+    assert [one.__name__ for one in build(GRPOSettings, group_filters=["grpo/zero_variance"]).group_filters] == [
         "zero_variance"
     ]
-    assert list(build(GRPOSettings).group_stages) == []
+    assert list(build(GRPOSettings).group_filters) == []
 
 
 def test_row_means_leave_out_whatever_stands_where_the_mask_is_off():

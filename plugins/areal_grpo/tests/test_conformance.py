@@ -8,12 +8,12 @@ import torch
 from areal_core.testing.conformance import (
     AdvantageSuite,
     AlgorithmSuite,
+    BatchTransformSuite,
     CorrectionSuite,
-    GroupStageSuite,
+    GroupFilterSuite,
     PolicyLossSuite,
     RegularizerSuite,
     RewardSuite,
-    StageSuite,
 )
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ class TestLeaveOneOut(AdvantageSuite):
     component = "grpo/leave_one_out"
 
 
-class TestZeroVariance(GroupStageSuite):
+class TestZeroVariance(GroupFilterSuite):
     component = "grpo/zero_variance"
     examples = (([0.0, 0.0], None), ([1.0, 0.0], [1.0, 0.0]), ([1.0], None))
 
@@ -116,11 +116,11 @@ class TestKPop(CorrectionSuite):
     component = "grpo/kpop"
 
 
-class TestM2POStage(StageSuite):
+class TestM2POTransform(BatchTransformSuite):
     component = "grpo/m2po"
 
 
-class TestEntropyTarget(StageSuite):
+class TestEntropyTarget(BatchTransformSuite):
     component = "grpo/entropy_target"
     settings = {"target": 1.0}  # noqa: RUF012
 

@@ -38,7 +38,7 @@ def test_a_group_of_one_is_refused(algorithm, read):
 def test_a_filter_that_would_drop_every_group_is_refused(read):
     parts = ("algorithm=policy_gradient", "algorithm.advantage=grpo/group_centered", "algorithm.policy_loss=reinforce")
     with pytest.raises(ConfigError, match="zero_variance drops groups whose rewards are all equal"):
-        read(*parts, "algorithm.group_stages=[zero_variance]", "rollout.group_size=1")
+        read(*parts, "algorithm.group_filters=[zero_variance]", "rollout.group_size=1")
 
 
 def test_dr_grpo_asks_for_its_constant(read):
@@ -96,13 +96,13 @@ def test_every_algorithm_has_a_preset_to_begin_with(name, tmp_path, monkeypatch,
 
 
 def test_an_adaptive_bonus_asks_for_what_leads_it(read):
-    with pytest.raises(ConfigError, match=r"add update_stages: \[entropy_target\]"):
+    with pytest.raises(ConfigError, match=r"add minibatch_transforms: \[entropy_target\]"):
         read("algorithm=grpo", "algorithm.regularizers=[adaptive_entropy]")
     both = read(
-        "algorithm=grpo", "algorithm.regularizers=[adaptive_entropy]", "algorithm.update_stages=[entropy_target]"
+        "algorithm=grpo", "algorithm.regularizers=[adaptive_entropy]", "algorithm.minibatch_transforms=[entropy_target]"
     )
     assert list(both.cross_notes()) == []
-    (note,) = read("algorithm=grpo", "algorithm.update_stages=[entropy_target]").cross_notes()
+    (note,) = read("algorithm=grpo", "algorithm.minibatch_transforms=[entropy_target]").cross_notes()
     assert "nothing reads" in note
 
 
@@ -128,9 +128,16 @@ def test_clip_settings_that_clip_nothing_are_told(read):
     ("words", "told"),
     [
         (["algorithm=ppo", "algorithm.advantage=group_normalized"], "which 'grpo/group_normalized' does not make"),
-        (["algorithm=m2po", "algorithm.regularizers=[adaptive_entropy]"], "add update_stages: \\[entropy_target\\]"),
         (
-            ["algorithm=grpo", "algorithm.advantage=gdpo", "algorithm.stages=[{type: reward_scaling, scale: 2}]"],
+            ["algorithm=m2po", "algorithm.regularizers=[adaptive_entropy]"],
+            "add minibatch_transforms: \\[entropy_target\\]",
+        ),
+        (
+            [
+                "algorithm=grpo",
+                "algorithm.advantage=gdpo",
+                "algorithm.batch_transforms=[{type: reward_scaling, scale: 2}]",
+            ],
             "changes only their sum",
         ),
         (
@@ -153,10 +160,13 @@ def test_parts_that_do_not_fit_together_are_refused(words, told, read):
     [
         ("algorithm.corrections=[token_truncate, token_truncate]", "'grpo/token_truncate' stands twice in corrections"),
         (
-            "algorithm.update_stages=[kl_in_reward]",
-            "'grpo/kl_in_reward' stands in update_stages and belongs",
+            "algorithm.minibatch_transforms=[kl_in_reward]",
+            "'grpo/kl_in_reward' stands in minibatch_transforms and belongs",
         ),
-        ("algorithm.stages=[m2po]", "'grpo/m2po' stands in stages and belongs into update_stages"),
+        (
+            "algorithm.batch_transforms=[m2po]",
+            "'grpo/m2po' stands in batch_transforms and belongs into minibatch_transforms",
+        ),
     ],
 )
 def test_parts_that_stand_where_they_would_count_twice_or_for_nothing_are_refused(override, words, read):

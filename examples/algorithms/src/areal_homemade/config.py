@@ -62,8 +62,8 @@ class TeacherSettings(Settings):
 class PPOSettings(PolicyGradientSettings):
     """PPO: a critic, and a price on the distance from the reference."""
 
-    stages: list[Selection] = component(
-        "stages", default=["homemade/kl_in_reward"], description="price of the distance"
+    batch_transforms: list[Selection] = component(
+        "batch_transforms", default=["homemade/kl_in_reward"], description="price of the distance"
     )
     advantage: Selection = component("advantages", default="homemade/gae", description="rewards less expectations")
     policy_loss: Selection = component("policy_losses", default="homemade/clipped", description="the loss of a token")

@@ -46,7 +46,7 @@ def areal_auxiliary_losses() -> list[Component]:
 
 
 @hookimpl
-def areal_stages() -> list[Component]:
+def areal_batch_transforms() -> list[Component]:
     """Columns of a batch."""
     return [
         _component("kl_in_reward", "a price on the KL", "kl_in_reward:kl_in_reward", "KLInRewardSettings"),

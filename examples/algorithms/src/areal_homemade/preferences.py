@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DPO:
     """Rows have `prompt`, `chosen` and `rejected`; the two answers are one unit, the chosen one first."""
 
-    group_stages = ()
+    group_filters = ()
 
     def __init__(self, settings: DPOSettings) -> None:
         self._settings = settings

@@ -60,7 +60,7 @@ class Turn:
         prompt: what it continues.
         generation: what was sampled.
         answer: the same as a message.
-        player: the part that the policy played: the model that was asked for.
+        agent_id: the part that the policy played: the model that was asked for.
         identifier: under which an agent knows it.
         children: answers that continue it.
     """
@@ -68,7 +68,7 @@ class Turn:
     prompt: Prompt
     generation: Generation
     answer: Answer
-    player: str = ""
+    agent_id: str = ""
     identifier: str = field(default_factory=lambda: uuid.uuid4().hex)
     children: list[Turn] = field(default_factory=list)
 
@@ -162,9 +162,9 @@ class Conversations:
                 return candidates, count
         return [], 0
 
-    def add(self, prompt: Prompt, generation: Generation, answer: Answer, player: str) -> Turn:
+    def add(self, prompt: Prompt, generation: Generation, answer: Answer, agent_id: str) -> Turn:
         """An answer is about to be given; what continues it will be known."""
-        turn = Turn(prompt, generation, answer, player)
+        turn = Turn(prompt, generation, answer, agent_id)
         self.turns.append(turn)
         self._known[_extended(prompt.key, answer.message)].append(turn)
         if prompt.parent is not None:

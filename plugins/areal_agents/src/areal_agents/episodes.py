@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_agents.outcomes import reward_of_players
+from areal_agents.outcomes import reward_of_agents
 from areal_agents.requests import REQUESTS
-from areal_agents.trajectories import earned, ends, trajectories
+from areal_agents.trajectories import answer_rewards, ends, trajectories
 from areal_core.data import Episode
 
 if TYPE_CHECKING:
@@ -40,22 +40,22 @@ async def make_episode(
     ended = ends(turns, settings.trained)
     if not ended:
         raise ValueError("the agent has asked the policy for nothing that it received: there is nothing to train on")
-    own = earned(turns, outcome.turn_rewards)
-    players = [turn.player for turn in turns]
-    reward, rewards = reward_of_players(outcome, players), dict(outcome.rewards)
+    own = answer_rewards(turns, outcome.turn_rewards)
+    agent_ids = [turn.agent_id for turn in turns]
+    reward, rewards = reward_of_agents(outcome, agent_ids), dict(outcome.rewards)
     if reward is None:
         score = await _scored(turns[-1], outcome.answer, context)
         reward = score.value + sum(outcome.turn_rewards.values())
         rewards = {**score.components, **rewards}
-    discounts = [settings.turn_discount ** players[turns.index(end) + 1 :].count(end.player) for end in ended]
-    worth = [outcome.player_rewards.get(e.player, reward) * d for e, d in zip(ended, discounts, strict=True)]
+    discounts = [settings.turn_discount ** agent_ids[turns.index(end) + 1 :].count(end.agent_id) for end in ended]
+    worth = [outcome.agent_rewards.get(e.agent_id, reward) * d for e, d in zip(ended, discounts, strict=True)]
     metrics = {f"agents/{name}": float(session.counts[name]) for name in COUNTED}
     metrics |= {"agents/turns": float(len(turns)), "agents/conversations": float(len(ended))}
     metrics |= {"agents/generating_s": session.generating_s, "agents/elsewhere_s": seconds - session.generating_s}
     texts = [context.tokenizer.decode(end.ids) for end in ended]
-    text = texts[0] if len(texts) == 1 else "\n".join(f"[{e.player}] {t}" for e, t in zip(ended, texts, strict=True))
+    text = texts[0] if len(texts) == 1 else "\n".join(f"[{e.agent_id}] {t}" for e, t in zip(ended, texts, strict=True))
     learned = trajectories(ended, own, [value - reward for value in worth])
-    return Episode(learned, reward, {**outcome.player_rewards, **rewards}, text=text, metrics=metrics)
+    return Episode(learned, reward, {**outcome.agent_rewards, **rewards}, text=text, metrics=metrics)
 
 
 async def _scored(turn: Turn, answer: str | None, context: WorkflowContext) -> RewardScore:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-KEYS = ("reward", "rewards", "turn_rewards", "player_rewards", "answer")
+KEYS = ("reward", "rewards", "turn_rewards", "agent_rewards", "answer")
 _PREFIX = re.compile("^(chatcmpl-|resp_|msg_)")
 """Before the identifiers of answers, by protocol."""
 
@@ -21,14 +21,14 @@ class Outcome:
         reward: None where the run's rewards decide.
         rewards: named components, for metrics.
         turn_rewards: by the identifiers of answers; parts of the reward.
-        player_rewards: by the model that was asked for; in place of the reward, for the conversations with that.
+        agent_rewards: by the model that was asked for; in place of the reward, for the conversations with that.
         answer: text that the run's rewards score; None for the policy's last answer.
     """
 
     reward: float | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     turn_rewards: Mapping[str, float] = field(default_factory=dict)
-    player_rewards: Mapping[str, float] = field(default_factory=dict)
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
 
 
@@ -52,29 +52,29 @@ def read_outcome(result: Any) -> Outcome:
         if reward is None and answer is None and turn_rewards:
             reward = sum(turn_rewards.values())
         number = None if reward is None else _number("reward", reward)
-        return Outcome(number, _numbers(result, "rewards"), turn_rewards, _numbers(result, "player_rewards"), answer)
+        return Outcome(number, _numbers(result, "rewards"), turn_rewards, _numbers(result, "agent_rewards"), answer)
     return Outcome(_number("reward", result))
 
 
-def reward_of_players(outcome: Outcome, players: Iterable[str]) -> float | None:
-    """The reward of the episode, so far as its agent says it: the mean of the players' where there is no other.
+def reward_of_agents(outcome: Outcome, agent_ids: Iterable[str]) -> float | None:
+    """The reward of the episode, so far as its agent says it: the mean of the agents' where there is no other.
 
     Args:
         outcome: what the agent says.
-        players: the models that it asked for.
+        agent_ids: the models that it asked for.
 
     Raises:
-        ValueError: a player is rewarded whom nobody asked for, or one would be left without a reward.
+        ValueError: an agent is rewarded whom nobody asked for, or one would be left without a reward.
     """
-    rewards, asked = outcome.player_rewards, sorted(set(players))
+    rewards, asked = outcome.agent_rewards, sorted(set(agent_ids))
     if unknown := sorted(rewards.keys() - set(asked)):
         told = f"{', '.join(unknown)}; the models that were asked for are {', '.join(asked)}"
-        raise ValueError(f"player_rewards names {told}")
+        raise ValueError(f"agent_rewards names {told}")
     if outcome.reward is not None or outcome.answer is not None or not rewards:
         return outcome.reward
-    if missing := [player for player in asked if player not in rewards]:
-        words = "who was asked for: name each player, or return a `reward` or an `answer` beside it for the others"
-        raise ValueError(f"player_rewards leaves out {', '.join(missing)}, {words}")
+    if missing := [agent_id for agent_id in asked if agent_id not in rewards]:
+        words = "who was asked for: name each agent, or return a `reward` or an `answer` beside it for the others"
+        raise ValueError(f"agent_rewards leaves out {', '.join(missing)}, {words}")
     return sum(rewards.values()) / len(rewards)
 
 

@@ -39,8 +39,8 @@ def ends(turns: Sequence[Turn], trained: Trained) -> list[Turn]:
     return found if trained == "all" else found[-1:]
 
 
-def earned(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> dict[int, float]:
-    """What each answer has earned by itself, by `id`.
+def answer_rewards(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> dict[int, float]:
+    """The reward of each answer by itself, by `id`.
 
     Args:
         turns: all answers of an episode.
@@ -68,8 +68,8 @@ def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Seq
 
     Args:
         ended: see `ends`.
-        rewards: see `earned`.
-        extra: what each earned beside the episode's reward.
+        rewards: see `answer_rewards`.
+        extra: the reward of each beside the episode's.
     """
     seen: set[int] = set()
     found = []
@@ -84,5 +84,5 @@ def trajectories(ended: Sequence[Turn], rewards: Mapping[int, float], extra: Seq
             builder.add_generation(turn.generation)
             own.append(rewards.get(id(turn), 0.0))
         turn_rewards = {"turn_rewards": np.array(own, np.float32)}
-        found.append(builder.build(turns=turn_rewards, player=end.player, earned=extra_reward))
+        found.append(builder.build(turns=turn_rewards, agent_id=end.agent_id, reward=extra_reward))
     return found

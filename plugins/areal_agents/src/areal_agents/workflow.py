@@ -11,7 +11,7 @@ from areal_agents.agents import FunctionAgent
 from areal_agents.answers import AnswerReader
 from areal_agents.endpoint import AgentEndpoint
 from areal_agents.episodes import make_episode
-from areal_agents.outcomes import read_outcome, reward_of_players
+from areal_agents.outcomes import read_outcome, reward_of_agents
 from areal_agents.session import Session
 from areal_core.interfaces import RewardScore
 
@@ -62,7 +62,7 @@ class AgentWorkflow:
         row: Mapping[str, Any],
         endpoint: Endpoint,
         score: Callable[[str | None], Awaitable[RewardScore]],
-        players: Callable[[], Collection[str]],
+        agent_ids: Callable[[], Collection[str]],
     ) -> RewardScore:
         """What an episode is worth that is played with somebody else's model: nothing of its tokens is known.
 
@@ -70,12 +70,12 @@ class AgentWorkflow:
             row: of the data set.
             endpoint: of that model.
             score: the run's rewards on a text; on what the model answered last where it is None.
-            players: the models that the agent has asked for.
+            agent_ids: the models that the agent has asked for.
         """
         outcome = read_outcome(await self._agent(row=row, endpoint=endpoint))
-        reward = reward_of_players(outcome, players())
+        reward = reward_of_agents(outcome, agent_ids())
         if reward is not None:
-            return RewardScore(reward, {**outcome.player_rewards, **outcome.rewards})
+            return RewardScore(reward, {**outcome.agent_rewards, **outcome.rewards})
         scored = await score(outcome.answer)
         return RewardScore(scored.value + sum(outcome.turn_rewards.values()), {**scored.components, **outcome.rewards})
 

@@ -17,7 +17,7 @@ _TAG = "zero"
 
 
 class Checkpoint:
-    """A checkpoint's folder: `rankR.pt` of each rank, and DeepSpeed's files, or `average.pt` of a role that follows.
+    """A checkpoint's folder: `rankR.pt` of each rank, and DeepSpeed's files, or `average.pt` of an EMA role.
 
     DeepSpeed keeps what each rank has of the optimizer, so that as many ranks must load it.
 
@@ -36,7 +36,7 @@ class Checkpoint:
 
         Args:
             zero: DeepSpeed's engine, None where the role has none.
-            average: float32 parameters of a role that follows, by name.
+            average: float32 parameters of an EMA role, by name.
             updates: how many were applied.
 
         Raises:

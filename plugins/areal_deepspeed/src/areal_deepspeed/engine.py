@@ -211,12 +211,12 @@ class DeepSpeedEngine:
         return self._meter.take()
 
     @torch.no_grad()
-    def follow(self, leader: TrainEngine, decay: float) -> None:
-        """Move towards another engine of this kind; see `TrainEngine.follow`."""
-        if not isinstance(leader, DeepSpeedEngine):
-            raise RunError(f"the deepspeed engine follows only one of its own kind, not {type(leader).__name__}")
+    def update_ema(self, source: TrainEngine, decay: float) -> None:
+        """Move towards another engine of this kind; see `TrainEngine.update_ema`."""
+        if not isinstance(source, DeepSpeedEngine):
+            raise RunError(f"the deepspeed engine is an EMA only of one of its own kind, not {type(source).__name__}")
         own = dict(self._ready().model.named_parameters())
-        for name, tensor in leader._full_masters():
+        for name, tensor in source._full_masters():
             self._average[name].lerp_(tensor.to(self._device), 1 - decay)
             if own[name].data_ptr() != self._average[name].data_ptr():
                 own[name].copy_(self._average[name])

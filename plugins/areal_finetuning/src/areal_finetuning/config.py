@@ -1,4 +1,4 @@
-"""Settings of the algorithms and encoders. Imports no torch, so that a config is checked anywhere.
+"""Settings of the algorithms and example tokenizers. Imports no torch, so that a config is checked anywhere.
 
 In the formulas π is the model that learns, x a prompt, y_c the chosen and y_r the rejected answer, U the pairs of an
 update, σ(z) = 1 / (1 + exp(-z)).
@@ -26,7 +26,7 @@ TEACHER = Role("teacher")
 
 
 class EncodingSettings(Settings):
-    """Settings of every encoder in `encoders`."""
+    """Settings of every example tokenizer in `example_tokenizers`."""
 
     max_tokens: int | None = Field(
         None, ge=2, description="tokens that a sequence may have, its end included; null leaves that to the model"
@@ -64,8 +64,10 @@ class SupervisedSettings(RowsSettings):
     arXiv 1606.07947).
     """
 
-    encoder: Selection = component(
-        "encoders", default="finetuning/conversations", description="turns a row into the tokens that are learned"
+    example_tokenizer: Selection = component(
+        "example_tokenizers",
+        default="finetuning/conversations",
+        description="turns a row into the tokens that are learned",
     )
     loss_aggregation: Selection = component(
         "loss_aggregations", default="core/token_mean", description="how the tokens' losses are added up"
@@ -83,8 +85,10 @@ class DPOSettings(RowsSettings):
     answer. The reference is the run's own model as it began, or that of `roles.reference.path`.
     """
 
-    encoder: Selection = component(
-        "encoders", default="finetuning/preferences", description="turns a row into a chosen and a rejected sequence"
+    example_tokenizer: Selection = component(
+        "example_tokenizers",
+        default="finetuning/preferences",
+        description="turns a row into a chosen and a rejected sequence",
     )
     loss: Literal["sigmoid", "ipo"] = Field(
         "sigmoid",
@@ -135,8 +139,10 @@ class RewardModelSettings(RowsSettings):
     first term leaves open (arXiv 2312.09244).
     """
 
-    encoder: Selection = component(
-        "encoders", default="finetuning/preferences", description="turns a row into a chosen and a rejected sequence"
+    example_tokenizer: Selection = component(
+        "example_tokenizers",
+        default="finetuning/preferences",
+        description="turns a row into a chosen and a rejected sequence",
     )
     centring: float = Field(
         0.0, ge=0, description="c, the weight of (s_c + s_r)²; 0 leaves scores where they are, 0.01 is usual"
@@ -210,14 +216,14 @@ class GKDSettings(Settings):
 
     Distributions are compared over the whole vocabulary. With M = β p_teacher + (1 - β) π behind the text before a
     token, D_β = β KL(p_teacher ‖ M) + (1 - β) KL(π ‖ M); at the ends, where that is 0, KL(p_teacher ‖ π) for β = 0 and
-    KL(π ‖ p_teacher) for β = 1. The policy writes the text itself (the paper's λ = 1), or an encoder takes it from the
-    data set's rows (λ = 0). No gradient flows through the sampling, so that stale text costs nothing but its being
+    KL(π ‖ p_teacher) for β = 1. The policy writes the text itself (the paper's λ = 1), or it is that of
+    the data set's rows (λ = 0). No gradient flows through the sampling, so that stale text costs nothing but its being
     stale. β = 0.5 is TRL's default; the paper finds the best β to depend on the task.
     """
 
     beta: float = Field(0.5, ge=0, le=1, description="β: 0 covers all that the teacher says, 1 seeks what it says most")
-    encoder: Selection | None = component(
-        "encoders",
+    example_tokenizer: Selection | None = component(
+        "example_tokenizers",
         description="turns a row into the tokens that are learned; null: the policy writes, which takes a workflow",
     )
     loss_aggregation: Selection = component(
@@ -231,7 +237,7 @@ class GKDSettings(Settings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """There is a teacher, and something to learn from."""
         yield from _without_a_teacher(config)
-        if self.encoder is not None:
+        if self.example_tokenizer is not None:
             yield from _with_a_workflow(config)
         elif config.workflow is None:
-            yield "nothing generates: set workflow and inference_engine, or an encoder such as finetuning/conversations"
+            yield "nothing generates: set workflow and inference_engine, or example_tokenizer: conversations"

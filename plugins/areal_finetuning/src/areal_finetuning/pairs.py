@@ -25,7 +25,9 @@ def weigh_pairs(minibatch: PackedBatch) -> PackedBatch:
     index = minibatch.unit_index
     is_chosen = minibatch.get("is_chosen")
     if index is None or is_chosen is None:
-        raise ValueError("preferences need an encoder that gives two sequences a row, with the column is_chosen")
+        raise ValueError(
+            "preferences need an example tokenizer that gives two sequences a row, with the column is_chosen"
+        )
     sides = index.new_zeros(pairs, 2).index_put((index, is_chosen.long()), index.new_ones(()), accumulate=True)
     if not bool((sides == 1).all()):
         odd = int((sides != 1).any(1).nonzero()[0])
@@ -39,7 +41,7 @@ def refuse_pairs(batch: PackedBatch) -> None:
     if "is_chosen" in batch:
         raise ValueError(
             "these sequences are pairs of a chosen and a rejected one; the rejected would be learned too: choose an "
-            "encoder of one sequence a row, such as finetuning/conversations"
+            "example tokenizer of one sequence a row, such as finetuning/conversations"
         )
 
 

@@ -81,20 +81,20 @@ def areal_reward_functions() -> list[Component]:
 
 
 @hookimpl
-def areal_encoders() -> list[Component]:
+def areal_example_tokenizers() -> list[Component]:
     """From a row to tokens."""
     settings = "areal_finetuning.config:EncodingSettings"
     return [
         Component(
             "conversations",
             "rows with messages, or with prompt and completion: what the assistant says is learned",
-            target="areal_finetuning.encoders:conversations",
+            target="areal_finetuning.example_tokenizers:conversations",
             config=settings,
         ),
         Component(
             "preferences",
             "rows with chosen and rejected, and a prompt unless both begin with it: a pair of sequences",
-            target="areal_finetuning.encoders:preferences",
+            target="areal_finetuning.example_tokenizers:preferences",
             config=settings,
         ),
     ]

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class Preferences:
     """An `Algorithm` that makes chosen answers more likely than rejected ones; see `DPOSettings` and `IPOSettings`."""
 
-    group_stages = ()
+    group_filters = ()
 
     def __init__(self, settings: DPOSettings) -> None:
-        self.encode = settings.encoder.build()
+        self.encode = settings.example_tokenizer.build()
         self._settings = settings
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:

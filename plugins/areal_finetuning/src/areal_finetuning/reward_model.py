@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class RewardModel:
     """An `Algorithm` that scores chosen sequences above rejected ones; see `RewardModelSettings`."""
 
-    group_stages = ()
+    group_filters = ()
 
     def __init__(self, settings: RewardModelSettings) -> None:
-        self.encode = settings.encoder.build()
+        self.encode = settings.example_tokenizer.build()
         self._centring = settings.centring
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 class Supervised:
     """An `Algorithm` that learns what the data set says: L = -Σ w_t log π(y_t)."""
 
-    group_stages = ()
+    group_filters = ()
     outputs: tuple[str, ...] = ("logprobs",)
     """What `loss` reads; a subclass with another loss of tokens has its own."""
 
     def __init__(self, settings: SupervisedSettings | GKDSettings) -> None:
-        self.encode = None if settings.encoder is None else settings.encoder.build()
+        self.encode = None if settings.example_tokenizer is None else settings.example_tokenizer.build()
         self._loss_aggregation = settings.loss_aggregation.build()
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:

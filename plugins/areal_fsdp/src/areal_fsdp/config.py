@@ -11,17 +11,19 @@ from areal_core.config import LocalPath, Settings
 from areal_core.errors import RunError
 from areal_fsdp.lora.settings import LoraSettings  # noqa: TC001 - pydantic reads annotations
 from areal_fsdp.parallel.settings import ParallelSettings
+from areal_fsdp.planning.estimate import estimate
 from areal_fsdp.planning.memory import MemoryChoices, memory_of, remedies
 from areal_fsdp.planning.meter import GIB
 from areal_fsdp.planning.recomputing import Checkpointing, Recomputing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces import Memory, RankLoad, Role, StoredModel
+    from areal_core.interfaces import Estimate, Role, StoredModel
     from areal_fsdp.planning.decoder import Decoder
+    from areal_fsdp.planning.memory import Memory, RankLoad
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -182,9 +184,9 @@ class FSDPConfig(Settings):
         Raises:
             RunError: the role is an average, and that of two adapters is no adapter of their rank.
         """
-        if self.adapter is not None and role.follows is not None and role.follows.decay:
+        if self.adapter is not None and role.ema is not None and role.ema.decay:
             raise RunError(
-                f"the role '{role.name}' is a moving average of '{role.follows.role}', and the average of two adapters "
+                f"the role '{role.name}' is a moving average of '{role.ema.role}', and the average of two adapters "
                 "is none of their rank: an adapter can be copied, not averaged",
                 hints=["set decay to 0, or train all parameters: train_engine.adapter=null"],
             )
@@ -218,19 +220,24 @@ class FSDPConfig(Settings):
         found = self.memory_choices.recomputing(part, layers, dtype, is_compiled=is_compiled)
         return found if role.trains else Recomputing()
 
+    def estimate(self, config: RunConfig, models: Mapping[str, StoredModel]) -> Estimate:
+        """What each rank holds, of all roles with this engine."""
+        chosen = {name: config.roles.get(name, config.train_engine).settings for name in models}
+        return estimate(config, models, {name: one for name, one in chosen.items() if isinstance(one, FSDPConfig)})
+
     def memory(self, load: RankLoad) -> Memory | None:
-        """See `PlansMemory`."""
+        """What a rank of a role holds; None for a model whose layers are not known."""
         adapter = self.adapter_of(load.role)
         learning = None if adapter is None else adapter.parameters(load.shapes)
         found = memory_of(load, self.parallel, replace(self.memory_choices, learning=learning))
         if found and adapter is not None and learning is not None and load.role.trains:
             words = f"an adapter of rank {adapter.resolved().rank} learns, {learning:,} parameters"
             found = replace(found, learning=words)
-        is_lent = self.adapter is not None and adapter is None and load.role.head == "vocabulary"
-        return replace(found, parameters=0, resident=0) if found and is_lent else found
+        is_base = self.adapter is not None and adapter is None and load.role.head == "vocabulary"
+        return replace(found, parameters=0, resident=0) if found and is_base else found
 
     def remedies(self, load: RankLoad, room: int) -> list[str]:
-        """See `PlansMemory`."""
+        """Changes of these settings that bring a rank below `room` bytes."""
 
         def need(**changes: object) -> Memory | None:
             return self.model_copy(update=changes).memory(load)

@@ -132,7 +132,7 @@ class FSDPEngine:
         return learning(module, self._adapter)
 
     def _applied(self) -> AbstractContextManager[None]:
-        """The model as this engine asks it: one that is lent asks the frozen base of another one's."""
+        """The model as this engine asks it: a reference from the base asks the frozen base of another engine's."""
         return nullcontext() if self._adapter is None else self._adapter.applied()
 
     def _must_shard(self) -> bool:
@@ -229,13 +229,13 @@ class FSDPEngine:
         return [{**result.metrics, "loss": Metric.sum(result.loss)}]
 
     @torch.no_grad()
-    def follow(self, leader: TrainEngine, decay: float) -> None:
-        """Move towards another engine of this kind; see `TrainEngine.follow`."""
-        if not isinstance(leader, FSDPEngine) or leader._parameters.keys() != self._parameters.keys():
-            raise RunError(f"the fsdp engine follows only one of its kind and parameters, not {type(leader).__name__}")
-        self._needs_layout_of(leader, "follow one another")
+    def update_ema(self, source: TrainEngine, decay: float) -> None:
+        """Move towards another engine of this kind; see `TrainEngine.update_ema`."""
+        if not isinstance(source, FSDPEngine) or source._parameters.keys() != self._parameters.keys():
+            raise RunError(f"an EMA is one of an fsdp engine with the same parameters, not of {type(source).__name__}")
+        self._needs_layout_of(source, "be an EMA of one another")
         for name, parameter in self._parameters.items():
-            parameter.lerp_(leader._parameters[name].detach(), 1 - decay)
+            parameter.lerp_(source._parameters[name].detach(), 1 - decay)
         if self._masters is not None:
             self._masters.sync()
 
@@ -286,7 +286,7 @@ class FSDPEngine:
         ids, (layout, seen) = part["input_ids"], place
         with torch.no_grad():
             others = {role: self._other(role)._head_state(ids, *place) for role in compared_roles(outputs)}
-        # Set anew each time: an engine that this one is lent to shares its routers, and routes by itself.
+        # Set anew each time: a reference from its base shares its routers, and routes by itself.
         self._routing.replay(part, self._role, layout, self._ready().context)
         with self._applied():
             return self._ready()(ids, layout, part["targets"], outputs, others, seen)
@@ -368,11 +368,11 @@ class FSDPEngine:
 
     @property
     def begins_elsewhere(self) -> bool:
-        """See `LendingEngine`."""
+        """See `AdapterEngine`."""
         return self._adapter is not None and self._adapter.begins_elsewhere
 
-    def lend(self, model: ModelReference, role: Role) -> TrainEngine | None:
-        """See `LendingEngine`."""
+    def reference_from_base(self, model: ModelReference, role: Role) -> TrainEngine | None:
+        """See `AdapterEngine`."""
         is_own = model == self._reference and role.head == self._role.head and not role.changes
         if self._adapter is None or self.begins_elsewhere or not is_own:
             return None

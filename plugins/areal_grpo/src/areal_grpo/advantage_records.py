@@ -1,4 +1,4 @@
-"""The records of advantages, stages, group stages and auxiliary losses, for `plugin`. Imports nothing heavy."""
+"""The records of advantages, shaping, filters, transforms and auxiliary losses. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -47,37 +47,45 @@ ADVANTAGES = [
     ),
 ]
 
-GROUP_STAGES = [
+REWARD_SHAPING = [
     _part(
-        "group_stages",
-        "zero_variance",
-        "drops groups whose rewards are all equal: nothing can be learned from them",
-        "stage_settings:ZeroVarianceSettings",
-    ),
-    _part(
-        "group_stages",
+        "reward_shaping",
         "overlong_penalty",
         "less reward for an answer near the longest length (DAPO)",
-        "stage_settings:OverlongPenaltySettings",
+        "transform_settings:OverlongPenaltySettings",
     ),
     _part(
-        "group_stages",
+        "reward_shaping",
         "length_penalty",
         "more reward for the shorter answers to a prompt, less for the longer ones (Kimi k1.5)",
-        "stage_settings:LengthPenaltySettings",
+        "transform_settings:LengthPenaltySettings",
     ),
-    _part("group_stages", "reward_bounds", "bounds the reward", "stage_settings:RewardBoundsSettings"),
-    _part("group_stages", "mask_truncated", "takes answers that were cut off out of the loss (DAPO)", None),
+    _part("reward_shaping", "reward_bounds", "bounds the reward", "transform_settings:RewardBoundsSettings"),
 ]
 
-STAGES = [
+GROUP_FILTERS = [
     _part(
-        "stages",
+        "group_filters",
+        "zero_variance",
+        "drops groups whose rewards are all equal: nothing can be learned from them",
+        "transform_settings:ZeroVarianceSettings",
+    ),
+    _part("group_filters", "mask_truncated", "takes answers that were cut off out of the loss (DAPO)", None),
+]
+
+BATCH_TRANSFORMS = [
+    _part(
+        "batch_transforms",
         "kl_in_reward",
         "a penalty on the distance from a reference model in the reward of each token, fixed or adaptive",
-        "stage_settings:KLInRewardSettings",
+        "transform_settings:KLInRewardSettings",
     ),
-    _part("stages", "reward_scaling", "shifts, scales and clips the reward", "stage_settings:RewardScalingSettings"),
+    _part(
+        "batch_transforms",
+        "reward_scaling",
+        "shifts, scales and clips the reward",
+        "transform_settings:RewardScalingSettings",
+    ),
 ]
 
 AUXILIARY_LOSSES = [

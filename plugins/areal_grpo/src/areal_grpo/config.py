@@ -57,14 +57,14 @@ class DAPOSettings(GRPOSettings):
     L = -1/N Σ_{i,t} w_t min(r_t A_i, clip(r_t, 1 - 0.2, 1 + 0.28) A_i).
 
     The fourth part of the paper, the penalty for answers that are nearly too long, needs the longest length, which has
-    no default: `group_stages: [zero_variance, {type: overlong_penalty, max_length: ..., buffer: ...}]`. The preset
+    no default: `reward_shaping: [{type: overlong_penalty, max_length: ..., buffer: ...}]`. The preset
     `grpo/dapo` has it. The paper makes 16 updates on a batch; with one nothing is clipped.
     """
 
-    group_stages: list[Selection] = component(
-        "group_stages",
+    group_filters: list[Selection] = component(
+        "group_filters",
         default=["grpo/zero_variance"],
-        description="filter and shape finished groups, in order, where they are generated",
+        description="drop finished groups, or take answers out of the loss, in order",
     )
     policy_loss: Selection = component(
         "policy_losses", default={"type": "grpo/ppo_clip", "clip_high": 0.28}, description=_POLICY_LOSS
@@ -90,7 +90,7 @@ class CISPOSettings(GRPOSettings):
     A_i as in GRPO; L = -1/N Σ_{i,t} w_t c_t A_i log π, c_t = min(r_t, 1 + 4) without a gradient.
 
     The paper has no lower bound, and does not tell the upper one: 4 is a usual choice. It also drops groups whose
-    rewards are all equal (`group_stages: [zero_variance]`).
+    rewards are all equal (`group_filters: [zero_variance]`).
     """
 
     policy_loss: Selection = component("policy_losses", default="grpo/cispo", description=_POLICY_LOSS)
@@ -128,7 +128,7 @@ class ReinforcePPSettings(GRPOSettings):
     A_t = the rewards from token t on, less their mean and over their standard deviation over all tokens of the batch;
     L as in GRPO. Groups may be of one episode.
 
-    The paper has a KL to a reference model in the reward: `stages: [kl_in_reward]`.
+    The paper has a KL to a reference model in the reward: `batch_transforms: [kl_in_reward]`.
     """
 
     advantage: Selection = component("advantages", default="grpo/reinforce_pp", description=_ADVANTAGE)
@@ -154,8 +154,8 @@ class M2POSettings(GRPOSettings):
     """
 
     corrections: list[Selection] = component("corrections", default=[], description=_CORRECTIONS)
-    update_stages: list[Selection] = component(
-        "stages",
+    minibatch_transforms: list[Selection] = component(
+        "batch_transforms",
         default=["grpo/m2po"],
         description="compute columns of each update's minibatch, in order, just before it",
     )
@@ -187,7 +187,7 @@ class PPOSettings(GRPOSettings):
     L as in GRPO; the critic learns A_t + V_t, bounded around what it said before the batch.
 
     A critic that knows nothing misleads the policy: with `warmup_steps` it learns alone on the first batches. Groups
-    may be of one episode. A penalty towards a reference model in the reward is `stages: [kl_in_reward]`.
+    may be of one episode. A penalty towards a reference model in the reward is `batch_transforms: [kl_in_reward]`.
     """
 
     advantage: Selection = component("advantages", default="grpo/gae", description=_ADVANTAGE)

@@ -3,7 +3,7 @@
 The batch is shifted: position t of a token column is about `targets[t]`, an action where `loss_mask` is on, and
 `values[t]` is the value of the state before that action. An episode's actions are those of all of its trajectories, in
 the order of `part_index` (without that column in the order of the batch); where the policy plays several parts in it,
-each player's are an episode of their own. Prompts, tools' answers and masked tokens between them are no time that
+each agent's are an episode of their own. Prompts, tools' answers and masked tokens between them are no time that
 passes: value and advantage go over them unchanged.
 
 What an action earns is its `token_rewards`, the `turn_rewards` of the turn that it ends, and, as the episode's last
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.groups import by_player
+from areal_core.data.groups import by_agent
 from areal_grpo.statistics import token_rewards, whitened
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _Actions:
 
     @classmethod
     def of(cls, batch: PackedBatch) -> _Actions:
-        episode = by_player(batch, "episode_id")
+        episode = by_agent(batch, "episode_id")
         part = batch.get("part_index")
         order = torch.argsort(torch.zeros_like(episode) if part is None else part, stable=True)
         order = order[torch.argsort(episode[order], stable=True)]

@@ -1,4 +1,4 @@
-"""Settings of policy losses, regularizers and update stages. Imports no torch, as `areal_grpo.config`."""
+"""Settings of policy losses, regularizers and minibatch transforms. Imports no torch, as `areal_grpo.config`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from areal_core.algorithms.settings import PolicyLossSettings, StageSettings
+from areal_core.algorithms.settings import BatchTransformSettings, PolicyLossSettings
 from areal_core.config import Settings
 from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass
 
@@ -126,7 +126,7 @@ class ReferenceKLSettings(Settings):
             raise ValueError(
                 "k1 (d itself) has a gradient of 0 in expectation, so in a loss it pulls nowhere and only adds noise; "
                 "choose k2 or unbiased for the gradient of KL(policy ‖ reference), k3 for that of "
-                "KL(reference ‖ policy), or put k1 into the reward: stages: [kl_in_reward]"
+                "KL(reference ‖ policy), or put k1 into the reward: batch_transforms: [kl_in_reward]"
             )
         return value
 
@@ -148,27 +148,27 @@ class EntropyBonusSettings(Settings):
     coefficient: float = Field(0.01, description="η: positive keeps the policy exploring, negative makes it decide")
 
 
-class M2POStageSettings(StageSettings):
-    """Settings of `update_stages.m2po`."""
+class M2POTransformSettings(BatchTransformSettings):
+    """Settings of `minibatch_transforms.m2po`."""
 
-    belongs_in = "update_stages"
+    belongs_in = "minibatch_transforms"
 
     threshold: float = Field(0.04, gt=0, description="the mean squared log-ratio that the tokens of an update may have")
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """What the policy says just before each update; the stage asks for it itself."""
+        """What the policy says just before each update; the transform asks for it itself."""
         return (ACTOR,)
 
 
 class EntropyTargetSettings(Settings):
-    """Settings of `update_stages.entropy_target`."""
+    """Settings of `minibatch_transforms.entropy_target`."""
 
     target: float = Field(0.2, gt=0, description="the entropy that the policy is to keep, in nats per token")
     step: float = Field(0.005, gt=0, description="what the coefficient changes by from one update to the next")
     maximum: float = Field(1.0, gt=0, description="the largest coefficient")
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
-        """The policy; the stage asks for its entropy itself."""
+        """The policy; the transform asks for its entropy itself."""
         return (ACTOR,)
 
     def notes(self, config: RunConfig) -> Iterable[str]:
@@ -178,11 +178,11 @@ class EntropyTargetSettings(Settings):
 
 
 class AdaptiveEntropySettings(Settings):
-    """`regularizers.adaptive_entropy` has none; its coefficient comes from an update stage."""
+    """`regularizers.adaptive_entropy` has none; its coefficient comes from an minibatch transform."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Something has to lead the coefficient."""
-        stages: list[Selection] = getattr(config.algorithm.settings, "update_stages", [])
-        # What a stage that is named by import does nobody knows.
-        if all(stage.record is not None and stage.target != "grpo/entropy_target" for stage in stages):
-            yield "adaptive_entropy reads a coefficient that an update stage leads: add update_stages: [entropy_target]"
+        transforms: list[Selection] = getattr(config.algorithm.settings, "minibatch_transforms", [])
+        # What a transform that is named by import does nobody knows.
+        if all(one.record is not None and one.target != "grpo/entropy_target" for one in transforms):
+            yield "adaptive_entropy reads a coefficient that nothing sets: add minibatch_transforms: [entropy_target]"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from areal_core.plugins import Component, Preset, hookimpl
-from areal_grpo.advantage_records import ADVANTAGES, AUXILIARY_LOSSES, GROUP_STAGES, STAGES
-from areal_grpo.records import ALGORITHMS, CORRECTIONS, POLICY_LOSSES, PRESETS, REGULARIZERS, UPDATE_STAGES
+from areal_grpo.advantage_records import ADVANTAGES, AUXILIARY_LOSSES, BATCH_TRANSFORMS, GROUP_FILTERS, REWARD_SHAPING
+from areal_grpo.records import ALGORITHMS, CORRECTIONS, MINIBATCH_TRANSFORMS, POLICY_LOSSES, PRESETS, REGULARIZERS
 
 
 @hookimpl
@@ -38,15 +38,21 @@ def areal_regularizers() -> list[Component]:
 
 
 @hookimpl
-def areal_group_stages() -> list[Component]:
-    """What becomes of a finished group."""
-    return GROUP_STAGES
+def areal_reward_shaping() -> list[Component]:
+    """Other rewards for finished groups."""
+    return REWARD_SHAPING
 
 
 @hookimpl
-def areal_stages() -> list[Component]:
+def areal_group_filters() -> list[Component]:
+    """Which finished groups are trained on."""
+    return GROUP_FILTERS
+
+
+@hookimpl
+def areal_batch_transforms() -> list[Component]:
     """What is computed from a batch before its advantages."""
-    return [*STAGES, *UPDATE_STAGES]
+    return [*BATCH_TRANSFORMS, *MINIBATCH_TRANSFORMS]
 
 
 @hookimpl

@@ -135,17 +135,17 @@ CORRECTIONS = [
     ),
 ]
 
-UPDATE_STAGES = [
+MINIBATCH_TRANSFORMS = [
     _part(
         "m2po",
         "leaves out of an update the tokens that have moved most, up to a second moment (M2PO)",
-        "update_stages",
-        "loss_settings:M2POStageSettings",
+        "minibatch_transforms",
+        "loss_settings:M2POTransformSettings",
     ),
     _part(
         "entropy_target",
         "leads the coefficient of adaptive_entropy so that the policy keeps its entropy",
-        "update_stages",
+        "minibatch_transforms",
         "loss_settings:EntropyTargetSettings",
     ),
 ]
@@ -160,7 +160,7 @@ REGULARIZERS = [
     _part("entropy_bonus", "rewards an undecided policy", "regularizers", "loss_settings:EntropyBonusSettings"),
     _part(
         "adaptive_entropy",
-        "an entropy bonus whose coefficient the update stage entropy_target leads",
+        "an entropy bonus whose coefficient the minibatch transform entropy_target leads",
         "regularizers",
         "loss_settings:AdaptiveEntropySettings",
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from areal_core.data.groups import by_player, group_mean, group_standard_deviation
+from areal_core.data.groups import by_agent, group_mean, group_standard_deviation
 
 if TYPE_CHECKING:
     from areal_core.data.batch import PackedBatch
@@ -18,20 +18,20 @@ EPSILON = 1e-8
 def token_rewards(batch: PackedBatch) -> torch.Tensor | None:
     """`token_rewards` [T] float64 on the tokens in the loss, 0 elsewhere; None where the batch has none.
 
-    Position t holds what was earned by writing `targets[t]`: a penalty that a stage has added, or what a workflow gave
-    for single tokens. Tokens that are not learned from earn nothing.
+    Position t holds what was earned by writing `targets[t]`: a penalty that a transform has added, or what a workflow
+    gave for single tokens. Tokens that are not learned from earn nothing.
     """
     rewards = batch.get("token_rewards")
     return None if rewards is None else torch.where(batch["loss_mask"], rewards.double(), 0.0)
 
 
 def episode_token_rewards(batch: PackedBatch) -> torch.Tensor:
-    """[B] float64: the sum of `token_rewards` over all trajectories of each one's episode and player, or else 0."""
+    """[B] float64: the sum of `token_rewards` over all trajectories of each one's episode and agent, or else 0."""
     total = torch.zeros(len(batch), dtype=torch.float64, device=batch.lengths.device)
     rewards = token_rewards(batch)
     if rewards is None:
         return total
-    episode = by_player(batch, "episode_id")
+    episode = by_agent(batch, "episode_id")
     return total.index_add(0, episode[batch.tokens.row_index], rewards)[episode]
 
 
@@ -44,7 +44,7 @@ def episode_rewards(batch: PackedBatch) -> torch.Tensor:
 
 
 def batch_moments(batch: PackedBatch, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and unbiased standard deviation over all episodes of the batch, each [B]; for each player by itself.
+    """Mean and unbiased standard deviation over all episodes of the batch, each [B]; for each agent by itself.
 
     Args:
         batch: has `group_id` and `episode_id`.

@@ -75,7 +75,7 @@ DIAGNOSTICS: Final = (
         # Answers of one token are cut wherever one is asked for.
         lambda first, last: _above(last("batch/truncated"), 1 / 3) and not _below(last("batch/response_length"), 1.5),
         "{batch_truncated:.0%} of the answers are cut at their longest length: raise sampling.max_new_tokens, or shape "
-        "them (group_stages: overlong_penalty, mask_truncated)",
+        "them (reward_shaping: overlong_penalty; group_filters: mask_truncated)",
     ),
     Diagnostic(
         lambda first, last: (

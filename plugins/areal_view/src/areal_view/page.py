@@ -43,7 +43,7 @@ pre { font-size: 12px; overflow-x: auto; } summary { cursor: pointer; font-weigh
 CHARTS = (
     (
         "Reward",
-        "mean of all finished episodes, before group stages drop or change any, and the score on held-out data",
+        "mean of all finished episodes, before reward shaping and group filters, and the score on held-out data",
         ("reward/all_episodes", "evaluation/reward"),
     ),
     ("Loss", "negative log-likelihood of the completions", ("train/negative_log_likelihood",)),

@@ -40,7 +40,7 @@ class VisionTurnSettings(Settings):
         le=PILLOWS_LIMIT,
         description="of a picture, width x height; a larger one fails its row before its pixels are unpacked",
     )
-    shows_pictures: ClassVar[bool] = True
+    shows_images: ClassVar[bool] = True
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
         """The model must see pictures."""

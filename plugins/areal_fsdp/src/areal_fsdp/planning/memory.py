@@ -7,12 +7,11 @@ layer; the end of it, when all gradients are. What layers keep stands in `areal_
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from areal_core.errors import RunError
-from areal_core.interfaces import Memory
 from areal_fsdp.planning.decoder import Decoder, experts_of
 from areal_fsdp.planning.meter import GIB
 from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
@@ -20,7 +19,7 @@ from areal_fsdp.planning.recomputing import Recomputing, kept_by_a_layer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from areal_core.interfaces import RankLoad
+    from areal_core.interfaces import Role
     from areal_fsdp.parallel.settings import ParallelSettings
     from areal_fsdp.planning.recomputing import Checkpointing
 
@@ -37,6 +36,61 @@ _SHARE_OF_GPU = 1 / 16
 fewer tokens spends its time on the weight's gradient, which is read and written for each chunk."""
 _TOKEN_STEP = 1024
 """Budgets of tokens are proposed in multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """What one rank of the trainer is to hold and compute in a role.
+
+    Attributes:
+        description: the model's config.json.
+        shapes: of the tensors in its safetensors, by name.
+        role: what it is for.
+        dtype: what is computed in.
+        ranks: over which the model may be sharded.
+        tokens: of an update on a rank, at most; None where nobody knows.
+        longest: tokens of the longest sequence, as far as the config says.
+        gpu_bytes: memory of its GPU, None for a CPU.
+    """
+
+    description: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    role: Role
+    dtype: Literal["float32", "bfloat16"]
+    ranks: int
+    tokens: int | None = None
+    longest: int = 0
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one rank's device at the moment of a step at which they are most.
+
+    Attributes:
+        parameters: that are computed with, their float32 masters, and those that are gathered from other ranks.
+        gradients: of parameters.
+        optimizer: its state.
+        activations: what is kept for the backward pass, and what a layer computes with.
+        head: logits, their gradient, and what the head's gradients are summed in.
+        resident: of all these, what stays between steps.
+        recomputing: the choice of activation checkpointing that was reckoned with, in words; empty where none counts.
+        learning: what learns, in words, where that is not the model itself.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    head: int
+    resident: int
+    recomputing: str = field(default="", compare=False)
+    learning: str = field(default="", compare=False)
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.head
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +220,7 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
 
 
 def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:
-    """Which of fewer tokens at once and checkpointing bring a rank below `room` bytes, as `PlansMemory.remedies`.
+    """Which of fewer tokens at once and checkpointing bring a rank below `room` bytes.
 
     Args:
         need: memory with other settings, by keyword.

@@ -1,4 +1,4 @@
-"""Group stages against their papers' formulas, episode by episode."""
+"""Reward shaping and group filters against their papers' formulas, episode by episode."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from areal_core.data import Episode, FinishReason, Generation, Trajectory
 from areal_core.rollout.checks import EpisodeChecks
-from areal_grpo.group_stages import length_penalty, mask_truncated, overlong_penalty, reward_bounds
+from areal_grpo.group_filters import mask_truncated
+from areal_grpo.reward_shaping import length_penalty, overlong_penalty, reward_bounds
 
 
 def generation(length, reason=FinishReason.STOP):
@@ -64,7 +65,7 @@ def test_bounds(low, high, wanted):
 
 
 def test_the_length_is_what_was_sampled_in_all_trajectories():
-    """Prompts and tools' answers do not count; tokens that another stage has taken out of the loss do."""
+    """Prompts and tools' answers do not count; tokens that a filter has taken out of the loss do."""
     parts = [episode(4, 0.0).trajectories[0], episode(3, 0.0, FinishReason.LENGTH).trajectories[0]]
     several = Episode(parts, 1.0)
     settings = {"max_length": 10, "buffer": 10, "factor": 1.0}

@@ -14,8 +14,8 @@ from areal_core.plugins import PluginManager
 from areal_core.testing.conformance import make_batch, numbers_of
 from areal_core.training.checkpoint import ConsumptionLog
 from areal_core.training.context import BatchContext
+from areal_grpo.batch_transforms import kl_in_reward, reward_scaling
 from areal_grpo.config import GRPOSettings
-from areal_grpo.stages import kl_in_reward, reward_scaling
 
 FIXED = {"coefficient": 0.1, "target": None, "horizon": 1}
 
@@ -136,7 +136,7 @@ def test_an_episode_of_several_trajectories_counts_once():
 @pytest.mark.parametrize("proximal", ["recomputed", "behavior"])
 def test_the_pass_that_it_asks_for_leaves_the_choice_of_the_proximal_policy(proximal):
     """With `proximal: behavior` ratios start from the policy that sampled, whatever column a stage has asked for."""
-    parts = {"stages": ["grpo/kl_in_reward"], "corrections": [], "proximal": proximal}
+    parts = {"batch_transforms": ["grpo/kl_in_reward"], "corrections": [], "proximal": proximal}
     manager = ResolutionContext(PluginManager.load(["grpo"]))
     algorithm = PolicyGradient(GRPOSettings.model_validate(parts, context=manager))
     batch = make_batch()

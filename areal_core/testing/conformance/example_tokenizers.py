@@ -1,4 +1,4 @@
-"""What encoders must do: from a row of a data set to the sequences that are learned from."""
+"""What example tokenizers must do: from a row of a data set to the sequences that are learned from."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class EncoderSuite(ComponentSuite):
+class ExampleTokenizerSuite(ComponentSuite):
     """Set `component` (and `settings`) and `rows`, or override `make`.
 
     Attributes:
-        rows: examples of every form that the encoder reads.
+        rows: examples of every form that the example tokenizer reads.
         sequences: how many a row becomes, which form one unit.
     """
 
-    kind: ClassVar[str] = "encoders"
+    kind: ClassVar[str] = "example_tokenizers"
     rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
     sequences: ClassVar[int] = 1
 
     def make_tokenizer(self) -> Any:
-        """What the encoder is given; override this where rows need a chat template."""
+        """What the example tokenizer is given; override this where rows need a chat template."""
         return FakeTokenizer()
 
     def encoded(self, row: Mapping[str, Any]) -> Sequence[Trajectory]:
@@ -58,7 +58,7 @@ class EncoderSuite(ComponentSuite):
         for row in self.rows:
             before = copy.deepcopy(dict(row))
             first, second = self.encoded(row), self.encoded(row)
-            assert dict(row) == before, "the encoder changed the row that it was given"
+            assert dict(row) == before, "the example tokenizer changed the row that it was given"
             for one, other in zip(first, second, strict=True):
                 for key in ("input_ids", "loss_mask"):
                     assert np.array_equal(one.tokens[key], other.tokens[key]), f"{row} was encoded differently"

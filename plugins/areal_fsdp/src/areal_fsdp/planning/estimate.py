@@ -1,31 +1,25 @@
-"""The part of a plan that is about memory: what each rank of the trainer will hold, and what a weight sync moves."""
+"""What a run will take, known before it starts and without torch: what each rank of the trainer will hold."""
 
 from __future__ import annotations
 
-import json
-import operator
 import os
 import shutil
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from areal_core.config import Settings
-from areal_core.config.needs import roles_of
-from areal_core.interfaces.memory import Memory, PlansMemory, RankLoad
+from areal_core.config import Settings, roles_of
+from areal_core.interfaces import Estimate
+from areal_fsdp.planning.memory import RankLoad
+from areal_fsdp.planning.meter import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from areal_core.config import RunConfig
-    from areal_core.interfaces.model import StoredModel
+    from areal_core.interfaces import StoredModel
+    from areal_fsdp.planning.memory import Memory
 
-GIB: Final = 1 << 30
-ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2}
-BYTES_PER_S: Final = {"core/broadcast": 50e9, "core/ipc": 20e9, "core/memory": 1.3e9}
-"""Of a whole weight sync by its transport: docs/figures.md, "Inference servers on H200s"."""
-LONGEST_HEADER: Final = 1 << 28
 QUESTION_S: Final = 10.0
 MOST_RANKS: Final = 1024
 SPARED: Final = 0.1
@@ -33,44 +27,51 @@ SPARED: Final = 0.1
 PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "head")
 
 
-def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of all tensors in a folder's safetensors, from the files' headers.
+class PlansMemory(Protocol):
+    """Settings of an engine that know what it will take."""
+
+    def memory(self, load: RankLoad) -> Memory | None:
+        """What the engine will hold with these settings; None for a model whose layers it does not know.
+
+        Raises:
+            RunError: the engine cannot train this model with these settings, and why.
+        """
+
+    def remedies(self, load: RankLoad, room: int) -> list[str]:
+        """Changes of these settings that bring it below `room` bytes: each `key=value`, or several and blanks."""
+
+
+def estimate(config: RunConfig, models: Mapping[str, StoredModel], engines: Mapping[str, PlansMemory]) -> Estimate:
+    """What the plan of a run shows of memory; a mistake where it cannot fit.
+
+    Args:
+        config: of the run.
+        models: by role.
+        engines: the settings of the engine of each role that can tell.
 
     Raises:
-        OSError, ValueError, KeyError: a file cannot be read, or is none.
+        RunError: an engine cannot train its model with its settings.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        if not file.is_file():
-            raise ValueError(f"{file.name} is no file")
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            if size > LONGEST_HEADER:
-                raise ValueError(f"{file.name} is no safetensors file")
-            header: dict[str, Any] = json.loads(opened.read(size))
-        header.pop("__metadata__", None)
-        needed = 8 + size + max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
-        if (found := file.stat().st_size) != needed:
-            raise ValueError(f"{file.name} has {found} bytes, and by its header it should have {needed}")
-        shapes |= {name: tuple(map(operator.index, tensor["shape"])) for name, tensor in header.items()}
-    _check_index(folder, shapes)
-    return shapes
+    plan = MemoryPlan(config, models, engines, gpu_bytes_of(config))
+    return Estimate(list(_rows(config, plan)), list(plan.problems()), {"memory": plan.as_dict()})
 
 
-def _check_index(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `ValueError` where an index is none, or names files or tensors that are not there."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file() or (folder / "model.safetensors").is_file():  # which is read first
+def _rows(config: RunConfig, plan: MemoryPlan) -> Iterator[tuple[str, str]]:
+    """What a rank holds, part by part for each role, and where."""
+    if not plan.roles:
+        yield "memory", "not known: config.json lacks sizes, or the model is a VLM"
         return
-    try:
-        places = dict(json.loads(index.read_text())["weight_map"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{index.name} is no index: {type(error).__name__}: {error}") from error
-    missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
-    if missing:
-        raise ValueError(f"{index.name} names files that are missing: {', '.join(missing[:3])}")
-    if absent := sorted(places.keys() - shapes.keys()):
-        raise ValueError(f"{index.name} names tensors that no file holds: {', '.join(absent[:3])}")
+    for role in plan.roles:
+        yield "memory", plan.parts(role)
+    if plan.gpu_bytes is None:
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        place = f"this machine has {machine / GIB:.0f} (placement.gpu_memory_gib plans for GPUs elsewhere)"
+    else:
+        place = f"its GPU has {plan.gpu_bytes / GIB:.1f}, of which CUDA itself takes some"
+    yield "", f"{plan.peak / GIB:.1f} GiB for each of {plan.ranks} rank(s) in all; {place}"
+    if config.placement.colocated and plan.gpu_bytes is not None:
+        left = (plan.gpu_bytes - plan.resident) / GIB
+        yield "colocated", f"the trainer keeps {plan.resident / GIB:.1f} GiB while servers generate in {left:.1f} GiB"
 
 
 def gpu_bytes_of(config: RunConfig) -> int | None:
@@ -84,7 +85,7 @@ def gpu_bytes_of(config: RunConfig) -> int | None:
     command = [asked, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=QUESTION_S, check=True).stdout
-        sizes = [int(line) << 20 for line in answer.split()]  # told in MiB
+        sizes = [int(line) << 20 for line in answer.split()]  # in MiB
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     chosen = [sizes[gpu] for gpu in placement.training or range(len(sizes)) if gpu < len(sizes)]
@@ -97,14 +98,21 @@ class MemoryPlan:
     Args:
         config: of the run.
         models: by role.
+        engines: settings, by role.
         gpu_bytes: of a rank's GPU, None for a CPU.
 
     Attributes:
         roles: what each takes by itself, by name.
     """
 
-    def __init__(self, config: RunConfig, models: Mapping[str, StoredModel], gpu_bytes: int | None) -> None:
-        self._config, self._models = config, models
+    def __init__(
+        self,
+        config: RunConfig,
+        models: Mapping[str, StoredModel],
+        engines: Mapping[str, PlansMemory],
+        gpu_bytes: int | None,
+    ) -> None:
+        self._config, self._models, self._engines = config, models, engines
         self.gpu_bytes = gpu_bytes
         self.ranks = config.trainer_processes
         self.roles = self._of_ranks(self.ranks)
@@ -129,7 +137,7 @@ class MemoryPlan:
         cures = [*self._remedies(name, spared - self.resident + self.roles[name].resident), *self._more_ranks(spared)]
         told = "; or ".join(cures) or "none of fewer tokens at once, checkpointing and more ranks is enough"
         yield (
-            f"train_engine: a rank needs {need} GiB and its GPU has {room} ({self.parts(name)}); "
+            f"a rank needs {need} GiB and its GPU has {room} ({self.parts(name)}); "
             f"what fits with a tenth to spare: {told}"
         )
 
@@ -150,31 +158,29 @@ class MemoryPlan:
 
     def _of_ranks(self, ranks: int) -> dict[str, Memory]:
         found = {}
-        for name, (settings, load) in self._asked(ranks).items():
-            if (memory := settings.memory(load)) is not None:
+        for name, settings in self._engines.items():
+            if (memory := settings.memory(self._load(name, ranks))) is not None:
                 found[name] = memory
         return found
 
-    def _asked(self, ranks: int) -> dict[str, tuple[PlansMemory, RankLoad]]:
-        config = self._config
-        asked: dict[str, tuple[PlansMemory, RankLoad]] = {}
+    def _load(self, name: str, ranks: int) -> RankLoad:
+        config, model = self._config, self._models[name]
         sequences = config.rollout.batch_size * config.rollout.group_size / config.training.num_minibatches
-        bound = config.workflow.keywords().get("max_tokens") if config.workflow is not None else None
-        tokens = None if bound is None else round(sequences * bound / ranks)
-        for name, role in roles_of(config.algorithm, config.training.updates).items():
-            settings, model = config.roles.get(name, config.train_engine).settings, self._models.get(name)
-            if model is not None and isinstance(settings, PlansMemory):
-                load = RankLoad(model.description, model.shapes, role, config.model.dtype, ranks)
-                asked[name] = (
-                    settings,
-                    replace(load, tokens=tokens, longest=config.longest_sequence, gpu_bytes=self.gpu_bytes),
-                )
-        return asked
+        bound = getattr(config.workflow.settings, "max_tokens", None) if config.workflow is not None else None
+        return RankLoad(
+            model.description,
+            model.shapes,
+            roles_of(config.algorithm, config.training.updates)[name],
+            config.model.dtype,
+            ranks,
+            tokens=None if bound is None else round(sequences * bound / ranks),
+            longest=config.longest_sequence,
+            gpu_bytes=self.gpu_bytes,
+        )
 
     def _remedies(self, role: str, room: int) -> Iterator[str]:
-        settings, load = self._asked(self.ranks)[role]
         place = f"roles.{role}" if role in self._config.roles else "train_engine"
-        for changes in settings.remedies(load, room):
+        for changes in self._engines[role].remedies(self._load(role, self.ranks), room):
             yield " ".join(f"{place}.{change}" for change in changes.split())
 
     def _more_ranks(self, room: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Settings of group stages and stages. Imports no torch, as `areal_grpo.config`."""
+"""Settings of reward shaping, group filters and batch transforms. Imports no torch, as `areal_grpo.config`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from areal_core.algorithms.settings import StageSettings
+from areal_core.algorithms.settings import BatchTransformSettings
 from areal_core.config import Settings
 from areal_core.interfaces import ACTOR, REFERENCE, ForwardPass
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ZeroVarianceSettings(Settings):
-    """`group_stages.zero_variance` has none; it checks that groups can vary."""
+    """`group_filters.zero_variance` has none; it checks that groups can vary."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """A group of one episode always has equal rewards: every group would be dropped."""
@@ -30,7 +30,7 @@ class ZeroVarianceSettings(Settings):
 
 
 class OverlongPenaltySettings(Settings):
-    """Settings of `group_stages.overlong_penalty`."""
+    """Settings of `reward_shaping.overlong_penalty`."""
 
     max_length: int = Field(ge=1, description="sampled tokens from which the whole penalty is due")
     buffer: int = Field(ge=1, description="tokens below max_length over which the penalty grows from 0")
@@ -53,7 +53,7 @@ class OverlongPenaltySettings(Settings):
 
 
 class LengthPenaltySettings(Settings):
-    """Settings of `group_stages.length_penalty`."""
+    """Settings of `reward_shaping.length_penalty`."""
 
     coefficient: float = Field(1.0, gt=0, description="what the shortest right answer earns more than the longest")
     right_above: float = Field(0.0, description="an answer with a greater reward counts as right")
@@ -68,7 +68,7 @@ class LengthPenaltySettings(Settings):
 
 
 class RewardBoundsSettings(Settings):
-    """Settings of `group_stages.reward_bounds`."""
+    """Settings of `reward_shaping.reward_bounds`."""
 
     low: float | None = Field(None, description="smaller rewards are raised to this; null bounds nothing")
     high: float | None = Field(None, description="greater rewards are lowered to this; null bounds nothing")
@@ -82,10 +82,10 @@ class RewardBoundsSettings(Settings):
         return self
 
 
-class KLInRewardSettings(StageSettings):
-    """Settings of `stages.kl_in_reward`."""
+class KLInRewardSettings(BatchTransformSettings):
+    """Settings of `batch_transforms.kl_in_reward`."""
 
-    belongs_in = "stages"
+    belongs_in = "batch_transforms"
 
     coefficient: float = Field(0.05, gt=0, description="what a nat costs; with a target, at the beginning")
     target: float | None = Field(
@@ -101,10 +101,10 @@ class KLInRewardSettings(StageSettings):
         )
 
 
-class RewardScalingSettings(StageSettings):
-    """Settings of `stages.reward_scaling`."""
+class RewardScalingSettings(BatchTransformSettings):
+    """Settings of `batch_transforms.reward_scaling`."""
 
-    belongs_in = "stages"
+    belongs_in = "batch_transforms"
 
     shift: float = Field(0.0, description="added to the reward first")
     scale: float = Field(1.0, gt=0, description="multiplied then")

@@ -1,4 +1,4 @@
-"""The suites of stages and auxiliary losses pass correct ones and catch each of these where they should."""
+"""The suites of batch transforms and auxiliary losses pass correct ones and catch each of these where they should."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from areal_core.data import Metric, group_mean
 from areal_core.interfaces import LossResult, LossSpec
-from areal_core.testing.conformance import AuxiliaryLossSuite, StageSuite
+from areal_core.testing.conformance import AuxiliaryLossSuite, BatchTransformSuite
 
 # Correct ones, written here in the plainest way.
 
@@ -41,17 +41,17 @@ def squares(batch, outputs):
     return LossResult((error * batch["loss_weights"]).sum(), {"error": Metric.mean(error, mask)})
 
 
-class TestPenalty(StageSuite):
+class TestPenalty(BatchTransformSuite):
     def make(self):
         return penalty
 
 
-class TestCentered(StageSuite):
+class TestCentered(BatchTransformSuite):
     def make(self):
         return centered
 
 
-class TestStageOfNothing(StageSuite):
+class TestTransformOfNothing(BatchTransformSuite):
     def make(self):
         return lambda batch, context: {}
 
@@ -61,7 +61,7 @@ class TestRegression(AuxiliaryLossSuite):
         return regression
 
 
-# Broken stages; a class is made anew for each run.
+# Broken transforms; a class is made anew for each run.
 
 
 def mean_of_the_batch(batch, context):
@@ -248,7 +248,7 @@ AUXILIARY_LOSSES = [
 
 @pytest.mark.parametrize(("mutant", "test", "words"), STAGES)
 def test_a_broken_stage_fails_the_test_that_is_meant_to_catch_it(mutant, test, words):
-    class Suite(StageSuite):
+    class Suite(BatchTransformSuite):
         def make(self):
             return mutant() if isinstance(mutant, type) else mutant
 
@@ -267,6 +267,6 @@ def test_a_broken_auxiliary_loss_fails_the_test_that_is_meant_to_catch_it(mutant
 
 
 def test_every_test_catches_something():
-    for suite, mutants in ((StageSuite, STAGES), (AuxiliaryLossSuite, AUXILIARY_LOSSES)):
+    for suite, mutants in ((BatchTransformSuite, STAGES), (AuxiliaryLossSuite, AUXILIARY_LOSSES)):
         tests = {name for name in dir(suite) if name.startswith("test_")}
         assert tests == {test for _, test, _ in mutants}

@@ -1,4 +1,4 @@
-"""Update stages: columns of the sequences of one optimizer update, computed just before it with the policy as it is."""
+"""Minibatch transforms: columns of one optimizer update's sequences, computed with the policy just before it."""
 
 from __future__ import annotations
 

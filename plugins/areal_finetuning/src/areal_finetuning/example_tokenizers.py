@@ -127,7 +127,7 @@ def trajectory(pieces: Pieces, max_tokens: int | None, overlong: str) -> Traject
     if is_cut and overlong == "refuse":
         raise ValueError(
             f"it has {len(ids)} tokens, and max_tokens is {max_tokens}: raise it, leave out the row, or set "
-            "encoder.overlong to truncate"
+            "example_tokenizer.overlong to truncate"
         )
     ids, mask = ids[:max_tokens], mask[:max_tokens]
     if not bool(mask[1:].any()):  # nothing predicts the first token

@@ -1,4 +1,4 @@
-"""Group stages: what becomes of a finished group before it is trained on. Pure functions of its episodes.
+"""Reward shaping: other rewards for a finished group before it is trained on. Pure functions of its episodes.
 
 An episode's length is the number of tokens that the policy has sampled in all of its trajectories.
 """
@@ -8,27 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from areal_core.data import FinishReason
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from areal_core.data import Episode, Trajectory
-
-CUT = (FinishReason.LENGTH, FinishReason.ABORT)
-"""How a trajectory ends that the policy has not ended, nor a tool."""
-
-
-def zero_variance(episodes: Sequence[Episode]) -> Sequence[Episode] | None:
-    """Drops a group whose rewards are all equal: all advantages would be 0 (dynamic sampling, arXiv 2503.14476).
-
-    Where the policy plays several parts, those of each are compared.
-    """
-    first: dict[str, float] = {}
-    pairs = [(t.player, e.reward + t.earned) for e in episodes for t in e.trajectories]
-    return episodes if any(reward != first.setdefault(player, reward) for player, reward in pairs) else None
+    from areal_core.data import Episode
 
 
 def overlong_penalty(episodes: Sequence[Episode], *, max_length: int, buffer: int, factor: float) -> list[Episode]:
@@ -78,29 +61,6 @@ def reward_bounds(episodes: Sequence[Episode], *, low: float | None, high: float
     return [replace(episode, reward=reward) for episode, reward in zip(episodes, bounded, strict=True)]
 
 
-def mask_truncated(episodes: Sequence[Episode]) -> list[Episode] | None:
-    """Takes trajectories out of the loss that were cut off, at the longest length or by an abort (overlong filtering,
-    DAPO, arXiv 2503.14476, section 3.4): by the finish reason of their last generation, not by their length.
-
-    Their rewards still count in the group's statistics.
-
-    Returns:
-        The group; None where no token of it is left in the loss.
-    """
-    shaped = [replace(e, trajectories=[_masked(t) if _is_cut(t) else t for t in e.trajectories]) for e in episodes]
-    left = (bool(t.tokens["loss_mask"].any()) for episode in shaped for t in episode.trajectories)
-    return shaped if any(left) else None
-
-
 def _length(episode: Episode) -> int:
-    # By the versions: another stage may have masked tokens that were sampled.
+    # By the versions: a workflow may have masked tokens that were sampled.
     return sum(int((trajectory.tokens["versions"] >= 0).sum()) for trajectory in episode.trajectories)
-
-
-def _is_cut(trajectory: Trajectory) -> bool:
-    return int(trajectory.sequence["finish_reason"]) in CUT
-
-
-def _masked(trajectory: Trajectory) -> Trajectory:
-    nothing = np.zeros_like(trajectory.tokens["loss_mask"])
-    return replace(trajectory, tokens={**trajectory.tokens, "loss_mask": nothing})

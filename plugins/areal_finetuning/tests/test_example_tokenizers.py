@@ -30,12 +30,12 @@ ASKED = "<system>be brief<eos>\n<user>2+2?<eos>\n<assistant>"
 
 @pytest.fixture(scope="module")
 def conversations(build):
-    return build("encoders", "conversations")
+    return build("example_tokenizers", "conversations")
 
 
 @pytest.fixture(scope="module")
 def preferences(build):
-    return build("encoders", "preferences")
+    return build("example_tokenizers", "preferences")
 
 
 @pytest.fixture(scope="module")
@@ -168,15 +168,15 @@ def test_text_needs_a_token_that_ends_it(conversations, make_tokenizer):
 @pytest.mark.parametrize("name", ["conversations", "preferences"])
 def test_what_is_too_long_is_refused_or_cut(name, build, tokenizer, written):
     row = {"prompt": "2+2=", "completion": "four", "chosen": "four", "rejected": "five"}
-    fits = build("encoders", name, max_tokens=9)(row, tokenizer)
+    fits = build("example_tokenizers", name, max_tokens=9)(row, tokenizer)
     assert written(fits[0]) == ("2+2=four<eos>", ["four<eos>"])
     with pytest.raises(ValueError, match=r"it has 9 tokens, and max_tokens is 8: .*overlong to truncate"):
-        build("encoders", name, max_tokens=8)(row, tokenizer)
-    for cut in build("encoders", name, max_tokens=6, overlong="truncate")(row, tokenizer):
+        build("example_tokenizers", name, max_tokens=8)(row, tokenizer)
+    for cut in build("example_tokenizers", name, max_tokens=6, overlong="truncate")(row, tokenizer):
         assert written(cut)[1] in (["fo"], ["fi"])
         assert int(cut.sequence["finish_reason"]) == FinishReason.LENGTH
     with pytest.raises(ValueError, match="nothing to learn in it within the 4 tokens that it was cut to"):
-        build("encoders", name, max_tokens=4, overlong="truncate")(row, tokenizer)
+        build("example_tokenizers", name, max_tokens=4, overlong="truncate")(row, tokenizer)
 
 
 TEXT = ("2+2=4<eos>", ["4<eos>"]), ("2+2=5<eos>", ["5<eos>"])

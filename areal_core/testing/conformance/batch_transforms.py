@@ -1,4 +1,4 @@
-"""What stages and auxiliary losses must do. Both are functions of a batch and of what the trainer offers for it."""
+"""What batch transforms and auxiliary losses must do. Functions of a batch and of what the trainer offers."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ class _ContextSuite(ComponentSuite):
         return batch.with_tokens(**spoiled)
 
 
-class StageSuite(_ContextSuite):
+class BatchTransformSuite(_ContextSuite):
     """Set `component` (and `settings`), or override `make`.
 
     Attributes:
         tolerance: of every comparison.
     """
 
-    kind: ClassVar[str] = "stages"
+    kind: ClassVar[str] = "batch_transforms"
 
     def columns(self, batch: PackedBatch, context: BatchContext | None = None) -> Mapping[str, torch.Tensor]:
-        """What a new stage computes."""
+        """What a new transform computes."""
         found: Mapping[str, torch.Tensor] = self.make()(batch, context or self.context())
         return found
 
@@ -122,7 +122,7 @@ class StageSuite(_ContextSuite):
         batch = self.make_batch()
         before = batch.to_bytes()
         self.columns(batch)
-        assert batch.to_bytes() == before, "the stage changed the batch that it was given"
+        assert batch.to_bytes() == before, "the transform changed the batch that it was given"
 
     def test_all_that_it_keeps_is_in_the_state(self) -> None:
         """A run that is stopped after each batch goes on as one that is not: by tensors, saved with a checkpoint."""

@@ -13,7 +13,7 @@ from areal_grpo.config import (
     GRPOSettings,
     M2POSettings,
 )
-from areal_grpo.update_stages import m2po
+from areal_grpo.minibatch_transforms import m2po
 
 
 def trusted_by_index(moments, threshold):
@@ -85,7 +85,7 @@ def test_the_entropy_is_led_to_its_target_and_the_state_remembers(rollouts):
     algorithm = build(
         GRPOSettings,
         corrections=[],
-        update_stages=[{"type": "grpo/entropy_target", "target": 0.5, "step": 0.1, "maximum": 0.25}],
+        minibatch_transforms=[{"type": "grpo/entropy_target", "target": 0.5, "step": 0.1, "maximum": 0.25}],
         regularizers=["grpo/adaptive_entropy"],
     )
     state, spread = {}, torch.rand(batch.token_count, generator=torch.Generator().manual_seed(1)) / 10
