@@ -1,7 +1,7 @@
 """Reward and held-out score against the clock, asynchronous and synchronous: one config, a run for each row.
 
     python benchmarks/curve.py CONFIG --rows sync async-2 --output curve.json [section.key=value ...]
-    python benchmarks/curve.py --output curve.json --picture curve.svg        # table and picture of what is there
+    python benchmarks/curve.py --output curve.json --image curve.svg        # table and chart of what is there
 
 A row is `sync` or `async-N`, where N is the bound on staleness, and may name a seed: `async-2/1`. Everything else is
 the config's, with the overrides of the command line laid over it, the same for every row. Where `areal serve` has a
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from asynchronous import end_run, machine, read_metrics
-from curve_picture import draw
+from curve_chart import draw
 from curve_table import by_time, table
 
 AREAL = [sys.executable, "-m", "areal_core"]
@@ -148,13 +148,13 @@ def environment() -> dict[str, str]:
 
 
 def main() -> int:
-    """Run the rows that are asked for, then print the table and draw the picture of all that are there."""
+    """Run the rows that are asked for, then print the table and draw the image of all that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path, nargs="?", help="of the runs; without it nothing is run")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every row")
     parser.add_argument("--rows", nargs="+", default=["sync", "async-2"], help="in this order")
     parser.add_argument("--output", type=Path, required=True, help="JSON with the points of all rows; rows are added")
-    parser.add_argument("--picture", type=Path, help="SVG to draw")
+    parser.add_argument("--image", type=Path, help="SVG to draw")
     parser.add_argument("--folder", type=Path, help="for run folders and logs; by default a new one is made")
     parser.add_argument("--warm-up", type=int, default=0, help="steps of a run before the first row; 0 is none")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
@@ -177,8 +177,8 @@ def main() -> int:
     print(table(curves.results["rows"]))
     print(f"\n{by_time(curves.results['rows'], arguments.every_s)}\n")
     print(json.dumps(curves.results.get("machine", {})))
-    if arguments.picture is not None:
-        arguments.picture.write_text(draw(curves.results["rows"]))
+    if arguments.image is not None:
+        arguments.image.write_text(draw(curves.results["rows"]))
     return 0
 
 

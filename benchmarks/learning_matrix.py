@@ -1,10 +1,10 @@
 """Whether every composition learns: reward from one start, four updates a batch, so that ratios leave 1 and clips act.
 
-    python benchmarks/learning_matrix.py [--seeds 3] [--steps 60] [--staleness 1] [--output FILE] [--picture FILE.svg]
+    python benchmarks/learning_matrix.py [--seeds 3] [--steps 60] [--staleness 1] [--output FILE] [--image FILE.svg]
 
 On the task of `toy_task.py`, at staleness 1. The table has the mean reward of the first batch, of batches 16 to 30 and
 of the last ten, and the largest share of a step's tokens that a clip, a mask or a cap has changed. `--output` keeps the
-curves, `--picture` draws them.
+curves, `--image` draws them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--only", help="names, with commas")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--image", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     names = asked.only.split(",") if asked.only else list(COMPOSITIONS)
@@ -71,12 +71,12 @@ def main() -> None:
             sys.stderr.write(f"{name} has learned nothing: {first:.2f} to {min(ends):.2f}\n")
     if asked.output:
         asked.output.write_text(json.dumps(curves))
-    if asked.picture:
-        draw(curves, asked.picture)
+    if asked.image:
+        draw(curves, asked.image)
 
 
 def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """A small picture for each composition, a line for each seed."""
+    """A small image for each composition, a line for each seed."""
     width, height, columns = 150, 90, 4
     rows = -(-len(curves) // columns)
     size = f"{columns * (width + 20) + 20} {rows * (height + 40) + 10}"

@@ -40,7 +40,7 @@ def say(line: str) -> None:
 
 
 class Terminal:
-    """Lines and pictures on their way to the terminal.
+    """Lines and images on their way to the terminal.
 
     Attributes:
         log: where lines are kept as well, each with its time; None before there is a run folder.

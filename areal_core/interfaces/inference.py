@@ -88,8 +88,8 @@ class GenerationRequest:
             `keep_cache` a conversation keeps the keys and values of its prefix over a weight update, and a new
             conversation begins with those of the current weights alone; in `recompute` none outlives an update.
             Empty: the request is a conversation by itself.
-        images: the files of its pictures, such as PNG, in base64, in the order of their places in `input_ids`; each
-            place is as many of the model's image tokens as the picture has.
+        images: the files of its images, such as PNG, in base64, in the order of their places in `input_ids`; each
+            place is as many of the model's image tokens as the image has.
         on_place: called in the caller's event loop. With False when the request waits for a slot of a server, at first
             or after it has lost one; then with True when it has got it. Nothing is told behind the answer. The time of
             an episode goes by only while none of its requests waits.
@@ -275,7 +275,7 @@ class InferenceCapabilities:
         transports: how weights may reach it beside folders, as `plugin/name`: `core/broadcast` is for a
             `BroadcastReceiver`, `core/ipc` for a `TensorReader`.
         can_sleep: whether it can give its memory to the trainer while that trains (`MemorySharer`).
-        images: whether requests may have pictures.
+        images: whether requests may have images.
     """
 
     update_modes: frozenset[UpdateMode]

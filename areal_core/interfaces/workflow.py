@@ -44,7 +44,7 @@ class WorkflowContext:
         generate: continue these token ids with the run's sampling settings; deadline, seed and retries are the
             runtime's. Of the `input_ids` of a `TrajectoryBuilder` a turn costs what it adds, of a list all there is.
             `max_new_tokens` lowers the setting for this call; `stop` adds texts that end this answer, where the engine
-            can (`ValueError` where it cannot); `images` are the files of pictures that stand in the ids.
+            can (`ValueError` where it cannot); `images` are the files of images that stand in the ids.
         score: the run's rewards on one completion, computed in the pool. Takes `prompt`, `completion`,
             `completion_ids` and `finish_reason` by keyword; a reward that fails raises, and the episode with it.
         is_evaluation: the episode is part of an evaluation.

@@ -169,7 +169,7 @@ class EpisodeRunner:
                 least = min(sampling.min_new_tokens, max_new_tokens)
                 settings = replace(sampling, max_new_tokens=max_new_tokens, min_new_tokens=least)
             if images and not self._engine.capabilities.images:
-                raise ValueError("the workflow has pictures, and the inference engine takes none: choose one that does")
+                raise ValueError("the workflow has images, and the inference engine takes none: choose one that does")
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
             with clock.request() as on_place:

@@ -51,7 +51,7 @@ def build_engine(config: RunConfig, run: RunFolder, scratch: Path, member: Membe
             hints=["sglang: set memory_saver to true; vllm: sleep_mode; or give each its own GPUs"],
         )
     if getattr(getattr(config.workflow, "settings", None), "shows_images", False) and not engine.capabilities.images:
-        raise RunError(f"the workflow shows pictures, and {name} takes none", hints=["choose one that does, as hf"])
+        raise RunError(f"the workflow shows images, and {name} takes none", hints=["choose one that does, as hf"])
     asked = sampling_parameters(config).unsupported(engine.capabilities.sampling)
     if asked:
         raise RunError(f"{name} as it is set cannot sample with {', '.join(asked)}", hints=["remove it from sampling"])

@@ -66,7 +66,7 @@ class Piece:
         sampling: with the lengths that are left.
         seed: of this piece.
         cache_salt: prefixes may be shared only between pieces of the same key.
-        images: files of its pictures in base64, as in `GenerationRequest`.
+        images: files of its images in base64, as in `GenerationRequest`.
         adapter: see `Grant`.
     """
 

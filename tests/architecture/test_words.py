@@ -28,6 +28,7 @@ GONE = {
     "update_stage": "minibatch_transforms",
     "encoders": "example_tokenizers",
     "player_rewards": "agent_rewards",
+    "picture": "image",
     "LendingEngine": "AdapterEngine",
     "in_turns": "colocated",
     "cache_key": "cache_salt",

@@ -75,7 +75,7 @@ def test_a_workflow_that_shows_images_needs_an_engine_that_takes_them(tmp_path, 
         found = check.problems()
     assert len(found) == (not sees)
     for told in found:
-        assert told.startswith("inference_engine: the workflow shows pictures, and ")
+        assert told.startswith("inference_engine: the workflow shows images, and ")
         assert told.endswith("parts.py:Engine takes none: choose one that does, as hf")
 
 

@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
         {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, **SIZES},
         {**ATTENTION, "mlp.gate": [4, 32], "mlp.experts.gate_up": [4, 32, 32]},
     ),
-    "pictures": ({"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": {"depth": 1}}, ATTENTION),
+    "images": ({"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": {"depth": 1}}, ATTENTION),
 }
 MODELS["greedy"] = ({**MODELS["mixture"][0], "num_experts_per_tok": 9}, MODELS["mixture"][1])
 """By kind: config.json, and the shapes of a layer's matrices."""
@@ -50,9 +50,9 @@ def written(folder: Path, kind: str) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(description))
     (folder / "tokenizer.json").write_text("{}")
-    prefix = "model.language_model" if kind == "pictures" else "model"
+    prefix = "model.language_model" if kind == "images" else "model"
     shapes = {f"{prefix}.layers.0.{name}.weight": shape for name, shape in layer.items()}
-    if kind == "pictures":
+    if kind == "images":
         shapes["model.visual.blocks.0.attn.qkv.weight"] = [96, 32]
         (folder / "preprocessor_config.json").write_text("{}")
     tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
@@ -61,11 +61,11 @@ def written(folder: Path, kind: str) -> Path:
     return folder
 
 
-PICTURES = ("workflow=vision/single_turn", "dataset=vision/squares")
+IMAGES = ("workflow=vision/single_turn", "dataset=vision/squares")
 RANKS = ("launcher.type=ray", "launcher.trainer_processes=2")
 REFUSED = [
     ("text", ["train_engine.adapter={modules: [w_proj]}"], "no matrix in the model's layers is called w_proj"),
-    ("pictures", ["train_engine.adapter={modules: [qkv]}"], "no matrix in the model's layers is called qkv"),
+    ("images", ["train_engine.adapter={modules: [qkv]}"], "no matrix in the model's layers is called qkv"),
     ("mixture", ["train_engine.adapter={}"], "modules: [k_proj, o_proj, q_proj, v_proj]"),
     ("fused", ["train_engine.adapter={}"], "all-linear would leave out the experts"),
     ("mixture", ["train_engine.adapter={modules: [up_proj, q_proj]}"], "up_proj are matrices of the model's experts"),
@@ -75,9 +75,9 @@ REFUSED = [
         ["launcher.type=ray", "launcher.trainer_processes=3", "train_engine.parallel.expert=3"],
         "4 experts cannot be divided among 3 ranks",
     ),
-    ("pictures", [*RANKS, "train_engine.parallel.expert=2"], "the model has none"),
-    ("pictures", [*RANKS, "train_engine.parallel.context=2"], "sees pictures, and is not divided over ranks"),
-    ("pictures", [*RANKS, "train_engine.parallel.tensor=2"], "set train_engine.parallel to data alone"),
+    ("images", [*RANKS, "train_engine.parallel.expert=2"], "the model has none"),
+    ("images", [*RANKS, "train_engine.parallel.context=2"], "sees images, and is not divided over ranks"),
+    ("images", [*RANKS, "train_engine.parallel.tensor=2"], "set train_engine.parallel to data alone"),
     ("text", ["train_engine.adapter={rank: 1000000000}"], "rank 1000000000 is more than any matrix has"),
     ("text", ["inference_engine.routed_experts=true"], "model type qwen3 has no routers whose choices are known"),
     ("text", ["inference_engine={type: sglang, routed_experts: true}"], "has no routers whose choices are known"),
@@ -88,11 +88,11 @@ REFUSED = [
         ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
         "num_experts_per_tok: 9, and 4 experts",
     ),
-    ("text", PICTURES, "sees no pictures: choose one of Qwen's families"),
+    ("text", IMAGES, "sees no images: choose one of Qwen's families"),
     (
-        "pictures",
+        "images",
         ["train_engine={type: deepspeed, config: {zero_optimization: {stage: 2}}}"],
-        "sees pictures, which the deepspeed engine does not show it: take the train engine fsdp/fsdp",
+        "sees images, which the deepspeed engine does not show it: take the train engine fsdp/fsdp",
     ),
 ]
 TAKEN = [
@@ -102,8 +102,8 @@ TAKEN = [
     ("mixture", [*RANKS, "train_engine.parallel.expert=2"]),
     ("mixture", ["inference_engine.routed_experts=true"]),
     ("text", [*RANKS, "train_engine.parallel.context=2"]),
-    ("pictures", PICTURES),
-    ("pictures", [*PICTURES, "train_engine.adapter={modules: [q_proj]}"]),
+    ("images", IMAGES),
+    ("images", [*IMAGES, "train_engine.adapter={modules: [q_proj]}"]),
 ]
 
 
@@ -135,16 +135,16 @@ def test_what_it_is_made_for_is_taken(
     check_model(resolve(None, ["grpo"], words_of(written(tmp_path / "model", kind), words)))
 
 
-def test_a_model_for_pictures_without_its_image_processor_is_refused(tmp_path: Path) -> None:
-    model = written(tmp_path / "model", "pictures")
+def test_a_model_for_images_without_its_image_processor_is_refused(tmp_path: Path) -> None:
+    model = written(tmp_path / "model", "images")
     (model / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigError, match="has no image processor"):
-        check_model(resolve(None, ["grpo"], words_of(model, PICTURES)))
+        check_model(resolve(None, ["grpo"], words_of(model, IMAGES)))
 
 
 def test_images_that_a_workflow_does_not_show_are_refused(tmp_path: Path) -> None:
     """Without an image all is well."""
-    model = written(tmp_path / "model", "pictures")
+    model = written(tmp_path / "model", "images")
 
     def problems(workflow: str, row: dict[str, Any], data: str = "rewards/jsonl") -> list[str]:
         (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "?", "answer": "3", **row}))
@@ -172,7 +172,7 @@ def test_images_that_a_workflow_does_not_show_are_refused(tmp_path: Path) -> Non
 
 def test_config_check_looks_at_a_model_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = written(tmp_path / "model", "text")
-    words = ["config", "check", "--plugins", "grpo", *words_of(model, PICTURES)]
+    words = ["config", "check", "--plugins", "grpo", *words_of(model, IMAGES)]
     assert main(words) == 1
     assert "workflow: the model in" in capsys.readouterr().err
     (tmp_path / "model").rename(tmp_path / "elsewhere")  # as on the machine where a config is written
@@ -191,7 +191,7 @@ def test_a_config_json_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft", reason="adapters need it")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    text, seen = written(tmp_path / "text", "text"), written(tmp_path / "seen", "pictures")
+    text, seen = written(tmp_path / "text", "text"), written(tmp_path / "seen", "images")
     words = ["placement.gpu_memory_gib=80", "train_engine.adapter={rank: 8, modules: [q_proj]}"]
     told = str(make_plan(resolve(None, ["grpo"], words_of(text, words))))
     assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in told

@@ -1,10 +1,10 @@
-"""Prompts with pictures, as servers are asked for them."""
+"""Prompts with images, as servers are asked for them."""
 
 import json
 
 import pytest
 
-from areal_core.servers.pictures import ImagePrompts
+from areal_core.servers.images import ImagePrompts
 
 IMAGE, VIDEO, PAD = 2, 5, 7
 SEEING = {
@@ -25,7 +25,7 @@ def prompts_of(tmp_path):
     return make
 
 
-def test_pictures_are_the_first_runs_and_what_a_policy_wrote_is_padding(prompts_of):
+def test_images_are_the_first_runs_and_what_a_policy_wrote_is_padding(prompts_of):
     ids = [9, IMAGE, IMAGE, IMAGE, 4, IMAGE, 4, IMAGE, IMAGE, VIDEO, 8]
     placed = prompts_of(SEEING).place(ids, 2)
     assert placed.places == [(1, 3), (5, 1)]
@@ -34,11 +34,11 @@ def test_pictures_are_the_first_runs_and_what_a_policy_wrote_is_padding(prompts_
     assert prompts_of(SEEING).place(ids, 0).input_ids == [9, PAD, PAD, PAD, 4, PAD, 4, PAD, PAD, PAD, 8]
 
 
-def test_a_sequence_may_begin_with_a_picture_and_not_end_with_one(prompts_of):
+def test_a_sequence_may_begin_with_an_image_and_not_end_with_one(prompts_of):
     prompts = prompts_of(SEEING)
     assert prompts.place([IMAGE, IMAGE, 4], 1).places == [(0, 2)]
     for ids, count in ([9, IMAGE, IMAGE], 1), ([9, IMAGE, IMAGE, 4], 2), ([9, 4], 1):
-        with pytest.raises(ValueError, match=rf"has {count} pictures, and its {len(ids)} tokens have . runs"):
+        with pytest.raises(ValueError, match=rf"has {count} images, and its {len(ids)} tokens have . runs"):
             prompts.place(ids, count)
 
 
@@ -63,7 +63,7 @@ def test_a_model_that_sees_nothing_is_asked_as_ever(prompts_of, config):
     assert prompts.place([9, IMAGE, VIDEO], 0) == ([9, IMAGE, VIDEO], [])
     assert prompts.stops([1]) == [1]
     assert not prompts.is_written([IMAGE], [], can_go_on=False)
-    with pytest.raises(ValueError, match=r"a request has pictures, and .* sees none.*qwen3_vl"):
+    with pytest.raises(ValueError, match=r"a request has images, and .* sees none.*qwen3_vl"):
         prompts.place([9, IMAGE, 4], 1)
 
 

@@ -46,8 +46,8 @@ def test_gsm8k_by_yaml_has_at_most_forty_lines_and_runs(workplace: Workplace) ->
     assert "reward/math_verify" in workplace.metrics()[-1]
 
 
-def test_vision_runs_on_pictures(workplace: Workplace) -> None:
-    """What the embedded engine generates about pictures has the trainer's log-probabilities."""
+def test_vision_runs_on_images(workplace: Workplace) -> None:
+    """What the embedded engine generates about images has the trainer's log-probabilities."""
     shutil.copy(EXAMPLES / "vision.yaml", workplace.folder)
     words = ["steps=2", "run_dir=run", "rollout.batch_size=2", "rollout.group_size=2", "evaluation.limit=2"]
     done = workplace.areal("run", "vision.yaml", *words, "rollout.max_staleness=0")

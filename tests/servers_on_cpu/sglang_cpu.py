@@ -28,7 +28,7 @@ pretend()
 for name in ("nms", "qnms"):
     with suppress(RuntimeError):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-# Looked up, and never called, while SGLang's processor of pictures is imported.
+# Looked up, and never called, while SGLang's processor of images is imported.
 for name in (
     "fused_sigmoid_mul_cpu",
     "fused_qk_gemma_rmsnorm_cpu",

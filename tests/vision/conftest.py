@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def picture():
-    from vision_rank_program import make_picture
+def image():
+    from vision_rank_program import make_image
 
-    return make_picture
+    return make_image

@@ -41,7 +41,7 @@ def make_family(folder, family, *, seed=0):
         config = Qwen2VLConfig(text_config=TEXT, vision_config=tower, tie_word_embeddings=False, **places)
         model = AutoModelForImageTextToText.from_config(config)
     else:
-        # Windows of two by two merged patches: a picture of four by two has two of them.
+        # Windows of two by two merged patches: an image of four by two has two of them.
         tower = {**TOWER, "patch_size": side, "hidden_size": 32, "out_hidden_size": HIDDEN, "intermediate_size": 64}
         tower |= {"window_size": 4 * side, "fullatt_block_indexes": [1]}
         config = Qwen2_5_VLConfig(text_config=TEXT, vision_config=tower, tie_word_embeddings=True, **places)

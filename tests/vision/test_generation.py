@@ -1,4 +1,4 @@
-"""Pictures in generation: the embedded engine, in a process of its own, against the trainer's model."""
+"""Images in generation: the embedded engine, in a process of its own, against the trainer's model."""
 
 import asyncio
 from base64 import b64encode
@@ -11,18 +11,18 @@ from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
 from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
-from areal_vision.pictures import PictureReader
+from areal_vision.images import ImageReader
 
 pytestmark = pytest.mark.slow
 WAIT_S = 240
 
 
 @pytest.fixture(scope="module")
-def asked(folder, picture):
-    """Prompts with one, two and no pictures, and the same question about two different ones."""
-    reader, found = PictureReader(str(folder)), []
+def asked(folder, image):
+    """Prompts with one, two and no images, and the same question about two different ones."""
+    reader, found = ImageReader(str(folder)), []
     for colors in ([(250, 0, 0)], [(0, 250, 0)], [(0, 0, 250), (250, 250, 0)], []):
-        files = [picture(color) for color in colors]
+        files = [image(color) for color in colors]
         seen, ids = reader.read(files), [6, 20]
         for count in reader.counts(seen.grid):
             ids += [3, *[2] * count, 4]
@@ -72,10 +72,10 @@ def test_log_probabilities_are_those_of_the_trainer(folder, asked, mode, tmp_pat
     assert torch.allclose(found[mask], batch["logprobs"][mask], atol=2e-4)
     assert {version for generation in made for version in generation.versions} == {0, 1}
     first, second = made[0], made[3]
-    assert first.logprobs[0] != second.logprobs[0], "the same question about another picture"
+    assert first.logprobs[0] != second.logprobs[0], "the same question about another image"
 
 
-def test_pictures_that_do_not_fit_cost_their_request_and_nothing_else(folder, asked, tmp_path):
+def test_images_that_do_not_fit_cost_their_request_and_nothing_else(folder, asked, tmp_path):
     ids, files, _ = asked[0]
 
     async def work():
@@ -85,7 +85,7 @@ def test_pictures_that_do_not_fit_cost_their_request_and_nothing_else(folder, as
             await engine.start(ModelReference(str(folder)))
             for wrong, shown in (
                 ([6, 20, 9], files),
-                (ids, [b"no picture"]),
+                (ids, [b"no image"]),
                 ([6, 3, 2, 2, 2, 2], files),
             ):
                 with pytest.raises(ValueError, match=r".") as caught:
@@ -97,12 +97,12 @@ def test_pictures_that_do_not_fit_cost_their_request_and_nothing_else(folder, as
 
     told, right = asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert "need image tokens in runs of [4], and the sequence has runs of []" in told[0]
-    assert "picture 1 of 1 cannot be read" in told[1]
-    assert "ends with a picture" in told[2]
+    assert "image 1 of 1 cannot be read" in told[1]
+    assert "ends with an image" in told[2]
     assert 1 <= len(right.output_ids) <= 12
 
 
-def test_a_model_of_text_takes_no_pictures(asked, tmp_path):
+def test_a_model_of_text_takes_no_images(asked, tmp_path):
     from areal_grpo.demonstration.model import make_model
 
     ids, files, _ = asked[0]

@@ -1,4 +1,4 @@
-"""Pictures on true servers: log-probabilities are those of the trainer's model, also over weight updates."""
+"""Images on true servers: log-probabilities are those of the trainer's model, also over weight updates."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from areal_core.data import PackedBatch, TrajectoryBuilder, shift_to_predictions
 from areal_core.interfaces import GenerationRequest, ModelReference, SamplingParameters, WeightUpdate
 from areal_sglang.config import SGLangConfig
 from areal_sglang.engine import SGLangEngine
-from areal_vision.pictures import PictureReader
+from areal_vision.images import ImageReader
 from areal_vllm.config import VLLMConfig
 from areal_vllm.engine import VLLMEngine
 
@@ -57,16 +57,16 @@ def fleet_of(request, server_environment, tmp_path):
     return make
 
 
-def rows_of(model, family, picture):
-    """Prompts with one picture, two of different sizes, none, and one that no whole number of patches fits."""
-    reader, found, side = PictureReader(str(model)), [], 4 * SIDES[family]
+def rows_of(model, family, image):
+    """Prompts with one image, two of different sizes, none, and one that no whole number of patches fits."""
+    reader, found, side = ImageReader(str(model)), [], 4 * SIDES[family]
     for shown in (
         [((250, 0, 0), side, side)],
         [((0, 0, 250), 2 * side, side), ((250, 250, 0), side, 2 * side)],
         [],
         [((0, 250, 0), 3 * side + 3, 2 * side + 5)],
     ):
-        files = [picture(*each) for each in shown]
+        files = [image(*each) for each in shown]
         seen, ids = reader.read(files), [6, 20]
         for count in reader.counts(seen.grid):
             ids += [3, *[IMAGE] * count, 4]
@@ -125,9 +125,9 @@ async def _served(fleet, models, rows):
 
 
 @pytest.mark.parametrize(("kind", "family", "mode"), CASES)
-def test_log_probabilities_are_those_of_the_trainer(kind, family, mode, fleet_of, picture, tmp_path):
+def test_log_probabilities_are_those_of_the_trainer(kind, family, mode, fleet_of, image, tmp_path):
     models = [make_family(tmp_path / f"model{seed}", family, seed=seed) for seed in range(2)]
-    rows = rows_of(models[0], family, picture)
+    rows = rows_of(models[0], family, image)
     fleet = fleet_of(kind, mode)
     served = asyncio.run(asyncio.wait_for(_served(fleet, models, rows), 2 * WAIT_S))
     before, crossing, after = served
@@ -139,18 +139,18 @@ def test_log_probabilities_are_those_of_the_trainer(kind, family, mode, fleet_of
     assert any(written), "the policy wrote no image token, behind which generation goes on"
     exact = [*before, *after, *(crossing if mode == "recompute" else [])]
     for (row, generation), gap in zip(exact, distances(models, exact), strict=True):
-        told = f"{len(row.files)} pictures, versions {set(generation.versions)}"
+        told = f"{len(row.files)} images, versions {set(generation.versions)}"
         assert gap.max() < TOLERANCE, f"{told}: {gap}"
 
 
-def test_an_update_that_forgets_any_one_tensor_shows(picture, tmp_path):
+def test_an_update_that_forgets_any_one_tensor_shows(image, tmp_path):
     """So that the test above sees every tensor: each changes some log-probability by far more than it allows."""
     from transformers import AutoModelForImageTextToText
 
     for family in FAMILIES:
         folders = [make_family(tmp_path / f"{family}{seed}", family, seed=seed) for seed in range(2)]
         old, new = (AutoModelForImageTextToText.from_pretrained(folder) for folder in folders)
-        row = rows_of(folders[0], family, picture)[1]
+        row = rows_of(folders[0], family, image)[1]
         ids = torch.tensor([[*row.ids, *range(7, 27)]])
         asked = {"pixel_values": row.seen.pixels, "image_grid_thw": row.seen.grid}
         asked |= {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int()}
@@ -166,8 +166,8 @@ def test_an_update_that_forgets_any_one_tensor_shows(picture, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_example_of_pictures_runs_on_servers(kind, request, server_environment, tmp_path):
-    """By its YAML, with staleness: weights change while pictures are looked at."""
+def test_the_example_of_images_runs_on_servers(kind, request, server_environment, tmp_path):
+    """By its YAML, with staleness: weights change while images are looked at."""
     program, options = (request.getfixturevalue(f"{kind}_{name}") for name in ("program", "options"))
     changes = dict.fromkeys(KINDS[kind][2], 128)
     own = {"program": program, "options": {**options, **changes}, "environment": server_environment}

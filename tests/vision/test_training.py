@@ -1,4 +1,4 @@
-"""Training on pictures: packed is what transformers computes one by one, on one rank and on two."""
+"""Training on images: packed is what transformers computes one by one, on one rank and on two."""
 
 import os
 import subprocess
@@ -38,12 +38,12 @@ def test_packed_log_probabilities_and_gradients_are_those_of_transformers(folder
         wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert torch.allclose(gradients[name], wanted, atol=1e-5), name
         compared += name.startswith("model.visual") and bool(wanted.abs().max() > 1e-4)
-    assert compared > 10, "pictures have gradients of their own"
+    assert compared > 10, "images have gradients of their own"
     engine.close()
 
 
 def test_two_ranks_have_the_gradients_of_one(folder, tmp_path):
-    """Their sequences differ: one rank's micro-batch may have no picture at all."""
+    """Their sequences differ: one rank's micro-batch may have no image at all."""
     engine = make_engine(folder)
     wanted = train(engine, make_batch(folder))
     engine.close()
@@ -71,11 +71,11 @@ def test_two_ranks_have_the_gradients_of_one(folder, tmp_path):
         assert "is not divided over ranks of context or tensor" in found["refused"]
 
 
-def test_pictures_for_a_model_of_text_are_refused(folder, tmp_path):
+def test_images_for_a_model_of_text_are_refused(folder, tmp_path):
     from areal_grpo.demonstration.model import make_model
 
     engine = make_engine(make_model(tmp_path / "text"))
-    with pytest.raises(RunError, match="the batch has pictures, and the model type 'qwen3' sees none"):
+    with pytest.raises(RunError, match="the batch has images, and the model type 'qwen3' sees none"):
         engine.forward(make_batch(folder), ["logprobs"])
     engine.close()
 
@@ -95,6 +95,6 @@ def test_a_checkpoint_and_an_export_hold_the_tower_too(folder, tmp_path):
     former, new = load_file(folder / "model.safetensors"), load_file(tmp_path / "exported" / "model.safetensors")
     assert former.keys() == new.keys()
     assert not torch.equal(former["model.visual.patch_embed.proj.weight"], new["model.visual.patch_embed.proj.weight"])
-    assert (tmp_path / "exported" / "preprocessor_config.json").is_file(), "else nobody could show it a picture"
+    assert (tmp_path / "exported" / "preprocessor_config.json").is_file(), "else nobody could show it an image"
     for each in (engine, again, resumed):
         each.close()

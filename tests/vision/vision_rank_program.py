@@ -1,4 +1,4 @@
-"""A batch with pictures, and what one of two ranks does with it: python vision_rank_program.py MODEL FOLDER RANK."""
+"""A batch with images, and what one of two ranks does with it: python vision_rank_program.py MODEL FOLDER RANK."""
 
 import io
 import sys
@@ -12,15 +12,15 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ACTOR, LossResult, LossSpec, ModelReference, OptimizerSettings
 from areal_fsdp.config import FSDPConfig
 from areal_fsdp.engine import FSDPEngine
-from areal_vision.pictures import PictureReader
+from areal_vision.images import ImageReader
 
 IMAGE = 2
 SEQUENCES = (((32, 32),), ((64, 32), (32, 64)), (), ((32, 32),), (), ())
-"""Sizes of the pictures of each sequence."""
+"""Sizes of the images of each sequence."""
 
 
-def make_picture(color=(200, 30, 40), width=32, height=32):
-    """The file of a picture with an edge in it."""
+def make_image(color=(200, 30, 40), width=32, height=32):
+    """The file of an image with an edge in it."""
     from PIL import Image
 
     image = Image.new("RGB", (width, height), (10, 10, 10))
@@ -31,10 +31,10 @@ def make_picture(color=(200, 30, 40), width=32, height=32):
 
 
 def make_batch(folder):
-    """Trajectories with one, two and no pictures; the policy has written an image token in one of them."""
-    reader, draw, trajectories = PictureReader(str(folder)), torch.Generator().manual_seed(2), []
+    """Trajectories with one, two and no images; the policy has written an image token in one of them."""
+    reader, draw, trajectories = ImageReader(str(folder)), torch.Generator().manual_seed(2), []
     for number, sizes in enumerate(SEQUENCES):
-        seen, ids = reader.read([make_picture((40 * number, 200, 90), *size) for size in sizes]), [6, 20]
+        seen, ids = reader.read([make_image((40 * number, 200, 90), *size) for size in sizes]), [6, 20]
         for count in reader.counts(seen.grid):
             ids += [3, *[IMAGE] * count, 4]
         builder = TrajectoryBuilder()
@@ -51,7 +51,7 @@ def make_batch(folder):
 
 
 def parts_of(batch):
-    """What transformers is asked of each sequence: its image tokens without a picture are padding."""
+    """What transformers is asked of each sequence: its image tokens without an image are padding."""
     found = []
     for each in batch.to_trajectories():
         ids = torch.tensor(each.tokens["input_ids"])

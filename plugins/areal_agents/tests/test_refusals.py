@@ -10,7 +10,7 @@ import pytest
 from policies import Policy
 
 USER = [{"role": "user", "content": "?"}]
-PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
 
 
 def broken(schema: Any) -> Any:
@@ -21,7 +21,7 @@ def broken(schema: Any) -> Any:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"messages": PICTURE}, "a part of type 'image_url' is not served"),
+        ({"messages": IMAGE}, "a part of type 'image_url' is not served"),
         ({"messages": []}, "no messages"),
         ({"messages": "hi"}, "messages must be a list of objects"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "the role 'wizard' is none of"),

@@ -221,7 +221,7 @@ def test_a_mixture_is_synced_and_exported_under_the_names_of_its_files(stage, pr
     engine.close()
 
 
-def test_models_that_see_pictures_are_refused(program, tmp_path):
+def test_models_that_see_images_are_refused(program, tmp_path):
     from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
     text = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -229,5 +229,5 @@ def test_models_that_see_pictures_are_refused(program, tmp_path):
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
     config = Qwen3VLConfig(text_config=text, vision_config={**vision, "deepstack_visual_indexes": [0]})
     AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "model")
-    with pytest.raises(RunError, match="sees pictures, which the deepspeed engine does not show it"):
+    with pytest.raises(RunError, match="sees images, which the deepspeed engine does not show it"):
         program.start(tmp_path / "model", STAGES[2])

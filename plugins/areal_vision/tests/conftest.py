@@ -12,8 +12,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def picture():
-    """A function from a color and a size to the file of a picture with an edge in it."""
+def image():
+    """A function from a color and a size to the file of an image with an edge in it."""
 
     def make(color=(200, 30, 40), width=32, height=32):
         from PIL import Image

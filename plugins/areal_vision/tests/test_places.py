@@ -1,4 +1,4 @@
-"""Where pictures stand among tokens, against transformers' own."""
+"""Where images stand among tokens, against transformers' own."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_positions_are_those_of_transformers(model):
     assert torch.equal(placed.positions, wanted[:, 0])
     assert placed.offset == int(offset)
     assert torch.equal(placed.input_ids, ids)
-    assert placed.offset < 0, "a picture takes fewer positions than tokens"
+    assert placed.offset < 0, "an image takes fewer positions than tokens"
 
 
 def test_image_tokens_that_a_policy_wrote_are_padding(model):
@@ -49,7 +49,7 @@ def test_image_tokens_that_a_policy_wrote_are_padding(model):
         [(IMAGE, 3), (TEXT, 1), (IMAGE, 5)],
     ],
 )
-def test_pictures_that_do_not_fit_their_tokens_are_refused(model, runs):
+def test_images_that_do_not_fit_their_tokens_are_refused(model, runs):
     with pytest.raises(ValueError, match=r"need image tokens in runs of \[4, 4\]"):
         VisionTokens(model).place(sequence(*runs), torch.tensor([[1, 4, 4], [1, 4, 4]]))
 
@@ -79,5 +79,5 @@ def test_models_that_see_in_another_way_are_refused():
         },
         image_token_index=3,
     )
-    with pytest.raises(RunError, match="sees pictures in a way that is not known here"):
+    with pytest.raises(RunError, match="sees images in a way that is not known here"):
         VisionTokens(AutoModelForImageTextToText.from_config(config))

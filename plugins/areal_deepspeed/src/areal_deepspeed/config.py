@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from areal_core.config import LocalPath, Settings
 from areal_deepspeed.document import AUTO, Document, read_document
-from areal_deepspeed.refusals import no_pictures, refusals
+from areal_deepspeed.refusals import no_images, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -106,10 +106,10 @@ class DeepSpeedConfig(Settings):
         return problems
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """A model that sees pictures is trained by another engine, and routers must be able to choose."""
+        """A a VLM is trained by another engine, and routers must be able to choose."""
         del config
         from areal_core.servers.experts import choice_problems
 
         yield from choice_problems(model)
         if model.description.get("vision_config") is not None:
-            yield no_pictures(str(model.description.get("model_type")))
+            yield no_images(str(model.description.get("model_type")))

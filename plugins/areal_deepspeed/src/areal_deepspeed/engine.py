@@ -13,7 +13,7 @@ import torch.distributed as dist
 from areal_core.data import Metric, PackedBatch, Ragged, combine, reduce_over_ranks
 from areal_core.errors import RunError
 from areal_deepspeed.checkpoint import Checkpoint
-from areal_deepspeed.refusals import no_pictures, refusals
+from areal_deepspeed.refusals import no_images, refusals
 from areal_deepspeed.zero import deepspeed, initialize, make_optimizer
 from areal_fsdp.attention.kernels import choose_kernel
 from areal_fsdp.models.compiling import prepare_layers
@@ -102,7 +102,7 @@ class DeepSpeedEngine:
     def _load(self, model: ModelReference, role: Role, temperature: float) -> RoleModule:
         loaded, _ = load_model(model, role)
         if is_vision_config(loaded.config):
-            raise RunError(no_pictures(loaded.config.model_type))
+            raise RunError(no_images(loaded.config.model_type))
         has_kernels = self._device.type == "cuda" and self._dtype != torch.float32
         text = loaded.config.get_text_config()
         if has_kernels:

@@ -77,10 +77,10 @@ _OBJECTS: tuple[str, ...] = (
 _OBJECTS += ("scheduler.params", "zero_optimization.offload_optimizer", "zero_optimization.offload_param")
 
 
-def no_pictures(kind: str) -> str:
-    """Why a model of this type is refused, which sees pictures."""
+def no_images(kind: str) -> str:
+    """Why a model of this type is refused, which sees images."""
     return (
-        f"model type '{kind}' sees pictures, which the deepspeed engine does not show it: take the train engine "
+        f"model type '{kind}' sees images, which the deepspeed engine does not show it: take the train engine "
         "fsdp/fsdp for it"
     )
 

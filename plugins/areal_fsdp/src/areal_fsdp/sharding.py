@@ -51,7 +51,7 @@ def shard(
     mesh, model, partial = ranks.shards, module.model, list[str]()
     assert mesh is not None
     if module.vision is not None:
-        config.parallel.refuse_pictures(model.config.model_type)
+        config.parallel.refuse_images(model.config.model_type)
     if ranks.context is not None:
         module.context = Context(ranks.context)
     if ranks.tensor is not None:

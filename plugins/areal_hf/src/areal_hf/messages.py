@@ -35,7 +35,7 @@ class Generate(Message):
         input_ids: prompt and everything after it so far.
         sampling: its settings.
         seed: of its random numbers.
-        images: the files of its pictures, in base64.
+        images: the files of its images, in base64.
     """
 
     number: int

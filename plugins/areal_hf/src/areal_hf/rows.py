@@ -11,7 +11,7 @@ from areal_hf.sampling import draw, signed_seed, uniform
 
 if TYPE_CHECKING:
     from areal_core.interfaces import SamplingParameters
-    from areal_vision.pictures import Pictures
+    from areal_vision.images import ImageInputs
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +23,7 @@ class LiveRequest:
         input_ids: prompt tokens.
         sampling: how to draw.
         seed: of its random numbers.
-        pictures: its pictures; None where it has none.
+        images: its images; None where it has none.
         offset: of its tokens' positions behind the prompt, beside how many stand before; see `Placed.offset`.
         row: where it lives, -1 while it waits.
         cancelled: nobody wants its answer any more.
@@ -33,7 +33,7 @@ class LiveRequest:
     input_ids: list[int]
     sampling: SamplingParameters
     seed: int
-    pictures: Pictures | None = None
+    images: ImageInputs | None = None
     offset: int = 0
     row: int = -1
     cancelled: bool = False

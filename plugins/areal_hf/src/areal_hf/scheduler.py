@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from areal_vision.pictures import Pictures
+    from areal_vision.images import ImageInputs
 
     _Prompt = tuple[tuple[int, ...], int]
 
@@ -116,16 +116,16 @@ class Scheduler:
         """Take a request. Its tokens and `limit` must be within the vocabulary and the context.
 
         Raises:
-            ValueError: the cache has no room for it, its pictures do not fit its tokens, or the model sees none.
+            ValueError: the cache has no room for it, its images do not fit its tokens, or the model sees none.
         """
         if request.limit > self.cache_tokens:
             raise ValueError(f"wants {request.limit} tokens, but cache_gib has room for {self.cache_tokens} tokens")
-        if request.pictures is not None:
+        if request.images is not None:
             if self._vision is None:
-                raise ValueError("the request has pictures, and the model sees none")
+                raise ValueError("the request has images, and the model sees none")
             if request.input_ids[-1] == self._vision.image:
-                raise ValueError("the prompt ends with a picture, and must end with text")
-            request.offset = self._vision.place(torch.tensor(request.input_ids), request.pictures.grid).offset
+                raise ValueError("the prompt ends with an image, and must end with text")
+            request.offset = self._vision.place(torch.tensor(request.input_ids), request.images.grid).offset
         self._waiting.append(request)
 
     def cancel(self, request: LiveRequest) -> None:
@@ -255,37 +255,37 @@ class Scheduler:
         """Put everything but the newest token of rows `start` to `stop` into the cache, in forwards of limited size;
         `is_again`, under new weights."""
         histories = self._rows.histories(start, stop)
-        pictures = [request.pictures for request in self._rows.requests[start:stop]]
+        images = [request.images for request in self._rows.requests[start:stop]]
         chunk: list[list[int]] = []
         distinct: set[_Prompt] = set()
         longest = taken = 0
-        for history, seen in zip(histories, pictures, strict=True):
+        for history, seen in zip(histories, images, strict=True):
             longest = max(longest, len(history))
             grown = distinct | {_prompt(history, seen)}
             if chunk and len(grown) * longest > self._limits.prefill_tokens:
-                self._prefill(start + taken, chunk, pictures[taken:], is_again=is_again)
+                self._prefill(start + taken, chunk, images[taken:], is_again=is_again)
                 taken += len(chunk)
                 chunk, grown, longest = [], {_prompt(history, seen)}, len(history)
             chunk.append(history)
             distinct = grown
-        self._prefill(start + taken, chunk, pictures[taken:], is_again=is_again)
+        self._prefill(start + taken, chunk, images[taken:], is_again=is_again)
 
     def _prefill(
-        self, start: int, histories: list[list[int]], pictures: list[Pictures | None], *, is_again: bool = False
+        self, start: int, histories: list[list[int]], images: list[ImageInputs | None], *, is_again: bool = False
     ) -> None:
         """One forward over the distinct ones of `histories`; siblings that share a prompt share its computation.
 
         Args:
             start: the first of their rows.
             histories: of one row after another.
-            pictures: of these rows, and perhaps of more.
+            images: of these rows, and perhaps of more.
             is_again: they were in the cache before, under other weights.
         """
         order: dict[_Prompt, int] = {}
         first: list[int] = []
         source = []
         for place, history in enumerate(histories):
-            key = _prompt(history, pictures[place])
+            key = _prompt(history, images[place])
             if key not in order:
                 order[key] = len(order)
                 first.append(place)
@@ -297,7 +297,7 @@ class Scheduler:
         padded = [[*histories[place], *[0] * (longest - len(histories[place]))] for place in first]
         ids = torch.tensor(padded, dtype=torch.int64, device=device)
         positions = torch.arange(longest, device=device).expand(len(order), longest)
-        seen = [pictures[place] for place in first]
+        seen = [images[place] for place in first]
         if self._vision is not None:
             ids, positions = self._vision.place_rows(ids, seen)
         shown = [each for each in seen if each is not None]
@@ -318,6 +318,6 @@ class Scheduler:
             self.experts.fill(start, sources, longest)
 
 
-def _prompt(history: list[int], pictures: Pictures | None) -> _Prompt:
-    """What tells prompts apart; a request's pictures are read once for all its siblings."""
-    return tuple(history), id(pictures)
+def _prompt(history: list[int], images: ImageInputs | None) -> _Prompt:
+    """What tells prompts apart; a request's images are read once for all its siblings."""
+    return tuple(history), id(images)

@@ -25,7 +25,7 @@ from areal_hf.attention import attention_for
 from areal_hf.messages import Abort, Aborted, Cancel, Finished, Generate, Loaded, Ping, Refused, Update
 from areal_hf.rows import LiveRequest, Outputs
 from areal_hf.scheduler import Limits, Scheduler
-from areal_vision.pictures import Pictures, reader_of
+from areal_vision.images import ImageInputs, reader_of
 from areal_vision.places import is_vision_config, set_attention
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from areal_hf.config import HFConfig
 
 
-_PICTURES_KEPT = 64
+_IMAGES_KEPT = 64
 """Of requests of late, as patches."""
 
 
@@ -97,7 +97,7 @@ class Server:
         self._requests: dict[int, tuple[Peer, int, LiveRequest]] = {}
         self._peers: set[Peer] = set()
         self._arrived = asyncio.Event()
-        self._read = lru_cache(maxsize=_PICTURES_KEPT)(partial(_read, reference.path))
+        self._read = lru_cache(maxsize=_IMAGES_KEPT)(partial(_read, reference.path))
         program = f"transformers {transformers.__version__}"
         told = () if (experts := self._scheduler.experts) is None else (experts.mixture.shape, experts.mixture.dtype)
         self._loaded = Loaded(program, reference.path, reference.dtype, limits.sequence_length, *told)
@@ -153,9 +153,9 @@ class Server:
         request = LiveRequest(number, new.input_ids, new.sampling, new.seed)
         try:
             if new.images:
-                request.pictures = self._read(new.images)
+                request.images = self._read(new.images)
             self._scheduler.add(request)
-        except Exception as error:  # noqa: BLE001 - a picture may make a library raise anything
+        except Exception as error:  # noqa: BLE001 - an image may make a library raise anything
             told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             peer.notify(Refused(new.number, told))
         else:
@@ -197,8 +197,8 @@ class Server:
                 peer.notify(Finished(numbers, counts, stopped, data, computed, oldest, self._labels[oldest:]))
 
 
-def _read(model: str, images: tuple[str, ...]) -> Pictures:
-    """The pictures of a request; its siblings have the same."""
+def _read(model: str, images: tuple[str, ...]) -> ImageInputs:
+    """The images of a request; its siblings have the same."""
     return reader_of(model).read([b64decode(image) for image in images])
 
 

@@ -22,10 +22,10 @@ from areal_core.servers.answer import is_resumable
 from areal_core.servers.connection import HTTPAdapter, raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import Mixture, column_of
+from areal_core.servers.images import ImagePrompts
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
-from areal_core.servers.pictures import ImagePrompts
 from areal_core.servers.settings import OptionValue, option_arguments
-from areal_sglang import lora, pictures
+from areal_sglang import images, lora
 from areal_sglang.events import EVENTS
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ class SGLangAdapter(HTTPAdapter):
             options["config"] = str(self._scratch / "server-key.yaml")
         fixed = {"NCCL_CUMEM_ENABLE": "0", "HF_HUB_OFFLINE": "1", **_LOGPROBS}
         if ImagePrompts(model.path).sees:
-            options |= pictures.options_for(model.path)
-            fixed |= pictures.ENVIRONMENT
+            options |= images.options_for(model.path)
+            fixed |= images.ENVIRONMENT
         program = settings.program or [sys.executable, "-m", "sglang.launch_server"]
         environment = {**fixed, **settings.environment}
         return ServerCommand([*program, *option_arguments(options | settings.options)], environment, self.health_path)
@@ -169,7 +169,7 @@ class SGLangAdapter(HTTPAdapter):
                 "--enable-return-routed-experts, or with areal serve"
             )
         if self._prompts.sees:
-            pictures.check_server(version, told)
+            images.check_server(version, told)
         dtype = str(told.get("dtype") or "auto")
         named = "" if dtype == "auto" else dtype
         if rank := self._settings.adapter_rank:
@@ -178,7 +178,7 @@ class SGLangAdapter(HTTPAdapter):
         return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
 
     async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
-        """`/generate` with token ids, streamed. SGLang repeats the image token of each picture by itself."""
+        """`/generate` with token ids, streamed. SGLang repeats the image token of each image by itself."""
         prompt, named = self._prompts.place(piece.input_ids, len(piece.images)), piece.sampling.stop_token_ids
         can_go_on = is_resumable(piece.sampling)
         body = {
@@ -202,7 +202,7 @@ class SGLangAdapter(HTTPAdapter):
             told = event.meta_info
             if piece.images and told.prompt_tokens not in (0, len(piece.input_ids)):
                 raise ValueError(
-                    f"SGLang makes {told.prompt_tokens} tokens of a prompt with pictures that has "
+                    f"SGLang makes {told.prompt_tokens} tokens of a prompt with images that has "
                     f"{len(piece.input_ids)} here: both must use the same preprocessor_config.json"
                 )
             ids, logprobs = event.output_ids, [entry.value for entry in told.output_token_logprobs or ()]

@@ -1,4 +1,4 @@
-"""The files of pictures that a row names: read, and opened, within limits that are told. Imports no torch."""
+"""The files of images that a row names: read, and opened, within limits that are told. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_BYTES = 64 << 20
-"""Of a file; a picture that is larger is none that a model was trained on."""
+"""Of a file; an image that is larger is none that a model was trained on."""
 PILLOWS_LIMIT = 178_956_970
-"""Pixels from which on Pillow itself refuses a picture, as a bomb of a few bytes that fills the memory."""
+"""Pixels from which on Pillow itself refuses an image, as a bomb of a few bytes that fills the memory."""
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _ORIENTATION = 0x0112
 """EXIF's tag of how a camera was held."""
@@ -22,17 +22,17 @@ _TURNS = (
     *("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"),
     *("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"),
 )
-"""What makes a picture of each orientation, from 2 on, upright."""
+"""What makes an image of each orientation, from 2 on, upright."""
 
 
-class PictureFile(NamedTuple):
+class ImageFile(NamedTuple):
     """A file, and how errors call it."""
 
     name: str
     data: bytes
 
 
-def files_of(value: Any, folder: Path) -> list[PictureFile]:
+def files_of(value: Any, folder: Path) -> list[ImageFile]:
     """The files that a row names.
 
     Args:
@@ -46,30 +46,30 @@ def files_of(value: Any, folder: Path) -> list[PictureFile]:
         return []
     if isinstance(value, (list, tuple)):
         found = [file for each in value for file in files_of(each, folder)]
-        return [PictureFile(f"{f.name} ({n} of {len(found)})", f.data) for n, f in enumerate(found, 1)]
+        return [ImageFile(f"{f.name} ({n} of {len(found)})", f.data) for n, f in enumerate(found, 1)]
     if isinstance(value, bytes):
-        return [PictureFile("the picture", value)]
+        return [ImageFile("the image", value)]
     if isinstance(value, dict) and (value.get("bytes") or value.get("path")):
         found = files_of(value.get("bytes") or value["path"], folder)
-        return [PictureFile(f"the picture {value['path']}", found[0].data)] if value.get("path") and found else found
+        return [ImageFile(f"the image {value['path']}", found[0].data)] if value.get("path") and found else found
     if isinstance(value, str) and value.startswith("data:"):
         try:
-            return [PictureFile("the picture", b64decode(value.partition("base64,")[2], validate=True))]
+            return [ImageFile("the image", b64decode(value.partition("base64,")[2], validate=True))]
         except ValueError as error:
-            raise ValueError(f"a picture begins with {value[:40]!r} and is no base64: {error}") from None
+            raise ValueError(f"an image begins with {value[:40]!r} and is no base64: {error}") from None
     if isinstance(value, str) and _ADDRESS.match(value):
         raise ValueError(
-            f"the picture {value[:200]} is an address, and addresses are not fetched: download it before the run, and "
+            f"the image {value[:200]} is an address, and addresses are not fetched: download it before the run, and "
             "name its path"
         )
     if isinstance(value, (str, Path)):
         path = folder / Path(value).expanduser()
-        return [PictureFile(f"the picture {path}", _read(path))]
-    raise ValueError(f"a picture is {type(value).__name__}; it must be a path, the bytes of a file, or {{bytes, path}}")
+        return [ImageFile(f"the image {path}", _read(path))]
+    raise ValueError(f"an image is {type(value).__name__}; it must be a path, the bytes of a file, or {{bytes, path}}")
 
 
-def open_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> Image:
-    """A picture in RGB with 8 bits a color, upright, on white where it is transparent, of several frames the first.
+def open_image(file: ImageFile, most_pixels: int = PILLOWS_LIMIT) -> Image:
+    """An image in RGB with 8 bits a color, upright, on white where it is transparent, of several frames the first.
 
     Raises:
         ValueError: it is empty, damaged or too large, or the range of its values is not known; the file is named.
@@ -77,22 +77,22 @@ def open_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> Image:
     return _open(file, most_pixels)[0]
 
 
-def shown_picture(file: PictureFile, most_pixels: int = PILLOWS_LIMIT) -> tuple[Image, bytes]:
-    """A picture, and a file of which every reader makes the same pixels: where it was changed, a PNG of what it is now.
+def shown_image(file: ImageFile, most_pixels: int = PILLOWS_LIMIT) -> tuple[Image, bytes]:
+    """An image, and a file of which every reader makes the same pixels: where it was changed, a PNG of what it is now.
 
     Raises:
-        ValueError: see `open_picture`.
+        ValueError: see `open_image`.
     """
-    picture, is_changed = _open(file, most_pixels)
+    image, is_changed = _open(file, most_pixels)
     if not is_changed:
-        return picture, file.data
+        return image, file.data
     written = io.BytesIO()
-    picture.save(written, "PNG", compress_level=1)
-    return picture, written.getvalue()
+    image.save(written, "PNG", compress_level=1)
+    return image, written.getvalue()
 
 
-def _open(file: PictureFile, most_pixels: int) -> tuple[Image, bool]:
-    """A picture as `open_picture` gives it, and whether that is more than its pixels converted to RGB.
+def _open(file: ImageFile, most_pixels: int) -> tuple[Image, bool]:
+    """An image as `open_image` gives it, and whether that is more than its pixels converted to RGB.
 
     Its size is looked at before its pixels are.
     """
@@ -107,7 +107,7 @@ def _open(file: PictureFile, most_pixels: int) -> tuple[Image, bool]:
             return _upright(opened)
     except Exception as error:  # noqa: BLE001 - a damaged file may make the library raise anything
         is_other = isinstance(error, UnidentifiedImageError)
-        told = "it is no picture, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
+        told = "it is no image, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
         raise ValueError(f"{file.name} cannot be read: {told}: mend it, or take its row out of the data") from None
     if pixels <= most_pixels:
         raise ValueError(
@@ -116,38 +116,38 @@ def _open(file: PictureFile, most_pixels: int) -> tuple[Image, bool]:
         )
     raise ValueError(
         f"{file.name} has {opened.width} x {opened.height} pixels, and at most {most_pixels:,} are taken "
-        "(workflow.max_picture_pixels): make it smaller, or raise that"
+        "(workflow.max_image_pixels): make it smaller, or raise that"
     )
 
 
 def _upright(opened: Image) -> tuple[Image, bool]:
-    """What `_open` gives, of a picture that may be unpacked."""
+    """What `_open` gives, of an image that may be unpacked."""
     from PIL import Image
 
     opened.load()  # which turns a TIFF, and takes its note away
     is_animated = opened.format in ("GIF", "PNG", "WEBP") and getattr(opened, "n_frames", 1) > 1
-    picture, is_changed = opened, is_animated
+    image, is_changed = opened, is_animated
     if opened.mode.startswith("I;16"):  # converted as it is, all but the darkest values would be white
-        picture, is_changed = opened.convert("I").point(lambda value: value / 256).convert("L"), True
+        image, is_changed = opened.convert("I").point(lambda value: value / 256).convert("L"), True
     elif opened.has_transparency_data:
         clear = opened.convert("RGBA")
         if clear.getchannel("A").getextrema() != (255, 255):
-            picture, is_changed = Image.alpha_composite(Image.new("RGBA", opened.size, "white"), clear), True
+            image, is_changed = Image.alpha_composite(Image.new("RGBA", opened.size, "white"), clear), True
     try:
         orientation = opened.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001 - damaged notes of a camera are no damage to its picture
+    except Exception:  # noqa: BLE001 - damaged notes of a camera are no damage to its image
         orientation = 1
     if orientation in range(2, 2 + len(_TURNS)):
-        picture, is_changed = picture.transpose(Image.Transpose[_TURNS[orientation - 2]]), True
-    return picture.convert("RGB"), is_changed
+        image, is_changed = image.transpose(Image.Transpose[_TURNS[orientation - 2]]), True
+    return image.convert("RGB"), is_changed
 
 
 def _read(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
-            raise ValueError(f"the picture {path} is no file: name one")
+            raise ValueError(f"the image {path} is no file: name one")
         if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"the picture {path} has more than {MOST_BYTES >> 20} MiB: make it smaller")
+            raise ValueError(f"the image {path} has more than {MOST_BYTES >> 20} MiB: make it smaller")
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"the picture {path} cannot be read: {error}") from None
+        raise ValueError(f"the image {path} cannot be read: {error}") from None

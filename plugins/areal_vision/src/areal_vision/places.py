@@ -1,4 +1,4 @@
-"""Where pictures stand among the tokens of a model: what it is fed there, and the positions of its rotary embedding."""
+"""Where images stand among the tokens of a model: what it is fed there, and the positions of its rotary embedding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from areal_core.errors import RunError
-from areal_vision.pictures import Pictures, token_counts
+from areal_vision.images import ImageInputs, token_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,20 +36,20 @@ class Placed(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A batch of sequences with pictures, ready for the model.
+    """A batch of sequences with images, ready for the model.
 
     Attributes:
         input_ids, positions: see `Placed`; of all sequences, one behind another.
-        pictures: what the model's `forward` takes of the pictures, by name; empty where there are none.
+        images: what the model's `forward` takes of the images, by name; empty where there are none.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    pictures: dict[str, torch.Tensor]
+    images: dict[str, torch.Tensor]
 
 
 def is_vision_config(config: PreTrainedConfig) -> bool:
-    """Whether a model of this config sees pictures."""
+    """Whether a model of this config sees images."""
     return getattr(config, "vision_config", None) is not None
 
 
@@ -61,11 +61,11 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
         model.set_attn_implementation(name)
 
 
-def together(pictures: Sequence[Pictures], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """What a model's `forward` takes of pictures, in the order of their places."""
+def together(images: Sequence[ImageInputs], device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What a model's `forward` takes of images, in the order of their places."""
     return {
-        "pixel_values": torch.cat([each.pixels for each in pictures]).to(device, dtype),
-        "image_grid_thw": torch.cat([each.grid for each in pictures]).to(device),
+        "pixel_values": torch.cat([each.pixels for each in images]).to(device, dtype),
+        "image_grid_thw": torch.cat([each.grid for each in images]).to(device),
     }
 
 
@@ -78,7 +78,7 @@ def _runs(places: torch.Tensor) -> list[int]:
 class VisionTokens:
     """What a vision-language model does with its image tokens.
 
-    The image tokens of a sequence stand for its pictures, from the first on. Image tokens beyond these, and video
+    The image tokens of a sequence stand for its images, from the first on. Image tokens beyond these, and video
     tokens, which a policy may write, are fed as padding: nothing stands behind them. Generation and training do the
     same, so that log-probabilities agree.
 
@@ -86,7 +86,7 @@ class VisionTokens:
         model: of Qwen's families.
 
     Raises:
-        RunError: the model sees pictures in another way.
+        RunError: the model is a VLM in another way.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -96,7 +96,7 @@ class VisionTokens:
         merge = getattr(config.vision_config, "spatial_merge_size", None)
         if image is None or merge is None or not hasattr(self._model, "get_rope_index"):
             raise RunError(
-                f"model type '{config.model_type}' sees pictures in a way that is not known here",
+                f"model type '{config.model_type}' sees images in a way that is not known here",
                 hints=["choose a model of Qwen's families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL"],
             )
         self.image, self.merge = int(image), int(merge)
@@ -109,34 +109,34 @@ class VisionTokens:
         return input_ids.masked_fill(spare if places is None else spare & ~places, self._padding)
 
     def place(self, input_ids: torch.Tensor, grid: torch.Tensor) -> Placed:
-        """Place pictures in one sequence.
+        """Place images in one sequence.
 
         Args:
             input_ids: [T] int64.
-            grid: [pictures, 3] int64, in the order of their places.
+            grid: [images, 3] int64, in the order of their places.
 
         Raises:
-            ValueError: the pictures' image tokens are not there.
+            ValueError: the images' image tokens are not there.
         """
         counts = token_counts(grid, self.merge).tolist()
         is_image: torch.Tensor = torch.eq(input_ids, self.image)
         places = is_image & (is_image.cumsum(0) <= sum(counts))
         if (found := _runs(places)) != counts:
             raise ValueError(
-                f"the pictures need image tokens in runs of {counts}, and the sequence has runs of {found}: each "
-                "picture has its own, with a token of text between two"
+                f"the images need image tokens in runs of {counts}, and the sequence has runs of {found}: each "
+                "image has its own, with a token of text between two"
             )
         fed, kinds = self.feed(input_ids, places), places.to(torch.int32)
         grids = grid if len(grid) else None
         positions, _ = self._model.get_rope_index(fed[None], kinds[None], image_grid_thw=grids)
         return Placed(fed, positions[:, 0])
 
-    def place_rows(self, input_ids: torch.Tensor, pictures: Sequence[Pictures | None]) -> tuple[torch.Tensor, ...]:
-        """Place pictures in the rows of input_ids [B, T]: what is fed, [B, T], and positions, [3, B, T]."""
+    def place_rows(self, input_ids: torch.Tensor, images: Sequence[ImageInputs | None]) -> tuple[torch.Tensor, ...]:
+        """Place images in the rows of input_ids [B, T]: what is fed, [B, T], and positions, [3, B, T]."""
         none = input_ids.new_zeros(0, 3)
         placed = [
             self.place(ids, none if each is None else each.grid.to(ids.device))
-            for ids, each in zip(input_ids, pictures, strict=True)
+            for ids, each in zip(input_ids, images, strict=True)
         ]
         return torch.stack([each.input_ids for each in placed]), torch.stack([each.positions for each in placed], 1)
 
@@ -151,17 +151,19 @@ class VisionTokens:
         return sum((0.0 * feature.sum() for feature in features if feature is not None), shown.new_zeros(()))
 
     def see(self, batch: PackedBatch, device: torch.device, dtype: torch.dtype) -> Seen:
-        """The sequences of a batch, whose pictures are its levels `patches` and `images`; it may have none.
+        """The sequences of a batch, whose images are its levels `patches` and `images`; it may have none.
 
         Raises:
-            ValueError: the pictures do not fit the tokens.
+            ValueError: the images do not fit the tokens.
         """
         ids = torch.split(batch["input_ids"].cpu(), batch.lengths.tolist())
         images = batch.levels.get("images")
         none = torch.zeros(0, 3, dtype=torch.int64)
         grids = [none] * len(batch) if images is None else [row["grid"].cpu() for row in images.rows()]
         placed = [self.place(*each) for each in zip(ids, grids, strict=True)]
-        seen = [Pictures(batch["pixels"], torch.cat(grids))] if images is not None and int(images.lengths.sum()) else []
+        seen = (
+            [ImageInputs(batch["pixels"], torch.cat(grids))] if images is not None and int(images.lengths.sum()) else []
+        )
         fed = torch.cat([each.input_ids for each in placed])
         positions = torch.cat([each.positions for each in placed], 1)
         return Seen(fed.to(device), positions.to(device), together(seen, device, dtype) if seen else {})

@@ -1,4 +1,4 @@
-"""What this plugin supplies: a workflow with pictures, and a small task to see it learn. Imports nothing heavy."""
+"""What this plugin supplies: a workflow with images, and a small task to see it learn. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from areal_core.plugins import Component, hookimpl
 
 @hookimpl
 def areal_workflows() -> list[Component]:
-    """How a prompt with pictures is played."""
+    """How a prompt with images is played."""
     return [
         Component(
             "single_turn",
-            "a prompt with pictures, one answer, one score",
+            "a prompt with images, one answer, one score",
             target="areal_vision.workflow:VisionTurn",
             config="areal_vision.config:VisionTurnSettings",
         )
@@ -20,11 +20,11 @@ def areal_workflows() -> list[Component]:
 
 @hookimpl
 def areal_datasets() -> list[Component]:
-    """A task that needs both the picture and the question."""
+    """A task that needs both the image and the question."""
     return [
         Component(
             "squares",
-            "a colored square somewhere in a picture, and a question about its color or its side",
+            "a colored square somewhere in an image, and a question about its color or its side",
             target="areal_vision.squares:Squares",
             config="areal_vision.config:SquaresSettings",
         )

@@ -1,4 +1,4 @@
-"""A task that needs both a picture and a question: which color has the square, and on which side is it?"""
+"""A task that needs both an image and a question: which color has the square, and on which side is it?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from areal_vision.config import SquaresSettings
 
 SIDE = 32
-"""Pixels of a picture's side."""
+"""Pixels of an image's side."""
 COLORS = {"red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 230), "white": (240, 240, 240)}
 HELD_OUT = 64
 
@@ -40,12 +40,12 @@ class Squares:
         asks_color = bool(index % 2)
         return {
             "prompt": "color?" if asks_color else "side?",
-            "image": _picture(COLORS[color], side, draw, held_out=self._held_out),
+            "image": _image(COLORS[color], side, draw, held_out=self._held_out),
             "answer": color if asks_color else side,
         }
 
 
-def _picture(color: tuple[int, int, int], side: str, draw: random.Random, *, held_out: bool) -> str:
+def _image(color: tuple[int, int, int], side: str, draw: random.Random, *, held_out: bool) -> str:
     """In one of five places a square is held out, in the others it is for training."""
     from PIL import Image, ImageDraw
 

@@ -115,7 +115,7 @@ def _text(head_size: int) -> dict[str, Any]:
     return {
         "vocab_size": len(SPECIAL) + len(CHARACTERS),
         "hidden_size": HIDDEN,
-        "initializer_range": 0.1,  # else features of a picture are too faint to be told apart
+        "initializer_range": 0.1,  # else features of an image are too faint to be told apart
         "intermediate_size": 2 * HIDDEN,
         "num_hidden_layers": 2,
         "num_attention_heads": heads,

@@ -24,10 +24,10 @@ from areal_core.servers.answer import is_resumable
 from areal_core.servers.connection import HTTPAdapter, raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import Mixture, column_of
+from areal_core.servers.images import ImagePrompts
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity, Span
-from areal_core.servers.pictures import ImagePrompts
 from areal_core.servers.settings import OptionValue, option_arguments
-from areal_vllm import lora, pictures
+from areal_vllm import images, lora
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -87,7 +87,7 @@ class VLLMAdapter(HTTPAdapter):
         self.mixture: Mixture | None = None
         self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
         self._prompts = ImagePrompts("")
-        self._encoder: pictures.PatchEncoder | None = None
+        self._encoder: images.PatchEncoder | None = None
 
     def serve(self, model: ModelReference) -> None:
         """Requests are for this model.
@@ -105,7 +105,7 @@ class VLLMAdapter(HTTPAdapter):
                 hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
             )
         if self._prompts.sees:
-            self._encoder = pictures.PatchEncoder(model)
+            self._encoder = images.PatchEncoder(model)
 
     def capabilities(self) -> InferenceCapabilities:
         """Everything that vLLM samples with; log-probabilities are those of what top_p, top_k and min_p leave."""
@@ -139,8 +139,8 @@ class VLLMAdapter(HTTPAdapter):
             "enable_sleep_mode": settings.sleep_mode,
             "enable_return_routed_experts": settings.routed_experts,
         }
-        if ImagePrompts(model.path).sees:  # vLLM's processor of pictures needs a tokenizer
-            options |= {**pictures.OPTIONS, "skip_tokenizer_init": False}
+        if ImagePrompts(model.path).sees:  # vLLM's processor of images needs a tokenizer
+            options |= {**images.OPTIONS, "skip_tokenizer_init": False}
         if settings.adapter_rank is not None:
             options |= lora.options_for(settings.adapter_rank)
         program = settings.program or [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -194,10 +194,10 @@ class VLLMAdapter(HTTPAdapter):
                 "--enable-return-routed-experts, or with areal serve"
             )
         if self._prompts.sees:
-            pictures.check_settings(told)
+            images.check_settings(told)
         if rank := self._settings.adapter_rank:
             lora.check_room(told, rank)
-        # A request that began behind a cached prefix with a picture has lost the patches: where its keys were rebuilt
+        # A request that began behind a cached prefix with an image has lost the patches: where its keys were rebuilt
         # under new weights, vLLM ended. So requests of a model that sees end before an update, and go on behind it.
         spans = not rank and not self._prompts.sees
         return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks, spans)
@@ -339,7 +339,7 @@ class VLLMAdapter(HTTPAdapter):
             await connection.post("/start_weight_update", timeout_s=3600)
             await connection.post("/update_weights", {"update_info": info}, timeout_s=3600)
             await connection.post("/finish_weight_update", {"weight_version": label}, timeout_s=3600)
-            if self._prompts.sees:  # or pictures would go on as the former vision tower saw them
+            if self._prompts.sees:  # or images would go on as the former vision tower saw them
                 await connection.post("/reset_encoder_cache")
             # Keys and values of live requests are rebuilt only when their requests are sent back to the queue.
             # In keep_cache, new requests carry another salt and never meet an old block.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LARGEST = 1000
-"""Numbers in an observation; what has more is a picture and no text."""
+"""Numbers in an observation; what has more is an image and no text."""
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,18}(?!\w|\.\d)")
 _LIST = re.compile(r"\[[^\[\]]{0,10000}\]")
 _ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
@@ -32,7 +32,7 @@ def describe(space: Any, observation: Any) -> str:
         observation: as the game gave it.
 
     Raises:
-        ConfigError: it is a picture.
+        ConfigError: it is an image.
     """
     kind = type(space).__name__
     if kind == "Dict":

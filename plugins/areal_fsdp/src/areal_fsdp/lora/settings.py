@@ -28,7 +28,7 @@ _EXPERTS = re.compile(r"\.experts\.")
 _OF_MIXTURE = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.")
 """The part of a layer that has experts, and what stands beside them."""
 _OF_VISION = re.compile(r"(?:.*\.)?(?:visual|vision_tower|vision_model)\.")
-"""What sees pictures, which has no adapter."""
+"""What sees images, which has no adapter."""
 _LARGEST_SCALE = 1e6
 """Of alpha / rank: far beyond whatever learns, and far from what float32 holds."""
 _OF_FILES = ("rank", "alpha", "modules", "initialization")

@@ -101,7 +101,7 @@ class RoleModule(torch.nn.Module):
         seen: Seen | None = None,
     ) -> dict[str, torch.Tensor]:
         """Args: input_ids and targets, [T] int64; outputs, by name; others, of the roles that these compare with;
-        seen, the pictures.
+        seen, the images.
 
         Returns:
             By name, with gradients unless they are off; float32 [T] but for wide ones.
@@ -135,14 +135,14 @@ class RoleModule(torch.nn.Module):
         return Head(hidden, weight, None if bias is None else whole(bias), self.temperature)
 
     def see(self, batch: PackedBatch, device: torch.device) -> Seen | None:
-        """The pictures of a batch, for `forward`; None for a model that sees none.
+        """The images of a batch, for `forward`; None for a model that sees none.
 
         Raises:
-            RunError: the batch has pictures, and the model sees none; or they do not fit its tokens.
+            RunError: the batch has images, and the model sees none; or they do not fit its tokens.
         """
         if self.vision is None:
             if "patches" in batch.levels:
-                raise RunError(f"the batch has pictures, and the model type '{self.model.config.model_type}' sees none")
+                raise RunError(f"the batch has images, and the model type '{self.model.config.model_type}' sees none")
             return None
         try:
             return self.vision.see(batch, device, self.model.dtype)
@@ -167,16 +167,16 @@ class RoleModule(torch.nn.Module):
         return hidden
 
     def _hidden_seeing(self, layout: Layout, seen: Seen) -> torch.Tensor:
-        """The same of a model that sees pictures."""
+        """The same of a VLM."""
         hidden: torch.Tensor = self.model.base_model(
             input_ids=seen.input_ids.unsqueeze(0),
             position_ids=seen.positions.unsqueeze(1),
             use_cache=False,
             packed_layout=layout.packed,
             packed_context=None,
-            **seen.pictures,
+            **seen.images,
         )[0][0]
-        if not seen.pictures and torch.is_grad_enabled() and self.vision is not None:
+        if not seen.images and torch.is_grad_enabled() and self.vision is not None:
             hidden = hidden + self.vision.unseen(hidden.device, hidden.dtype)
         return hidden
 

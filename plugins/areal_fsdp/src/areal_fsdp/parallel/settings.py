@@ -95,8 +95,8 @@ class ParallelSettings(Settings):
             )
         return experts // self.expert
 
-    def refuse_pictures(self, kind: str) -> None:
-        """Of a model that sees pictures, ranks divide neither sequences nor layers.
+    def refuse_images(self, kind: str) -> None:
+        """Of a VLM, ranks divide neither sequences nor layers.
 
         Args:
             kind: its type.
@@ -106,8 +106,8 @@ class ParallelSettings(Settings):
         """
         if self.context > 1 or self.tensor > 1:
             raise RunError(
-                f"model type '{kind}' sees pictures, and is not divided over ranks of context or tensor",
-                hints=["set train_engine.parallel to data alone; sequences with pictures go to one rank each"],
+                f"model type '{kind}' sees images, and is not divided over ranks of context or tensor",
+                hints=["set train_engine.parallel to data alone; sequences with images go to one rank each"],
             )
 
     def heads(self, heads: int, key_heads: int) -> tuple[int, int]:

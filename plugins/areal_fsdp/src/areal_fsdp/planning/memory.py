@@ -188,12 +188,12 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         choices: the settings.
 
     Raises:
-        RunError: the ranks cannot divide the model's heads or experts, or a model that sees pictures.
+        RunError: the ranks cannot divide the model's heads or experts, or a VLM.
     """
     text = load.description.get("text_config", load.description)
     parallel.experts(experts_of(text))  # which, like the others, the engine would refuse
     if load.description.get("vision_config") is not None:
-        parallel.refuse_pictures(str(load.description.get("model_type")))
+        parallel.refuse_images(str(load.description.get("model_type")))
     model = Decoder.of(load.description, load.shapes, scalar=load.role.head == "scalar")
     if model is None:
         return None

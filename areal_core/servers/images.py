@@ -1,4 +1,4 @@
-"""Prompts with pictures, as inference servers are asked for them: token ids, and where each picture stands.
+"""Prompts with images, as inference servers are asked for them: token ids, and where each image stands.
 
 Imports no torch: of the model, this reads `config.json`.
 """
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose pictures stand among tokens in the way that is known here."""
+"""Model types whose images stand among tokens in the way that is known here."""
 
 
 class Prompt(NamedTuple):
-    """Token ids and their pictures.
+    """Token ids and their images.
 
     Attributes:
-        input_ids: each picture's image tokens in full; image and video tokens that stand for no picture are padding.
-        places: of each picture, where its image tokens begin and how many they are.
+        input_ids: each image's image tokens in full; image and video tokens that stand for no image are padding.
+        places: of each image, where its image tokens begin and how many they are.
     """
 
     input_ids: Sequence[int]
     places: list[tuple[int, int]]
 
     def collapsed(self) -> Sequence[int]:
-        """The ids with one image token for each picture, as servers take them that repeat it themselves."""
+        """The ids with one image token for each image, as servers take them that repeat it themselves."""
         if not self.places:
             return self.input_ids
         spare = {place for begin, count in self.places for place in range(begin + 1, begin + count)}
@@ -36,7 +36,7 @@ class Prompt(NamedTuple):
 
 
 class ImagePrompts:
-    """Puts pictures into the prompts of one model.
+    """Puts images into the prompts of one model.
 
     A policy may write image and video tokens by itself. Nothing stands behind them, and they are fed as padding, as in
     training and in the embedded engine: a server is told to stop at one, and goes on behind padding in its place.
@@ -45,7 +45,7 @@ class ImagePrompts:
         model: its folder; a name that is no folder is a model that sees nothing.
 
     Attributes:
-        sees: whether the model is shown pictures.
+        sees: whether the model is shown images.
     """
 
     def __init__(self, model: str) -> None:
@@ -57,33 +57,33 @@ class ImagePrompts:
         self._reserved = [int(token) for token in kinds if token is not None] if self.sees else []
         self._padding = int((config | (config.get("text_config") or {})).get("pad_token_id") or 0)
 
-    def place(self, input_ids: Sequence[int], pictures: int) -> Prompt:
-        """Find the pictures of a sequence: they are its first runs of image tokens.
+    def place(self, input_ids: Sequence[int], images: int) -> Prompt:
+        """Find the images of a sequence: they are its first runs of image tokens.
 
         Args:
             input_ids: prompt and everything after it so far.
-            pictures: how many it has.
+            images: how many it has.
 
         Raises:
             ValueError: the model sees none, or they are not there.
         """
         if not self.sees:
-            if pictures:
+            if images:
                 raise ValueError(
-                    f"a request has pictures, and '{self._model}' sees none: its model type is '{self._type}', and "
-                    f"pictures are shown to {', '.join(FAMILIES)}"
+                    f"a request has images, and '{self._model}' sees none: its model type is '{self._type}', and "
+                    f"images are shown to {', '.join(FAMILIES)}"
                 )
             return Prompt(input_ids, [])
         runs = _runs(input_ids, self._reserved[0])
-        if len(runs) < pictures or any(end == len(input_ids) for _, end in runs[:pictures]):
+        if len(runs) < images or any(end == len(input_ids) for _, end in runs[:images]):
             raise ValueError(
-                f"a request has {pictures} pictures, and its {len(input_ids)} tokens have {len(runs)} runs of image "
-                "tokens: each picture has its own, with a token of text behind it"
+                f"a request has {images} images, and its {len(input_ids)} tokens have {len(runs)} runs of image "
+                "tokens: each image has its own, with a token of text behind it"
             )
         fed = [self._padding if token in self._reserved else token for token in input_ids]
-        for begin, end in runs[:pictures]:
+        for begin, end in runs[:images]:
             fed[begin:end] = input_ids[begin:end]
-        return Prompt(fed, [(begin, end - begin) for begin, end in runs[:pictures]])
+        return Prompt(fed, [(begin, end - begin) for begin, end in runs[:images]])
 
     def stops(self, named: Sequence[int]) -> list[int]:
         """The tokens at which a server stops: those that the request names, and image and video tokens."""

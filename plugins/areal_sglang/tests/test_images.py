@@ -82,7 +82,7 @@ def test_servers_keep_patches_and_no_embeddings(model):
 @pytest.mark.parametrize(
     "told", [{"size": {"shortest_edge": 64, "longest_edge": 4096}}, {"min_pixels": 64, "max_pixels": 4096, "size": {}}]
 )
-def test_pictures_are_as_large_as_the_model_says(model, told):
+def test_images_are_as_large_as_the_model_says(model, told):
     (Path(model.path) / "preprocessor_config.json").write_text(json.dumps(told))
     words = list(SGLangAdapter(SGLangConfig()).command(model, "127.0.0.1", 8000).arguments)
     asked = json.loads(words[words.index("--mm-process-config") + 1])
@@ -90,7 +90,7 @@ def test_pictures_are_as_large_as_the_model_says(model, told):
 
 
 @pytest.mark.parametrize("changes", [{"version": "0.5.22"}, {"mm_preprocess_cache_size_mb": None}])
-def test_servers_that_would_put_pictures_into_text_are_refused(called, recorded, changes):
+def test_servers_that_would_put_images_into_text_are_refused(called, recorded, changes):
     told = recorded["/server_info"] | {"mm_preprocess_cache_size_mb": 256}
     found, _ = called({"/server_info": told}, lambda adapter, connection: adapter.identify(connection))
     assert found.reports_spans
@@ -98,7 +98,7 @@ def test_servers_that_would_put_pictures_into_text_are_refused(called, recorded,
         called({"/server_info": told | changes}, lambda adapter, connection: adapter.identify(connection))
 
 
-def test_a_picture_is_one_token_and_what_a_policy_wrote_is_padding(generated, events):
+def test_an_image_is_one_token_and_what_a_policy_wrote_is_padding(generated, events):
     _, (body,) = generated(events)
     assert body["input_ids"] == [5, IMAGE, 4, IMAGE, 8, 0]
     assert body["image_data"] == ["one", "two"]
@@ -109,9 +109,9 @@ def test_a_picture_is_one_token_and_what_a_policy_wrote_is_padding(generated, ev
     assert "image_data" not in body
 
 
-def test_a_server_that_cuts_pictures_in_another_way_is_found_out(generated, events):
+def test_a_server_that_cuts_images_in_another_way_is_found_out(generated, events):
     events[0]["meta_info"]["prompt_tokens"] = 7
-    with pytest.raises(ValueError, match=r"makes 7 tokens of a prompt with pictures that has 9 here"):
+    with pytest.raises(ValueError, match=r"makes 7 tokens of a prompt with images that has 9 here"):
         generated(events)
 
 

@@ -1,4 +1,4 @@
-"""The picture of `curve.py`: reward and held-out score against seconds, as an SVG that needs no library."""
+"""The image of `curve.py`: reward and held-out score against seconds, as an SVG that needs no library."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _panel(
     *,
     dots: bool,
 ) -> list[str]:
-    """Axes and curves, so far from the picture's left edge."""
+    """Axes and curves, so far from the image's left edge."""
     highest = highest or 1.0  # where nothing was ever right the axis still needs a height
     x_step, y_step = _interval(seconds), _interval(highest)
     right, top = seconds, y_step * math.ceil(highest / y_step)

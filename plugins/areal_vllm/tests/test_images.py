@@ -15,7 +15,7 @@ from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import ServerRefusedError
 from areal_core.servers.interface import Piece
-from areal_vision.pictures import PictureReader
+from areal_vision.images import ImageReader
 from areal_vision.tiny_model import make_model
 from areal_vllm.adapter import VLLMAdapter
 from areal_vllm.config import VLLMConfig
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images():
-    """A picture of four image tokens and one of eight, as base64 of files."""
+    """An image of four image tokens and one of eight, as base64 of files."""
     files = []
     for width, color in ((32, (200, 10, 10)), (64, (10, 10, 200))):
         file = io.BytesIO()
@@ -79,13 +79,13 @@ def test_servers_take_patches_as_they_are(folder):
     words = list(adapter.command(ModelReference(str(folder)), "127.0.0.1", 8000).arguments)
     assert "--no-mm-device-do-normalize" in words
     assert words[words.index("--mm-processor-cache-gb") + 1] == "0"
-    assert "--skip-tokenizer-init" not in words, "vLLM's processor of pictures needs one"
+    assert "--skip-tokenizer-init" not in words, "vLLM's processor of images needs one"
     words = list(adapter.command(ModelReference("/model"), "127.0.0.1", 8000).arguments)
     assert "--no-mm-device-do-normalize" not in words
     assert "--skip-tokenizer-init" in words
 
 
-def test_a_server_that_prepares_pictures_is_refused(called, recorded):
+def test_a_server_that_prepares_images_is_refused(called, recorded):
     answers = copy.deepcopy(recorded)
     answers["/server_info"]["vllm_config"]["model_config"]["multimodal_config"] = SERVED
     found, _ = called(answers, lambda adapter, connection: adapter.identify(connection))
@@ -102,7 +102,7 @@ def test_patches_and_places_are_those_of_the_trainer(generated, images, folder):
     features = body["features"]
     assert features["mm_placeholders"] == {"image": [{"offset": 2, "length": 4}, {"offset": 8, "length": 8}]}
     assert len(set(features["mm_hashes"]["image"])) == 2
-    seen = PictureReader(str(folder)).read([b64decode(image) for image in images])
+    seen = ImageReader(str(folder)).read([b64decode(image) for image in images])
     patches = torch.split(seen.pixels.bfloat16(), seen.grid.prod(-1).tolist())
     for data, pixels, grid in zip(features["kwargs_data"]["image"], patches, seen.grid, strict=True):
         item = msgpack.unpackb(b64decode(data))
@@ -115,18 +115,18 @@ def test_patches_and_places_are_those_of_the_trainer(generated, images, folder):
         )
 
 
-def test_a_request_without_pictures_has_none(generated):
+def test_a_request_without_images_has_none(generated):
     _, (body,) = generated([6, IMAGE, VIDEO, 9], ())
     assert "features" not in body
     assert body["token_ids"] == [6, 0, 0, 9]
     assert body["sampling_params"]["stop_token_ids"] == [IMAGE, VIDEO]
 
 
-def test_pictures_that_do_not_fit_are_refused_before_they_are_sent(generated, images):
-    with pytest.raises(ValueError, match=r"need image tokens in runs of \[8\], and the request has runs of \[4\]"):
+def test_images_that_do_not_fit_are_refused_before_they_are_sent(generated, images):
+    with pytest.raises(ValueError, match=r"needs image tokens in runs of \[8\], and has runs of \[4\]"):
         generated([6, *[IMAGE] * 4, 9], images[1:])
-    with pytest.raises(ValueError, match="picture 1 of 1 cannot be read"):
-        generated([6, *[IMAGE] * 4, 9], (b64encode(b"no picture").decode(),))
+    with pytest.raises(ValueError, match="image 1 of 1 cannot be read"):
+        generated([6, *[IMAGE] * 4, 9], (b64encode(b"no image").decode(),))
 
 
 def test_generation_goes_on_behind_a_video_token_that_the_policy_wrote(generated, recorded):
@@ -140,7 +140,7 @@ def test_generation_goes_on_behind_a_video_token_that_the_policy_wrote(generated
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep_cache"])
-def test_embeddings_of_pictures_do_not_outlive_an_update(called, mode, tmp_path):
+def test_embeddings_of_images_do_not_outlive_an_update(called, mode, tmp_path):
     paths = ("/start_weight_update", "/update_weights", "/finish_weight_update")
     answers = {**{path: {} for path in paths}, "/reset_prefix_cache": {"success": True}}
     with pytest.raises(Exception, match="/reset_encoder_cache was refused"):

@@ -1,6 +1,6 @@
-"""Pictures as vLLM is shown them: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/v1/serial_utils.py`.
+"""Images as vLLM is shown them: `vllm/entrypoints/scale_out/token_in_token_out` and `vllm/v1/serial_utils.py`.
 
-A request says where each picture stands and brings its patches, cut by the model's own image processor as the trainer
+A request says where each image stands and brings its patches, cut by the model's own image processor as the trainer
 does it: token ids and places stay those of the request, and a server looks at neither text nor files.
 """
 
@@ -41,16 +41,16 @@ REMEMBERED = 16
 
 
 def check_settings(told: Mapping[str, Any]) -> None:
-    """Raise ServerRefusedError where a server, from its `vllm_config`, takes pictures in another way than `OPTIONS`."""
+    """Raise ServerRefusedError where a server, from its `vllm_config`, takes images in another way than `OPTIONS`."""
     found = told["model_config"].get("multimodal_config") or {}
     if found.get("mm_device_do_normalize") is not False or found.get("mm_processor_cache_gb") != 0:
         raise ServerRefusedError(
-            "prepares pictures in its own way: start it with --no-mm-device-do-normalize --mm-processor-cache-gb 0"
+            "prepares images in its own way: start it with --no-mm-device-do-normalize --mm-processor-cache-gb 0"
         )
 
 
 class Item(NamedTuple):
-    """One picture.
+    """One image.
 
     Attributes:
         name: the digest of its file.
@@ -64,10 +64,10 @@ class Item(NamedTuple):
 
 
 class PatchEncoder:
-    """Cuts pictures into patches and writes them down.
+    """Cuts images into patches and writes them down.
 
     Args:
-        model: that sees; its image processor is loaded by the first request that has pictures.
+        model: that sees; its image processor is loaded by the first request that has images.
     """
 
     def __init__(self, model: ModelReference) -> None:
@@ -90,7 +90,7 @@ class PatchEncoder:
             items = self._items(images)
         wanted, found = [item.tokens for item in items], [count for _, count in places]
         if wanted != found:
-            raise ValueError(f"the pictures need image tokens in runs of {wanted}, and the request has runs of {found}")
+            raise ValueError(f"the request needs image tokens in runs of {wanted}, and has runs of {found}")
         return {
             "mm_hashes": {"image": [item.name for item in items]},
             "mm_placeholders": {"image": [{"offset": begin, "length": count} for begin, count in places]},
@@ -100,7 +100,7 @@ class PatchEncoder:
     def _read(self, images: tuple[str, ...]) -> list[Item]:
         import torch
 
-        from areal_vision.pictures import reader_of
+        from areal_vision.images import reader_of
 
         reader, files = reader_of(self._model.path), [b64decode(image) for image in images]
         seen = reader.read(files)
@@ -113,7 +113,7 @@ class PatchEncoder:
 
 
 def _written(pixels: torch.Tensor, grid: torch.Tensor) -> str:
-    """One picture's `MultiModalKwargsItem`: pixels [patches, values], grid [3] int64."""
+    """One image's `MultiModalKwargsItem`: pixels [patches, values], grid [3] int64."""
     flat = {"slices": [[0, len(pixels), None]], "dim": 0, "keep_on_cpu": False}
     fields = {
         "pixel_values": {"data": _tensor(pixels), "field": ["flat", flat]},

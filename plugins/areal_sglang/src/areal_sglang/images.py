@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from areal_core.servers.settings import OptionValue
 
 SINCE = Version("0.5.23")
-"""From here on pictures are put between token ids that stay as they are."""
+"""From here on images are put between token ids that stay as they are."""
 
 PATCHES_MB = 256
-"""Patches that a server keeps. Without any, SGLang puts pictures of Qwen2-VL into text, and makes the ids anew."""
+"""Patches that a server keeps. Without any, SGLang puts images of Qwen2-VL into text, and makes the ids anew."""
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"SGLANG_VLM_CACHE_SIZE_MB": "0"})
-"""Embeddings of pictures are not kept: SGLang would use those of former weights after an update."""
+"""Embeddings of images are not kept: SGLang would use those of former weights after an update."""
 
 
 def options_for(model: str) -> dict[str, OptionValue]:
-    """Of a server; sizes of pictures are bound as the folder says, for SGLang has bounds of its own for Qwen2-VL."""
+    """Of a server; sizes of images are bound as the folder says, for SGLang has bounds of its own for Qwen2-VL."""
     options: dict[str, OptionValue] = {"mm_preprocess_cache_size_mb": PATCHES_MB}
     told: dict[str, Any] = {}
     for name in ("processor_config.json", "preprocessor_config.json"):  # the second counts where both are there
@@ -44,7 +44,7 @@ def options_for(model: str) -> dict[str, OptionValue]:
 
 
 def check_server(version: Version, told: Mapping[str, Any]) -> None:
-    """Raise ServerRefusedError where a server, from its `/server_info`, would put pictures into text."""
+    """Raise ServerRefusedError where a server, from its `/server_info`, would put images into text."""
     if version < SINCE or not told.get("mm_preprocess_cache_size_mb"):
         raise ServerRefusedError(
             f"is SGLang {version} and has a model that sees: that needs {SINCE} or later, started with "
