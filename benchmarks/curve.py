@@ -1,7 +1,7 @@
 """Reward and held-out score against the clock, asynchronous and synchronous: one config, a run for each row.
 
     python benchmarks/curve.py CONFIG --rows sync async-2 --output curve.json [section.key=value ...]
-    python benchmarks/curve.py --output curve.json --image curve.svg        # table and chart of what is there
+    python benchmarks/curve.py --output curve.json --chart curve.svg        # table and chart of what is there
 
 A row is `sync` or `async-N`, where N is the bound on staleness, and may name a seed: `async-2/1`. Everything else is
 the config's, with the overrides of the command line laid over it, the same for every row. Where `areal serve` has a
@@ -51,7 +51,7 @@ KEPT = (
     "time/evaluate_s",
     "train/entropy",
     "train/gradient_norm",
-    "verify/logprob_difference_mean",
+    "logprob_check/difference_mean",
 )
 """Of a step's metrics; what a run does not report is left out."""
 POLL_S = 0.5
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every row")
     parser.add_argument("--rows", nargs="+", default=["sync", "async-2"], help="in this order")
     parser.add_argument("--output", type=Path, required=True, help="JSON with the points of all rows; rows are added")
-    parser.add_argument("--image", type=Path, help="SVG to draw")
+    parser.add_argument("--chart", type=Path, help="SVG to draw")
     parser.add_argument("--folder", type=Path, help="for run folders and logs; by default a new one is made")
     parser.add_argument("--warm-up", type=int, default=0, help="steps of a run before the first row; 0 is none")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which a row is ended as it stands")
@@ -177,8 +177,8 @@ def main() -> int:
     print(table(curves.results["rows"]))
     print(f"\n{by_time(curves.results['rows'], arguments.every_s)}\n")
     print(json.dumps(curves.results.get("machine", {})))
-    if arguments.image is not None:
-        arguments.image.write_text(draw(curves.results["rows"]))
+    if arguments.chart is not None:
+        arguments.chart.write_text(draw(curves.results["rows"]))
     return 0
 
 

@@ -6,7 +6,7 @@
     python benchmarks/gpu_runs.py shared --model FOLDER --set train_engine.adapter.rank=16
 
 The model has the sizes of Qwen2-0.5B, 1.5B or 7B, random weights, and the class of Qwen3, whose tokenizer may be any,
-or those of four layers of Qwen3-30B-A3B, a mixture of experts. `--set` changes the config, as `areal run` takes it.
+or those of four layers of Qwen3-30B-A3B, an MoE. `--set` changes the config, as `areal run` takes it.
 While the run goes on the memory of every GPU is sampled and put beside the trainer's phase.
 """
 
@@ -66,11 +66,11 @@ SIZES = {
         "tie_word_embeddings": False,
     },
 }
-MIXTURES = {
-    "mixture": {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+MOES = {
+    "moe": {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
                 "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4,
                 "head_dim": 128, "norm_topk_prob": True},
-    "tiny-mixture": {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+    "tiny-moe": {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
 }  # fmt: skip
 PLACEMENTS = {
@@ -88,14 +88,14 @@ SHOWN = (
     "time/release_s",
     "time/train_s",
     "time/weight_sync_s",
-    "time/verify_s",
+    "time/logprob_check_s",
     "weight_sync/stop_s",
     "weight_sync/transfer_s",
     "weight_sync/resume_s",
     "batch/sampled_tokens",
     "servers/continued",
-    "verify/logprob_difference_mean",
-    "verify/logprob_difference_p99",
+    "logprob_check/difference_mean",
+    "logprob_check/difference_p99",
     "train/router_disagreement",
     "train/behavior_difference",
     "train/behavior_kl",
@@ -110,8 +110,8 @@ def make_model(folder: Path, size: str) -> None:
 
     torch.manual_seed(0)
     common = {"vocab_size": VOCABULARY, "max_position_embeddings": 8192, "eos_token_id": 1, "bos_token_id": 1}
-    if size in MIXTURES:
-        config = Qwen3MoeConfig(**common, tie_word_embeddings=False, **MIXTURES[size])
+    if size in MOES:
+        config = Qwen3MoeConfig(**common, tie_word_embeddings=False, **MOES[size])
     else:
         config = Qwen3Config(**common, **{"num_key_value_heads": 2, "tie_word_embeddings": True} | SIZES[size])
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("what", choices=("model", *PLACEMENTS))
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--size", default="1.5b", choices=[*SIZES, *MIXTURES])
+    parser.add_argument("--size", default="1.5b", choices=[*SIZES, *MOES])
     parser.add_argument("--program", default="python3 -m sglang.launch_server")
     parser.add_argument("--options", default="{}")
     parser.add_argument("--mode", default="recompute")

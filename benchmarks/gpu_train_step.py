@@ -5,7 +5,7 @@
 
 A policy gradient on a model of Qwen2-1.5B's sizes with random weights: 32,768 packed tokens in 17 sequences of 256 to
 3,835. Model FLOPs are 6 N T and causal attention's; MFU is against the bfloat16 matrix rate that an 8192-cubed product
-reaches in the same run. `--tiny` tries the script itself, on any machine, with `--size` a mixture's as well.
+reaches in the same run. `--tiny` tries the script itself, on any machine, with `--size` an MoE's as well.
 
 The slice has the widths of Qwen3-30B-A3B and four of its 48 layers. N is then what a token is computed with. Experts
 are computed by grouped matrix products in both programs; under autocast these would compute in float32, so the plain
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from gpu_train_step_sizes import MIXTURES, SHAPES, head_size, make_config
+from gpu_train_step_sizes import MOES, SHAPES, head_size, make_config
 from plain_loop import plain_loop
 from transformers import AutoModelForCausalLM
 
@@ -141,7 +141,7 @@ class Setting:
 
 
 def make_setting(size: str = "1.5b", *, repeat: int, tiny: bool = False) -> Setting:
-    """One of Qwen2's shapes or of the mixtures, or something like it for a CPU."""
+    """One of Qwen2's shapes or of the MoE models, or something like it for a CPU."""
     tiny = tiny or size == "tiny"
     count, least, most, total = (5, 2, 20, 60) if tiny else (17, 256, 3835, 32768)
     lengths = [round(least + (most - least) * (i / (count - 1)) ** 1.13) for i in range(count)]
@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print where the device's time goes")
     parser.add_argument("--attention", action="store_true", help="time each attention kernel by itself first")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--size", choices=[*SHAPES, *MIXTURES], default="1.5b")
+    parser.add_argument("--size", choices=[*SHAPES, *MOES], default="1.5b")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     setting = make_setting(options.size, repeat=options.repeat, tiny=options.tiny)
@@ -346,7 +346,7 @@ def main() -> None:
     if "plain" in options.rows:
         columns = {key: value.to(setting.device) for key, value in make_batch(setting).tokens.values.items()}
         for compiles, recompute in ((False, False), (True, False), (True, True)):
-            if not compiles and options.size not in MIXTURES:
+            if not compiles and options.size not in MOES:
                 continue
             label = f"plain loop, layers {'' if compiles else 'not '}compiled" + (
                 ", checkpointing" if recompute else ""

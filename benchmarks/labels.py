@@ -13,9 +13,9 @@ forward pass under every version: a token is wrong where its label's differs, an
 other agrees. How many would be wrong were all labels shifted by one says what the comparison can see. In `keep_cache`,
 where keys and values are of older weights, versions are models that each can say one token only.
 
-SGLang before 0.5.23 does not label tokens: requests end before an update and go on behind it. `--pieces` has any SGLang
-go that way. Without `--program` the servers of `tests/servers_on_cpu/make_environment.py` are used. The last line is a
-row of a table. The exit code is 1 where a token is wrong, and 2 where the run did not end in time.
+SGLang before 0.5.23 does not label tokens: requests end before an update and go on behind it. `--partial-generations`
+has any SGLang go that way. Without `--program` the servers of `tests/servers_on_cpu/make_environment.py` are used.
+The last line is a row of a table. The exit code is 1 where a token is wrong, and 2 where the run did not end in time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SERVERS_ON_CPU = Path(__file__).parent.parent / "tests" / "servers_on_cpu"
 PROGRAMS = {"sglang": [str(SERVERS_ON_CPU / "sglang_cpu.py")], "vllm": ["-m", "vllm.entrypoints.openai.api_server"]}
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 PROMPT, GROUP, TURNS = 48, 8, 2
-COUNTED = ("pieces", "continued", "failed")
+COUNTED = ("partial_generations", "continued", "failed")
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -143,7 +143,7 @@ def make_engine(arguments: argparse.Namespace, settings: Any, folder: Path) -> A
         from areal_sglang import adapter
         from areal_sglang.engine import SGLangEngine
 
-        if arguments.pieces:
+        if arguments.partial_generations:
             adapter.SPANS_SINCE = Version("9999")
         return SGLangEngine(settings, folder)
     from areal_vllm.engine import VLLMEngine
@@ -352,7 +352,9 @@ def main() -> None:
     parser.add_argument("--freeze", type=float, nargs="?", const=5.0, default=0.0, help="seconds")
     parser.add_argument("--program", default="", help="words that start the server")
     parser.add_argument("--options", default="{}", help="of the server, as JSON")
-    parser.add_argument("--pieces", action="store_true", help="treat any SGLang as one that does not label tokens")
+    parser.add_argument(
+        "--partial-generations", action="store_true", help="treat any SGLang as one that does not label tokens"
+    )
     parser.add_argument("--device", default="cpu", help="of the forward passes and of hf")
     parser.add_argument("--dtype", default="float32", help="of the servers; others only in keep_cache")
     parser.add_argument("--tolerance", type=float, default=1e-3, help="of log-probabilities")

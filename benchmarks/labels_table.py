@@ -90,7 +90,7 @@ def judge(audited: Audited, version: str) -> bool:
         told = f"label {labels[place]}, off by {found.own[place]:.4f}, explained by {others}"
         print(f"wrong: answer {found.answers[place]}, {told}")
     row = {
-        "engine": f"{arguments.engine} {version}{', by pieces' * arguments.pieces}",
+        "engine": f"{arguments.engine} {version}{', by partials' * arguments.partial_generations}",
         "mode": arguments.mode,
         "live, median at updates": f"{arguments.live}, {statistics.median(audited.live):g}",
         "slots": arguments.slots,

@@ -1,10 +1,10 @@
 """Whether every composition learns: reward from one start, four updates a batch, so that ratios leave 1 and clips act.
 
-    python benchmarks/learning_matrix.py [--seeds 3] [--steps 60] [--staleness 1] [--output FILE] [--image FILE.svg]
+    python benchmarks/learning_matrix.py [--seeds 3] [--steps 60] [--staleness 1] [--output FILE] [--chart FILE.svg]
 
 On the task of `toy_task.py`, at staleness 1. The table has the mean reward of the first batch, of batches 16 to 30 and
 of the last ten, and the largest share of a step's tokens that a clip, a mask or a cap has changed. `--output` keeps the
-curves, `--image` draws them.
+curves, `--chart` draws them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--only", help="names, with commas")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--image", type=Path)
+    parser.add_argument("--chart", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     names = asked.only.split(",") if asked.only else list(COMPOSITIONS)
@@ -71,8 +71,8 @@ def main() -> None:
             sys.stderr.write(f"{name} has learned nothing: {first:.2f} to {min(ends):.2f}\n")
     if asked.output:
         asked.output.write_text(json.dumps(curves))
-    if asked.image:
-        draw(curves, asked.image)
+    if asked.chart:
+        draw(curves, asked.chart)
 
 
 def draw(curves: dict[str, list[list[float]]], path: Path) -> None:

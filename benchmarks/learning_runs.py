@@ -1,6 +1,6 @@
 """Whether every composition learns in true runs: the preset of each, on the demonstration's task, from one model.
 
-    python benchmarks/learning_runs.py [--seeds 3] [--steps 60] [--only NAME,...] [--folder DIR] [--image FILE.svg]
+    python benchmarks/learning_runs.py [--seeds 3] [--steps 60] [--only NAME,...] [--folder DIR] [--chart FILE.svg]
 
 Each is `areal run grpo/NAME` with its processes, its engines and its own defaults: at most one version stale, four
 updates a batch. The table has the mean reward of the first ten steps and of the last ten for each seed, and the largest
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--only", help="names, with commas")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--image", type=Path)
+    parser.add_argument("--chart", type=Path)
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="learning-"))
     curves: dict[str, list[list[float]]] = {}
@@ -48,8 +48,8 @@ def main() -> None:
         shares = {key: max(line.get(f"train/{key}", 0.0) for run in runs for line in run) for key in CLIPPED}
         shown = ", ".join(f"{key} {share:.3f}" for key, share in shares.items() if share) or "-"
         print(f"| `{name}` | {first:.2f} | {ends} | {shown} |", flush=True)
-    if asked.image:
-        draw(curves, asked.image)
+    if asked.chart:
+        draw(curves, asked.chart)
 
 
 def learn(name: str, seed: int, steps: int, run_dir: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""How far trainer and engine are apart on a mixture of experts, with routing replay and without.
+"""How far trainer and engine are apart on an MoE, with routing replay and without.
 
     OMP_NUM_THREADS=1 python benchmarks/routing_replay.py MODEL hf|sglang [--dtype bfloat16] [--trained float32]
 
-MODEL is a folder, such as the one that `model_folder.txt` of a run of examples/mixture.yaml names, which answers
+MODEL is a folder, such as the one that `model_folder.txt` of a run of examples/moe.yaml names, which answers
 additions; or `random`: a Qwen3-MoE of 8 layers with 64 experts each, of which a token goes through 8, that goes on with
 random tokens. The trainer, with the same weights, gives the log-probabilities of what the engine wrote. Beside the
 share of choices that differ stand the mean and the 99th percentile of the absolute difference of a token, and

@@ -56,8 +56,8 @@ TIMEOUT = timedelta(seconds=120)
 class Staying(SGLangAdapter):
     """Goes the way of servers that label tokens themselves, which keep their requests during an update.
 
-    Where the server is too old for that, all tokens of a piece are labeled with its last version: the times are those
-    of a newer server, the labels are not.
+    Where the server is too old for that, all tokens of a partial generation are labeled with its last version: the
+    times are those of a newer server, the labels are not.
     """
 
     label = "0"
@@ -81,10 +81,10 @@ class Staying(SGLangAdapter):
         await super().set_label(connection, label)
         self.label = label
 
-    async def generate(self, connection, piece):
+    async def generate(self, connection, partial):
         """As the adapter's own."""
         count = 0
-        async with aclosing(super().generate(connection, piece)) as chunks:
+        async with aclosing(super().generate(connection, partial)) as chunks:
             async for chunk in chunks:
                 count += len(chunk.output_ids)
                 yield replace(chunk, spans=[(self.label, 0, count)]) if chunk.spans is None else chunk
@@ -94,7 +94,7 @@ _NAME = re.compile(rb'"id":\s*"([^"]+)\.\d+"')
 
 
 def note_arrivals() -> dict[bytes, list[float]]:
-    """From now on: when something of a request arrived, across its pieces; answers are decoded only when they end."""
+    """From now on: when something of a request came, across partial generations. Decoded when they end."""
     arrivals: dict[bytes, list[float]] = {}
     as_before = exchange._Exchange.on_body
 

@@ -1,6 +1,6 @@
 """Names of parameters in a model's files, which trainers and servers agree on.
 
-transformers joins or renames tensors while it loads them, by a table for each family of models: a mixture's experts
+transformers joins or renames tensors while it loads them, by a table for each family of models: an MoE's experts
 (`experts.3.gate_proj.weight` and so on) become one tensor of a layer (`experts.gate_up_proj`). Reversed, and kept from
 copying, the table makes views of what it joined.
 """

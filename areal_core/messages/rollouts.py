@@ -140,12 +140,12 @@ class Sleep(Message):
     """The engines give their memory to the trainer until the next weight sync. Answered with `Done`."""
 
 
-class ProbeWeights(Message):
-    """Answers to a few fixed requests from every copy of the synced weights, please. Answered with `Probes`."""
+class LogprobCheck(Message):
+    """Ask every copy of the synced weights a few fixed requests; answered with `LogprobCheckAnswers`."""
 
 
-class Probes(Message):
-    """Answers to the requests of `ProbeWeights`, as `PackedBatch.to_bytes` writes them."""
+class LogprobCheckAnswers(Message):
+    """Answers to the requests of `LogprobCheck`, as `PackedBatch.to_bytes` writes them."""
 
     packed: bytes
 

@@ -14,7 +14,7 @@ from areal_core.errors import ArealError, LostError, RunError
 from areal_core.interfaces.inference import WeightUpdate
 from areal_core.messages import Done, Failed, Peer, PeerClosed
 from areal_core.messages import rollouts as messages
-from areal_core.rollout.probe import probe_weights
+from areal_core.rollout.logprob_check import check_answers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,7 +56,7 @@ class RolloutService:
             messages.FormGroup: self._form_group,
             messages.OfferFolder: self._offer_folder,
             messages.Sleep: self._sleep,
-            messages.ProbeWeights: self._probe,
+            messages.LogprobCheck: self._check_logprobs,
             messages.Evaluate: self._evaluate,
             messages.Commit: self._commit,
             messages.Describe: self._describe,
@@ -144,10 +144,10 @@ class RolloutService:
             await cast("MemorySharer", self._engine).sleep()
         return Done()
 
-    async def _probe(self, _: messages.ProbeWeights) -> messages.Probes:
+    async def _check_logprobs(self, _: messages.LogprobCheck) -> messages.LogprobCheckAnswers:
         controller = self._controller
         settings = controller.sampling, controller.version, controller.vocabulary
-        return messages.Probes(await probe_weights(self._engine, *settings))
+        return messages.LogprobCheckAnswers(await check_answers(self._engine, *settings))
 
     async def _evaluate(self, _: messages.Evaluate) -> messages.Evaluated:
         if self._evaluator is None:

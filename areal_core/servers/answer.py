@@ -1,7 +1,7 @@
 """A request on its way through the fleet: what it has so far, and what is still to be asked for.
 
-A request may be worked on by several servers, one after another: a weight update or a server's death ends a piece, and
-the next piece goes on behind the tokens that are kept. Each token keeps the version that sampled it.
+A request may be worked on by several servers, one after another: a weight update or a server's death ends a partial
+generation, and the next one goes on behind the tokens that are kept. Each token keeps the version that sampled it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from areal_core.data import Generation, SampledTokens, TokenIds
 from areal_core.data.trajectory import FinishReason, joined_columns
 from areal_core.interfaces import ServerLostError
-from areal_core.servers.interface import Piece
+from areal_core.servers.interface import PartialGeneration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,10 +60,10 @@ class Answer:
     Args:
         request: whose answer it is; without a conversation it is one by itself.
         conversations: know the cache salt.
-        asker: in front of the names of pieces, which nobody else uses.
+        asker: in front of the names of partial generations, which nobody else uses.
 
     Attributes:
-        pieces: how often something was asked for.
+        partials: how often something was asked for.
         sampled: the tokens that are kept.
         columns: further ones; see `Generation`.
         finish: why it ended, None while it has not.
@@ -73,38 +73,38 @@ class Answer:
         self.request = request
         self._asker = asker
         self._prompt = TokenIds.of(request.input_ids)
-        self.pieces = 0
+        self.partials = 0
         self.sampled = SampledTokens()
         self.columns: dict[str, Values] = {}
         self.finish: FinishReason | None = None
         self._conversations = conversations
         self._conversation = request.conversation or f"request {request.request_id}"
 
-    def next_piece(self, grant: Grant) -> Piece:
+    def next_partial(self, grant: Grant) -> PartialGeneration:
         """What is still missing, as a question of its own to the server of a slot."""
         if not is_resumable(self.request.sampling):
             self.sampled, self.columns = SampledTokens(), {}
-        self.pieces += 1
+        self.partials += 1
         done, sampling = len(self.sampled), self.request.sampling
         if done:
             most, least = sampling.max_new_tokens - done, max(0, sampling.min_new_tokens - done)
             sampling = replace(sampling, max_new_tokens=most, min_new_tokens=least)
-        name = f"{self._asker}{self.request.request_id}.{self.pieces}"
+        name = f"{self._asker}{self.request.request_id}.{self.partials}"
         # Random numbers of the tokens before must not come again.
         seed = self.request.seed if not done else _later_seed(self.request.seed, done)
         key = self._conversations.key(self._conversation, grant.version)
         input_ids = self._prompt.followed_by(self.sampled.ids) if done else self._prompt
-        return Piece(name, input_ids, sampling, seed, key, self.request.images, grant.adapter)
+        return PartialGeneration(name, input_ids, sampling, seed, key, self.request.images, grant.adapter)
 
-    def keep_labeled(self, tokens: PieceTokens) -> None:
-        """Take over, of a piece that broke off, the tokens whose version is certain."""
+    def keep_labeled(self, tokens: PartialTokens) -> None:
+        """Take over, of a partial generation that broke off, the tokens whose version is certain."""
         versions = tokens.labels()
         if len(versions) < len(tokens.sampled):
             tokens.finish = None  # what ended it may be among the others
         self.keep(tokens, versions)
 
-    def keep(self, tokens: PieceTokens, versions: array[int]) -> None:
-        """Take over the first tokens of a piece, those that have a version."""
+    def keep(self, tokens: PartialTokens, versions: array[int]) -> None:
+        """Take over the first tokens of a partial generation, those that have a version."""
         count = len(versions)
         self.sampled.extend(tokens.sampled.ids[:count], tokens.sampled.logprobs[:count], versions)
         if tokens.columns:
@@ -120,11 +120,11 @@ class Answer:
         return Generation.of(self.sampled, self.finish, self.columns)
 
 
-class PieceTokens:
-    """The tokens of one piece as they arrive.
+class PartialTokens:
+    """The tokens of one partial generation as they arrive.
 
     Args:
-        grant: of the slot in which the piece was asked for.
+        grant: of the slot in which the partial generation was asked for.
         most: tokens that were asked for.
     """
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from areal_core.interfaces import ServerLostError, Slot, Want
-from areal_core.servers.answer import Answer, Conversations, PieceTokens, is_resumable
+from areal_core.servers.answer import Answer, Conversations, PartialTokens, is_resumable
 from areal_core.servers.errors import RequestRefusedError, known_form
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_LOSSES = 4
 """A request that so many servers in a row were lost under is not given to another one: it may be what kills them."""
-MOST_EMPTY_PIECES = 20
+MOST_EMPTY_PARTIALS = 20
 
 
 class ServersClient:
@@ -62,14 +62,14 @@ class ServersClient:
         while answer.finish is None:
             before, asked = len(answer.sampled), ""
             try:
-                is_continued = bool(answer.pieces or avoided)
+                is_continued = bool(answer.partials or avoided)
                 want = Want(prefixes, (*avoided, *losses), is_continued, is_resumable(request.sampling))
                 async with Slot(self._slots, want, request.on_place) as grant:
                     request.check(grant.vocabulary, grant.context, "the servers take")
                     asked = grant.server
                     await self._work(grant, answer)
                     empty = empty + 1 if len(answer.sampled) == before else 0
-                    if empty > MOST_EMPTY_PIECES:
+                    if empty > MOST_EMPTY_PARTIALS:
                         raise ServerLostError("ends a request again and again without a token")
                     losses.clear()
             except ServerLostError as error:
@@ -91,11 +91,11 @@ class ServersClient:
             ServerLostError: the server failed; the tokens whose version is certain are kept.
             RequestRefusedError: the server says that the request is wrong.
         """
-        piece = answer.next_piece(grant)
-        tokens = PieceTokens(grant, piece.sampling.max_new_tokens)
+        partial = answer.next_partial(grant)
+        tokens = PartialTokens(grant, partial.sampling.max_new_tokens)
         try:
             with known_form():
-                chunks = self._adapter.generate(self._connect(grant.address), piece)
+                chunks = self._adapter.generate(self._connect(grant.address), partial)
                 async with aclosing(chunks):  # type: ignore[type-var]
                     async for chunk in chunks:
                         tokens.add(chunk)

@@ -1,4 +1,4 @@
-"""Which experts the tokens of a mixture went through, in the form in which it travels from where they were generated to
+"""Which experts the tokens of an MoE went through, in the form in which it travels from where they were generated to
 where they are trained (routing replay, R3, arXiv 2510.11370).
 
 A token's row are the choices, counted from 1, that its position's predecessor made: those by which it was predicted, as
@@ -34,7 +34,7 @@ MODEL_TYPES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class MoEShape:
     """The routers of a model.
 
     Attributes:
@@ -50,11 +50,11 @@ class Mixture:
     choices: int
 
     @classmethod
-    def of(cls, description: Mapping[str, Any]) -> Mixture:
+    def of(cls, description: Mapping[str, Any]) -> MoEShape:
         """Read a Hugging Face model's config.json.
 
         Raises:
-            RunError: it is no mixture, or one whose weights follow from more than the choice.
+            RunError: it is no MoE, or one whose weights follow from more than the choice.
         """
         kind = description.get("model_type")
         if kind not in MODEL_TYPES:
@@ -72,7 +72,7 @@ class Mixture:
         )
 
     @classmethod
-    def read(cls, folder: str) -> Mixture:
+    def read(cls, folder: str) -> MoEShape:
         """Those of a model's folder. Raises RunError as `of` does, and where there is no config."""
         try:
             return cls.of(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
@@ -90,13 +90,13 @@ class Mixture:
         return len(self.layers), self.choices
 
 
-def column_of(told: np.ndarray, mixture: Mixture, tokens: int) -> dict[str, Values]:
+def column_of(told: np.ndarray, moe: MoEShape, tokens: int) -> dict[str, Values]:
     """The column of a generation.
 
     Args:
         told: integers, counted from 0, of all tokens but the newest, all layers of the model and all choices, in this
             order; what stands for layers without experts is not looked at.
-        mixture: of the model.
+        moe: of the model.
         tokens: how many there are, prompt and answer.
 
     Returns:
@@ -105,15 +105,15 @@ def column_of(told: np.ndarray, mixture: Mixture, tokens: int) -> dict[str, Valu
     Raises:
         ValueError: these are no choices of this model.
     """
-    if told.size != (tokens - 1) * mixture.depth * mixture.choices:
-        form = f"{tokens - 1} tokens, {mixture.depth} layers and {mixture.choices} choices"
+    if told.size != (tokens - 1) * moe.depth * moe.choices:
+        form = f"{tokens - 1} tokens, {moe.depth} layers and {moe.choices} choices"
         raise ValueError(f"{told.size} experts, which are not those of {form}")
-    every = told.astype(np.int64).reshape(-1, mixture.depth, mixture.choices)
-    choices = every[:, list(mixture.layers)]
-    if len(choices) and not 0 <= int(choices.min()) <= int(choices.max()) < mixture.experts:
-        raise ValueError(f"experts {int(choices.min())} to {int(choices.max())} of {mixture.experts}")
-    nothing = np.full((1, *mixture.shape), -1)
-    return {ROUTED_EXPERTS: (np.concatenate([nothing, choices]) + 1).astype(mixture.dtype)}
+    every = told.astype(np.int64).reshape(-1, moe.depth, moe.choices)
+    choices = every[:, list(moe.layers)]
+    if len(choices) and not 0 <= int(choices.min()) <= int(choices.max()) < moe.experts:
+        raise ValueError(f"experts {int(choices.min())} to {int(choices.max())} of {moe.experts}")
+    nothing = np.full((1, *moe.shape), -1)
+    return {ROUTED_EXPERTS: (np.concatenate([nothing, choices]) + 1).astype(moe.dtype)}
 
 
 def replay_problems(config: RunConfig) -> Iterable[str]:
@@ -129,7 +129,7 @@ def replay_problems(config: RunConfig) -> Iterable[str]:
 def model_problems(model: StoredModel) -> Iterable[str]:
     """Why an engine cannot tell of this model which experts tokens go through, for its `check_model`."""
     try:
-        Mixture.of(model.description)
+        MoEShape.of(model.description)
     except RunError as error:
         yield ": ".join((error.message, *error.hints))
     except LookupError as error:

@@ -57,15 +57,15 @@ class ServerIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PartialGeneration:
     """What one server is asked for: a request, or what is left of one.
 
     Attributes:
         name: unique among everything that the fleet ever asked; servers write it into their logs.
         input_ids: prompt and all tokens so far; as it is part of a body for `ServerConnection`.
         sampling: with the lengths that are left.
-        seed: of this piece.
-        cache_salt: prefixes may be shared only between pieces of the same key.
+        seed: of this partial generation.
+        cache_salt: prefixes may be shared only between partial generations of the same key.
         images: files of its images in base64, as in `GenerationRequest`.
         adapter: see `Grant`.
     """
@@ -94,9 +94,9 @@ class Chunk:
     Attributes:
         output_ids, logprobs: of new tokens, equally long: lists, or arrays of type q and f.
         finish: why the server will send nothing further; None while it goes on. `abort`: somebody stopped it.
-        spans: (label, start, end) over all tokens of the piece so far; None where the server has none. A piece that
+        spans: (label, start, end) over all tokens so far; None where the server has none. A partial generation that
             breaks off keeps the tokens of the latest ones.
-        columns: on the last chunk, of all tokens of the piece, its input's among them; see `Generation`.
+        columns: on the last chunk, of all tokens of the partial generation, its input's among them; see `Generation`.
     """
 
     output_ids: Iterable[int]
@@ -151,8 +151,8 @@ class GenerationAdapter(Protocol):
             settings: of the fleet.
         """
 
-    def generate(self, connection: Any, piece: Piece) -> AsyncIterator[Chunk]:
-        """Ask for a piece and yield what arrives; the last chunk has a `finish`."""
+    def generate(self, connection: Any, partial: PartialGeneration) -> AsyncIterator[Chunk]:
+        """Ask for a partial generation and yield what arrives; the last chunk has a `finish`."""
 
 
 class ServerAdapter(GenerationAdapter, Protocol):

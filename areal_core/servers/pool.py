@@ -125,7 +125,7 @@ class Member:
         began = now()
         if self.reports_spans:
             await self.adapter.stop(self.connection, self.mode)
-        else:  # no piece may be under way when weights change, for its tokens could not be told apart
+        else:  # no partial generation may be under way when weights change, for its tokens could not be told apart
             await self._end_requests()
         stopped = now()
         await self.wake_up()

@@ -60,7 +60,7 @@ class Router:
         line = self._known.pop(holder)
         if (member := line.member) is None:
             return  # it is passed over when its turn comes
-        self.counts["servers/pieces"] += 1
+        self.counts["servers/partial_generations"] += 1
         self.counts["servers/continued"] += line.want.is_continued
         if has_failed:
             self.counts["servers/failed"] += 1

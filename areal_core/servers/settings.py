@@ -45,7 +45,7 @@ class ServerSettings(Settings):
     update_mode: Literal["keep_cache", "recompute"] = "recompute"
     """on new weights the keys and values of live requests are kept, or rebuilt under them"""
     routed_experts: bool = False
-    """of a mixture, servers tell which experts each token went through, and it is trained through the same ones"""
+    """of an MoE, servers tell which experts each token went through, and it is trained through the same ones"""
     max_concurrent_requests: int | None = Field(None, ge=1)
     """requests that one server is given at once; by default as many as it works on"""
     start_timeout_s: Seconds = Field(900.0, gt=0)

@@ -16,7 +16,7 @@ from areal_core.interfaces import SamplingParameters, ServerLostError
 from areal_core.messages.hub import Restart
 from areal_core.servers.checks import check_identity
 from areal_core.servers.errors import FAULTS, RequestRefusedError, ServerRefusedError, in_time, known_form
-from areal_core.servers.interface import Piece
+from areal_core.servers.interface import PartialGeneration
 from areal_core.servers.pool import Member, State
 
 if TYPE_CHECKING:
@@ -237,9 +237,9 @@ class Tending:
     async def _ask(self, member: Member, what: str) -> list[Chunk]:
         sampling = SamplingParameters(max_new_tokens=2)
         name, adapter = f"{what}-{member.name}-{secrets.token_hex(4)}", member.adapter.name_of(member.connection)
-        piece = Piece(name, TokenIds([1]), sampling, 1, f"first-{member.version}", adapter=adapter)
+        partial = PartialGeneration(name, TokenIds([1]), sampling, 1, f"first-{member.version}", adapter=adapter)
         with known_form():
-            return [chunk async for chunk in member.adapter.generate(member.connection, piece)]
+            return [chunk async for chunk in member.adapter.generate(member.connection, partial)]
 
     async def _ask_first(self, member: Member) -> None:
         """A first request: a server may be healthy and yet unable to serve its model."""

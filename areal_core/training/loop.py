@@ -182,9 +182,9 @@ class Trainer:
             self._learner.has_learned = False
             if self._metrics_logger is not None:
                 self._metrics_logger.weights_synced(self._step, version)
-        with self._phase("verify"):
-            verified = self._weight_sync.verify(TOLERANCES[self._config.model.dtype])
-        return {**verified, "version": float(version)}
+        with self._phase("logprob_check"):
+            checked = self._weight_sync.check_logprobs(TOLERANCES[self._config.model.dtype])
+        return {**checked, "version": float(version)}
 
     def _look_after(self, metrics: dict[str, float]) -> None:
         """Write the step's metrics, evaluate, checkpoint: each where it is due. Generation goes on meanwhile."""

@@ -14,8 +14,8 @@ from areal_core.errors import RunError
 from areal_core.interfaces.transport import TransferFailedError
 from areal_core.messages.rollouts import (
     Begin,
+    LogprobCheck,
     OfferFolder,
-    ProbeWeights,
     SkipSync,
     Sleep,
     Synced,
@@ -161,7 +161,7 @@ class WeightSync:
             self._rollouts.call(Sleep(), "the engines' memory")
         wait_for_all()
 
-    def verify(self, tolerance: float) -> dict[str, float]:
+    def check_logprobs(self, tolerance: float) -> dict[str, float]:
         """Compare the engines' log-probabilities with the trainer's: after the first weight sync, then now and then.
 
         Args:
@@ -176,7 +176,7 @@ class WeightSync:
         self.finish()
         packed = b""
         if self._rollouts is not None:
-            packed = self._rollouts.call(ProbeWeights(), "answers that verify weights").packed
+            packed = self._rollouts.call(LogprobCheck(), "answers for the log-probability check").packed
         batch = shift_to_predictions(PackedBatch.from_bytes(share_bytes(packed)))
         computed = self._engine.forward(batch, ["logprobs"])["logprobs"]
         gaps = (batch["logprobs"] - computed).abs()[batch["loss_mask"]]
@@ -188,9 +188,9 @@ class WeightSync:
                 hints=["look at its log for parameters that it did not take over; a wrong dtype shows like this too"],
             )
         return {
-            "verify/logprob_difference_mean": mean,
-            "verify/logprob_difference_p99": float(gaps.quantile(0.99)),
-            "verify/logprob_difference_max": float(gaps.max()),
+            "logprob_check/difference_mean": mean,
+            "logprob_check/difference_p99": float(gaps.quantile(0.99)),
+            "logprob_check/difference_max": float(gaps.max()),
         }
 
     def _sync_folder(self, version: int, trained: int) -> None:

@@ -54,12 +54,12 @@ class ToyAdapter(HTTPAdapter):
         except (RequestRefusedError, LookupError, TypeError) as error:
             raise ServerRefusedError(f"answers, but not as a toy server does: {error!r:.200}") from None
 
-    async def generate(self, connection, piece):
+    async def generate(self, connection, partial):
         """Streamed, so that a server that dies loses nothing that has come."""
-        sampling = piece.sampling
+        sampling = partial.sampling
         body = {
-            "input_ids": piece.input_ids,
-            "seed": piece.seed & (2**63 - 1),
+            "input_ids": partial.input_ids,
+            "seed": partial.seed & (2**63 - 1),
             "temperature": sampling.temperature,
             "greedy": sampling.greedy,
             "max_new_tokens": sampling.max_new_tokens,

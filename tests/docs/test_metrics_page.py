@@ -11,7 +11,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 EXPLAINED = set(re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE))
-GROUPS = ("batch", "episodes", "evaluation", "groups", "sync", "reward", "servers", "staleness", "time", "verify")
+GROUPS = (
+    "batch",
+    "episodes",
+    "evaluation",
+    "groups",
+    "sync",
+    "reward",
+    "servers",
+    "staleness",
+    "time",
+    "logprob_check",
+)
 MADE = re.compile(rf'"((?:{"|".join(GROUPS)})/\w+)"')
 RECORDED = [
     "step",
@@ -45,7 +56,7 @@ RECORDED = [
     "time/weight_sync_s",
     "time/step_s",
     "time/train_s",
-    "time/verify_s",
+    "time/logprob_check_s",
     "time/wait_for_rollouts_s",
     "time/wait_s",
     "train/behavior_difference",
@@ -60,9 +71,9 @@ RECORDED = [
     "train/ratio",
     "train/skipped",
     "train/truncated_fraction",
-    "verify/logprob_difference_max",
-    "verify/logprob_difference_mean",
-    "verify/logprob_difference_p99",
+    "logprob_check/difference_max",
+    "logprob_check/difference_mean",
+    "logprob_check/difference_p99",
 ]
 """Of a run of the preset `grpo/addition`, all its lines together."""
 

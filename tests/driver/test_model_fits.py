@@ -30,7 +30,7 @@ SIZES = {
 ATTENTION = {f"self_attn.{name}_proj": [32, 32] for name in "qkvo"}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     "text": ({"model_type": "qwen3", **SIZES}, {**ATTENTION, "mlp.up_proj": [64, 32]}),
-    "mixture": (
+    "moe": (
         {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, **SIZES},
         {**ATTENTION, "mlp.gate": [4, 32], **{f"mlp.experts.{n}.up_proj": [16, 32] for n in range(4)}},
     ),
@@ -40,7 +40,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, list[int]]]] = {
     ),
     "images": ({"model_type": "qwen3_vl", "text_config": SIZES, "vision_config": {"depth": 1}}, ATTENTION),
 }
-MODELS["greedy"] = ({**MODELS["mixture"][0], "num_experts_per_tok": 9}, MODELS["mixture"][1])
+MODELS["greedy"] = ({**MODELS["moe"][0], "num_experts_per_tok": 9}, MODELS["moe"][1])
 """By kind: config.json, and the shapes of a layer's matrices."""
 
 
@@ -66,12 +66,12 @@ RANKS = ("launcher.type=ray", "launcher.trainer_processes=2")
 REFUSED = [
     ("text", ["train_engine.adapter={modules: [w_proj]}"], "no matrix in the model's layers is called w_proj"),
     ("images", ["train_engine.adapter={modules: [qkv]}"], "no matrix in the model's layers is called qkv"),
-    ("mixture", ["train_engine.adapter={}"], "modules: [k_proj, o_proj, q_proj, v_proj]"),
+    ("moe", ["train_engine.adapter={}"], "modules: [k_proj, o_proj, q_proj, v_proj]"),
     ("fused", ["train_engine.adapter={}"], "all-linear would leave out the experts"),
-    ("mixture", ["train_engine.adapter={modules: [up_proj, q_proj]}"], "up_proj are matrices of the model's experts"),
+    ("moe", ["train_engine.adapter={modules: [up_proj, q_proj]}"], "up_proj are matrices of the model's experts"),
     ("text", [*RANKS, "train_engine.parallel.expert=2"], "the model has none: set train_engine.parallel.expert to 1"),
     (
-        "mixture",
+        "moe",
         ["launcher.type=ray", "launcher.trainer_processes=3", "train_engine.parallel.expert=3"],
         "4 experts cannot be divided among 3 ranks",
     ),
@@ -98,9 +98,9 @@ REFUSED = [
 TAKEN = [
     ("text", ["train_engine.adapter={modules: [q_proj]}"]),
     ("text", ["train_engine.adapter={}"]),
-    ("mixture", ["train_engine.adapter={modules: [q_proj]}"]),
-    ("mixture", [*RANKS, "train_engine.parallel.expert=2"]),
-    ("mixture", ["inference_engine.routed_experts=true"]),
+    ("moe", ["train_engine.adapter={modules: [q_proj]}"]),
+    ("moe", [*RANKS, "train_engine.parallel.expert=2"]),
+    ("moe", ["inference_engine.routed_experts=true"]),
     ("text", [*RANKS, "train_engine.parallel.context=2"]),
     ("images", IMAGES),
     ("images", [*IMAGES, "train_engine.adapter={modules: [q_proj]}"]),

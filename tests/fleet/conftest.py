@@ -47,7 +47,7 @@ class FakeServer:
         self.token_s = 0.001
         self.under_way = 0
         self.release_fault = None
-        self.pieces = []
+        self.partials = []
         self.aborts = 0
         self.cache_salts = []
         self.is_open = asyncio.Event()
@@ -108,20 +108,20 @@ class FakeAdapter:
     async def identify(self, connection):
         return self.of(connection).identity
 
-    async def generate(self, connection, piece):
+    async def generate(self, connection, partial):
         server = self.of(connection)
         if server.is_stuck:
             await asyncio.Event().wait()
-        is_first = piece.name.startswith("first-")
-        server.pieces.append(piece.name)
-        server.cache_salts.append(piece.cache_salt)
+        is_first = partial.name.startswith("first-")
+        server.partials.append(partial.name)
+        server.cache_salts.append(partial.cache_salt)
         fault = server.first_fault if is_first else server.fault
         if fault is not None:
             await asyncio.sleep(0)
             raise fault
         server.under_way += 1
         try:
-            async for chunk in self._sampled(server, piece.sampling.max_new_tokens, is_first=is_first):
+            async for chunk in self._sampled(server, partial.sampling.max_new_tokens, is_first=is_first):
                 yield chunk
         finally:
             server.under_way -= 1

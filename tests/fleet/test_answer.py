@@ -7,7 +7,7 @@ import torch
 
 from areal_core.data.trajectory import FinishReason
 from areal_core.interfaces import GenerationRequest, Grant, SamplingParameters, ServerLostError
-from areal_core.servers.answer import Answer, Conversations, PieceTokens
+from areal_core.servers.answer import Answer, Conversations, PartialTokens
 from areal_core.servers.interface import Chunk
 
 
@@ -22,25 +22,25 @@ def grant(version=4, *, labels_tokens=True, run_id=""):
 
 
 def tokens(*ids, finish=None, spans=None, first=None, **settings):
-    """Of a piece that came in two chunks, the first with labels for some of its tokens."""
-    made = PieceTokens(grant(**settings), 1000)
+    """Of a partial generation that came in two chunks, the first with labels for some of its tokens."""
+    made = PartialTokens(grant(**settings), 1000)
     known = 0 if first is None else first[-1][2]
     made.add(Chunk(list(ids[:known]), [-1.0] * known, None, first))
     made.add(Chunk(list(ids[known:]), [-1.0] * (len(ids) - known), finish, spans))
     return made
 
 
-def test_the_next_piece_asks_for_what_is_missing():
+def test_the_next_partial_asks_for_what_is_missing():
     asked = answer(min_new_tokens=6)
-    first = asked.next_piece(grant(4))
+    first = asked.next_partial(grant(4))
     assert (first.name, first.input_ids, first.sampling.max_new_tokens) == ("r1.1", [1, 2, 3], 10)
     asked.keep(tokens(11, 12, 13, 14), [4] * 4)
     assert asked.finish is None
-    second = asked.next_piece(grant(5))
+    second = asked.next_partial(grant(5))
     assert (second.name, second.input_ids) == ("r1.2", [1, 2, 3, 11, 12, 13, 14])
     assert (second.sampling.max_new_tokens, second.sampling.min_new_tokens) == (6, 2)
     asked.keep(tokens(15, 16, 17), [5] * 3)
-    assert asked.next_piece(grant(5)).sampling.min_new_tokens == 0
+    assert asked.next_partial(grant(5)).sampling.min_new_tokens == 0
     asked.keep(tokens(18, 19, 20, finish="length"), [5] * 3)
     found = asked.generation()
     assert found.output_ids == list(range(11, 21))
@@ -53,21 +53,21 @@ def test_seeds_of_later_pieces_differ_and_are_repeatable():
     def seeds(seed):
         asked, found = answer(seed), []
         for _ in range(5):
-            found.append(asked.next_piece(grant(0)).seed)
+            found.append(asked.next_partial(grant(0)).seed)
             asked.keep(tokens(11, 12), [0, 0])
         return found
 
-    assert seeds(7)[0] == 7, "the first piece has the request's own"
+    assert seeds(7)[0] == 7, "the first partial generation has the request's own"
     assert len(set(seeds(7) + seeds(8))) == 10
     assert seeds(7) == seeds(7)
     assert all(0 <= seed < 1 << 63 for seed in seeds(7))
 
 
-def test_a_piece_that_brought_nothing_is_asked_for_again_with_the_same_seed():
+def test_a_partial_that_brought_nothing_is_asked_for_again_with_the_same_seed():
     asked = answer()
-    first = asked.next_piece(grant(0))
+    first = asked.next_partial(grant(0))
     asked.keep(tokens(), [])
-    second = asked.next_piece(grant(0))
+    second = asked.next_partial(grant(0))
     assert (first.seed, first.input_ids) == (second.seed, second.input_ids)
     assert first.name != second.name, "no name is used twice"
 
@@ -78,14 +78,14 @@ def test_a_piece_that_brought_nothing_is_asked_for_again_with_the_same_seed():
 def test_what_looks_at_its_own_output_begins_anew(sampling):
     """A server knows only the tokens that it is sent: half a stop text, or what was penalized, would be forgotten."""
     asked = answer(**sampling)
-    asked.next_piece(grant(4))
+    asked.next_partial(grant(4))
     asked.keep(tokens(11, 12), [4, 4])
-    second = asked.next_piece(grant(5))
+    second = asked.next_partial(grant(5))
     assert (second.input_ids, second.sampling.max_new_tokens, second.name) == ([1, 2, 3], 10, "r1.2")
     assert len(asked.sampled) == 0
 
 
-def test_the_answer_ends_as_its_last_piece_does():
+def test_the_answer_ends_as_its_last_partial_does():
     asked = answer()
     asked.keep(tokens(11, finish="abort"), [4])
     assert asked.finish is None, "somebody stopped it"
@@ -100,7 +100,7 @@ def test_an_answer_with_all_its_tokens_has_ended_even_if_its_server_did_not_say_
 
 
 def test_an_end_among_uncertain_tokens_is_none():
-    """The server was lost with the last chunk: what ended the piece may be among the tokens that are not kept."""
+    """The server was lost with the last chunk: what ended it may be among the tokens that are not kept."""
     asked = answer()
     asked.keep_labeled(tokens(11, 12, 13, finish="stop", first=[("4", 0, 2)]))
     assert asked.finish is None
@@ -155,7 +155,7 @@ def test_spans_may_reach_further_than_what_was_sent():
     ],
 )
 def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
-    found = PieceTokens(grant(), 4)
+    found = PartialTokens(grant(), 4)
     found.add(Chunk([10], [0.0]))
     assert not found.fault()
     found.add(Chunk(ids, logprobs))
@@ -165,36 +165,36 @@ def test_what_nobody_has_sampled_is_a_fault_of_the_server(ids, logprobs, words):
 @pytest.mark.parametrize(("ids", "logprobs"), [([11], [None]), ([11], ["-1"]), ([1.0], [-1.0]), ([1 << 63], [-1.0])])
 def test_what_is_no_token_at_all_is_a_fault_of_the_server(ids, logprobs):
     with pytest.raises(ServerLostError, match="sent tokens that are none"):
-        PieceTokens(grant(), 4).add(Chunk(ids, logprobs))
+        PartialTokens(grant(), 4).add(Chunk(ids, logprobs))
 
 
 def test_in_recompute_prefixes_are_shared_only_between_requests_of_one_version():
     conversations = Conversations("recompute")
     asked = answer(conversation="a", conversations=conversations)
-    assert asked.next_piece(grant(4)).cache_salt == "4"
-    assert asked.next_piece(grant(5)).cache_salt == "5", "the same request, continued"
+    assert asked.next_partial(grant(4)).cache_salt == "4"
+    assert asked.next_partial(grant(5)).cache_salt == "5", "the same request, continued"
     later = answer(name="r2", conversation="a", conversations=conversations)
-    assert later.next_piece(grant(6)).cache_salt == "6", "its next turn"
+    assert later.next_partial(grant(6)).cache_salt == "6", "its next turn"
 
 
 def test_in_keep_cache_a_conversation_keeps_its_prefix_and_a_new_one_begins_with_current_weights():
     conversations = Conversations("keep_cache")
     first = answer(conversation="a", conversations=conversations)
-    assert first.next_piece(grant(4)).cache_salt == "4"
-    assert first.next_piece(grant(5)).cache_salt == "4", "the same request, continued"
+    assert first.next_partial(grant(4)).cache_salt == "4"
+    assert first.next_partial(grant(5)).cache_salt == "4", "the same request, continued"
     later = answer(name="r2", conversation="a", conversations=conversations)
-    assert later.next_piece(grant(6)).cache_salt == "4", "its next turn"
+    assert later.next_partial(grant(6)).cache_salt == "4", "its next turn"
     other = answer(name="r3", conversation="b", conversations=conversations)
-    assert other.next_piece(grant(6)).cache_salt == "6", "no older keys and values for who begins now"
+    assert other.next_partial(grant(6)).cache_salt == "6", "no older keys and values for who begins now"
 
 
 def test_a_request_without_a_conversation_is_one_by_itself():
     conversations = Conversations("keep_cache")
     asked = answer(conversations=conversations)
-    assert [asked.next_piece(grant(version)).cache_salt for version in (4, 5)] == ["4", "4"]
-    assert answer(name="r2", conversations=conversations).next_piece(grant(5)).cache_salt == "5"
+    assert [asked.next_partial(grant(version)).cache_salt for version in (4, 5)] == ["4", "4"]
+    assert answer(name="r2", conversations=conversations).next_partial(grant(5)).cache_salt == "5"
     named = answer(name="r3", conversation="r1", conversations=conversations)
-    assert named.next_piece(grant(6)).cache_salt == "6", "a conversation of the same name as a request is another one"
+    assert named.next_partial(grant(6)).cache_salt == "6", "a conversation of the same name as a request is another one"
 
 
 def test_conversations_that_were_silent_longest_are_forgotten():
@@ -208,36 +208,36 @@ def test_conversations_that_were_silent_longest_are_forgotten():
 
 
 def told(count, value):
-    """What a piece tells of so many tokens, its input's among them."""
+    """What a partial generation tells of so many tokens, its input's among them."""
     column = torch.full((count, 1, 2), value, dtype=torch.uint8)
     column[0] = 0
     return {"routed_experts": column}
 
 
-def piece_of(*ids, columns=None, finish=None):
-    made = PieceTokens(grant(), 1000)
+def partial_of(*ids, columns=None, finish=None):
+    made = PartialTokens(grant(), 1000)
     made.add(Chunk(list(ids), [-1.0] * len(ids), finish, None, columns or {}))
     return made
 
 
 def test_columns_of_pieces_go_on_where_those_before_end():
     asked = answer()
-    asked.keep(piece_of(11, 12, columns=told(5, 7)), [4, 4])
-    asked.keep(piece_of(13), [4])  # it was aborted, and tells nothing
-    asked.keep(piece_of(14, 15, columns=told(8, 9), finish="stop"), [5, 5])
+    asked.keep(partial_of(11, 12, columns=told(5, 7)), [4, 4])
+    asked.keep(partial_of(13), [4])  # it was aborted, and tells nothing
+    asked.keep(partial_of(14, 15, columns=told(8, 9), finish="stop"), [5, 5])
     column = asked.generation().columns["routed_experts"]
     assert column[:, 0, 0].tolist() == [0, 7, 7, 7, 7, 9, 9, 9]
 
 
 def test_columns_of_tokens_that_are_not_kept_are_left_out():
     asked = answer()
-    asked.keep(piece_of(11, 12, 13, columns=told(6, 7), finish="stop"), [4])
+    asked.keep(partial_of(11, 12, 13, columns=told(6, 7), finish="stop"), [4])
     assert asked.columns["routed_experts"][:, 0, 0].tolist() == [0, 7, 7, 7]
 
 
 def test_an_answer_that_begins_anew_forgets_its_columns():
     asked = answer(stop=("x",))
-    asked.next_piece(grant(4))
-    asked.keep(piece_of(11, columns=told(4, 7)), [4])
-    asked.next_piece(grant(5))
+    asked.next_partial(grant(4))
+    asked.keep(partial_of(11, columns=told(4, 7)), [4])
+    asked.next_partial(grant(5))
     assert asked.columns == {}

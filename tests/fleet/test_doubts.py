@@ -99,12 +99,12 @@ def test_a_look_that_an_update_has_ended_says_nothing_about_the_server(running):
         async with running({"a": server}) as fleet:
             server.ends_at_abort, server.token_s = True, 1.0
             fleet.pool.members["a"].doubted.set()
-            await running.until(lambda: any(name.startswith("doubted") for name in server.pieces), "the look")
+            await running.until(lambda: any(name.startswith("doubted") for name in server.partials), "the look")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             server.token_s = 0.001
             assert running.states(fleet) == {"a": "ready"}
             await running.until(lambda: not fleet.pool.members["a"].doubted.is_set(), "another look")
-            assert len([name for name in server.pieces if name.startswith("doubted")]) > 1
+            assert len([name for name in server.partials if name.startswith("doubted")]) > 1
             assert "refused" not in running.log()
             assert (await fleet.generate(running.request())).versions == [1] * 16
 

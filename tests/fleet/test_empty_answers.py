@@ -12,11 +12,11 @@ def test_a_server_that_ends_requests_without_a_token_is_left_for_another(running
         async with running(servers) as fleet:
             plain = fleet.adapter.generate
 
-            async def empty(connection, piece):
-                if connection.address == "http://a" and not piece.name.startswith("first-"):
+            async def empty(connection, partial):
+                if connection.address == "http://a" and not partial.name.startswith("first-"):
                     yield Chunk([], [], "abort", [])
                     return
-                async for chunk in plain(connection, piece):
+                async for chunk in plain(connection, partial):
                     yield chunk
 
             fleet.adapter.generate = empty

@@ -58,10 +58,10 @@ def test_a_server_with_faults_now_and_then_does_not_fail_a_request(running):
             adapter = fleet.adapter
             plain = adapter.generate
 
-            async def faulty(connection, piece):
-                if connection.address == "http://a" and piece.name.startswith("unlucky"):
+            async def faulty(connection, partial):
+                if connection.address == "http://a" and partial.name.startswith("unlucky"):
                     raise ServerLostError("500")
-                async for chunk in plain(connection, piece):
+                async for chunk in plain(connection, partial):
                     yield chunk
 
             adapter.generate = faulty
@@ -139,10 +139,10 @@ def test_a_refusal_is_an_error_at_once(running):
         async with running(servers) as fleet:
             for server in servers.values():
                 server.fault = RequestRefusedError("/generate was refused (400): no")
-                server.pieces.clear()
+                server.partials.clear()
             with pytest.raises(ValueError, match="no"):
                 await fleet.generate(running.request())
-            assert sum(len(server.pieces) for server in servers.values()) == 1
+            assert sum(len(server.partials) for server in servers.values()) == 1
 
     run_virtually(check())
 
@@ -267,10 +267,10 @@ def test_a_server_that_fails_during_its_first_request_and_recovers_is_used(runni
             shot.first_fault = Shot()
             plain = fleet.adapter.generate
 
-            async def dies(connection, piece):
-                if connection.address == "http://b" and piece.name.startswith("first-") and shot.first_fault:
+            async def dies(connection, partial):
+                if connection.address == "http://b" and partial.name.startswith("first-") and shot.first_fault:
                     shot.is_healthy = False
-                async for chunk in plain(connection, piece):
+                async for chunk in plain(connection, partial):
                     yield chunk
 
             fleet.adapter.generate = dies

@@ -268,13 +268,13 @@ def test_one_that_is_asked_when_the_trainers_turn_begins_answers_before_its_memo
         starting, driver = own(running.server(), late, servers=2)
         async with starting as fleet:
             driver.start("server-1", is_fresh=False)
-            await running.until(lambda: any(name.startswith("revived") for name in late.pieces), "it is asked")
+            await running.until(lambda: any(name.startswith("revived") for name in late.partials), "it is asked")
             await fleet.sleep()
             assert not late.has_memory
             assert late.under_way == 0
-            asked = len(late.pieces)
+            asked = len(late.partials)
             await asyncio.sleep(5)
-            assert len(late.pieces) == asked, "it is asked in the trainer's turn"
+            assert len(late.partials) == asked, "it is asked in the trainer's turn"
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
             await running.until(lambda: len(fleet.pool.ready) == 2, "both serve")
 

@@ -11,7 +11,7 @@ import pytest
 from areal_core.data.packing import from_bytes, unpack
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, ServerLostError, Slot, TensorDescription, Want, WeightUpdate
-from areal_core.rollout.probe import probe_weights
+from areal_core.rollout.logprob_check import check_answers
 from areal_core.servers.errors import UpdateRefusedError
 from tests.virtual_time import run_virtually
 
@@ -212,7 +212,7 @@ def test_all_servers_are_lost_when_weights_are_verified(running):
                 server.is_healthy = False
             await running.until(lambda: "ready" not in running.states(fleet).values(), "both are lost")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            asked = asyncio.create_task(probe_weights(fleet, SamplingParameters(), 1))
+            asked = asyncio.create_task(check_answers(fleet, SamplingParameters(), 1))
             await asyncio.sleep(0.1)
             assert not asked.done(), asked
             for server in servers.values():

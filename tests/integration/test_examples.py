@@ -54,7 +54,7 @@ def test_vision_runs_on_images(workplace: Workplace) -> None:
     assert done.code == 0, done.err
     last = {key: value for line in workplace.metrics() for key, value in line.items()}
     assert last["step"] == 2
-    assert last["verify/logprob_difference_max"] < 1e-3
+    assert last["logprob_check/difference_max"] < 1e-3
     assert last["train/behavior_difference"] < 1e-3
     exported = workplace.folder / "run" / "model"
     assert (exported / "preprocessor_config.json").is_file()
@@ -71,7 +71,7 @@ def test_lora_runs_and_leaves_the_adapter_beside_the_model(workplace: Workplace)
     lines = workplace.metrics()
     assert lines[-1]["step"] == 2
     assert any("engine/reference/forward_s" in line for line in lines)
-    gaps = [line.get("verify/logprob_difference_max", 0.0) for line in lines]
+    gaps = [line.get("logprob_check/difference_max", 0.0) for line in lines]
     assert max(gaps) < 1e-3, "what was synced is not what the trainer computes with"
     exported = workplace.folder / "run" / "model"
     assert (exported / "model.safetensors").is_file()

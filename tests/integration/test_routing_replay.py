@@ -21,12 +21,12 @@ from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
-EXAMPLE = Path(__file__).parents[2] / "examples/mixture.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples/moe.yaml"
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A mixture, and the same with every weight a little off, as rounding or an update leave it."""
+    """An MoE, and the same with every weight a little off, as rounding or an update leave it."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=48, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,

@@ -113,7 +113,7 @@ def request_events(logs):
 
 
 def check_logs(names, logs):
-    """Over all servers each piece ended once at most, and the last piece of each request ended, in full, once."""
+    """Over all servers each partial generation ended once at most, and the last of each request in full, once."""
     events = request_events(logs)
     asked, ended = defaultdict(set), Counter()
     last_words = {}
@@ -127,11 +127,11 @@ def check_logs(names, logs):
         else:
             ended[name, int(number)] += 1
             last_words[name, int(number)] = event["out"]["meta_info"]["finish_reason"]["type"]
-    assert [piece for piece, count in ended.items() if count > 1] == []
+    assert [partial for partial, count in ended.items() if count > 1] == []
     assert asked.keys() == set(names)
     for name, numbers in asked.items():
         last = max(numbers)
-        assert ended[name, last] == 1, f"the last piece of {name}, {last}, did not end"
+        assert ended[name, last] == 1, f"the last partial generation of {name}, {last}, did not end"
         assert last_words[name, last] == "length"
 
 
@@ -144,7 +144,7 @@ class Proxy:
         info: changes to what the server says of itself.
         loading_s: seconds that loading weights takes longer.
         loads: how often weights were to be loaded.
-        spoilt: names of the pieces that were spoilt.
+        spoilt: names of the partial generations that were spoilt.
     """
 
     def __init__(self, backend):

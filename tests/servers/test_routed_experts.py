@@ -19,7 +19,7 @@ HANG_S = 600
 TOKENS = 400
 
 
-def make_mixture(folder, seed):
+def make_moe(folder, seed):
     """Three layers of eight experts."""
     torch.manual_seed(seed)
     config = Qwen3MoeConfig(
@@ -49,7 +49,7 @@ def differing(model, tokens, column):
 def test_a_server_tells_the_experts_of_every_token(
     mode, sglang_program, sglang_options, server_environment, starter, tmp_path
 ):
-    models = [make_mixture(tmp_path / str(seed), seed) for seed in range(2)]
+    models = [make_moe(tmp_path / str(seed), seed) for seed in range(2)]
     settings = SGLangConfig(
         program=sglang_program, options=sglang_options, environment=server_environment, servers=1, stream_interval=4,
         start_timeout_s=900.0, update_mode=mode, routed_experts=True,

@@ -31,7 +31,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5]
-    assert all(step["verify/logprob_difference_max"] < 1e-3 for step in steps), "the server holds other weights"
+    assert all(step["logprob_check/difference_max"] < 1e-3 for step in steps), "the server holds other weights"
     assert all(step["weight_sync/transfer_s"] > 0 for step in steps[1:])
     assert sum(step["servers/failed"] for step in steps if "servers/failed" in step) == 0
     assert areal("audit", run_dir).returncode == 0

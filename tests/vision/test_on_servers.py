@@ -183,4 +183,4 @@ def test_the_example_of_images_runs_on_servers(kind, request, server_environment
     trained = [line for line in lines if "train/behavior_difference" in line]
     assert [line["step"] for line in trained] == [1, 2, 3]
     assert max(line["train/behavior_difference"] for line in trained) < TOLERANCE
-    assert max(line["verify/logprob_difference_max"] for line in trained) < TOLERANCE
+    assert max(line["logprob_check/difference_max"] for line in trained) < TOLERANCE

@@ -202,7 +202,7 @@ def test_an_output_that_compares_roles_is_refused(start, program):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_mixture_is_synced_and_exported_under_the_names_of_its_files(stage, program, tmp_path):
+def test_an_moe_is_synced_and_exported_under_the_names_of_its_files(stage, program, tmp_path):
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 

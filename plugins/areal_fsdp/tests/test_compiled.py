@@ -62,7 +62,7 @@ def test_equals_eager_and_never_compiles_anew(make_engine, program, kind, recomp
         assert_close(compiled.forward(batch, program.OUTPUTS), eager.forward(batch, program.OUTPUTS))
         graphs = graphs or counters["stats"]["unique_graphs"]
         assert counters["stats"]["unique_graphs"] == graphs  # those of the first batch
-    # Layers with and without gradients, reductions likewise, logits' gradient; a mixture has two kinds of layers, and
+    # Layers with and without gradients, reductions likewise, logits' gradient; an MoE has two kinds of layers, and
     # its routers, which are watched in training, one graph more.
     assert 0 < graphs <= (7 if kind == "qwen3_moe" else 5)
 

@@ -87,18 +87,18 @@ class TestWithAdapter(TrainEngineSuite):
             assert least <= engine.snapshot_size() <= least + 10_000
 
 
-class TestWithAMixtureOfExperts(TrainEngineSuite):
+class TestWithAnMoE(TrainEngineSuite):
     """Where the suite would make a Qwen3."""
 
     @pytest.fixture(autouse=True)
-    def _mixtures(self, monkeypatch):
+    def _moe_models(self, monkeypatch):
         dense = models._fresh
 
         def fresh(architecture, seed):
             if architecture != "qwen3":
                 return dense(architecture, seed)
-            mixture = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
-            config = Qwen3MoeConfig(**models._SIZES, **mixture, tie_word_embeddings=True)
+            moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+            config = Qwen3MoeConfig(**models._SIZES, **moe, tie_word_embeddings=True)
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
                 return AutoModelForCausalLM.from_config(config)

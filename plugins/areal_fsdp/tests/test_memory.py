@@ -253,7 +253,7 @@ def test_what_moments_take():
 
 
 KINDS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig, "qwen3_moe": Qwen3MoeConfig}
-MIXTURE = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
+MOE = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_compiled_layers_keep_what_the_plan_says(monkeypatch, kind, recomputing)
     config = KINDS[kind](
         vocab_size=64, hidden_size=256, intermediate_size=1000, num_hidden_layers=3, num_attention_heads=8,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-        **(MIXTURE if kind == "qwen3_moe" else {}),
+        **(MOE if kind == "qwen3_moe" else {}),
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
     model.set_attn_implementation(PACKED)
@@ -306,8 +306,8 @@ def test_one_rank_of_tensor_parallelism_has_the_whole_model(scalar):
     assert model.divided(2).parameters == model.parameters // 2
 
 
-def mixture(experts):
-    """A load of one of two ranks of a small mixture."""
+def moe(experts):
+    """A load of one of two ranks of a small MoE."""
     config = Qwen3MoeConfig(
         vocab_size=1000, hidden_size=256, moe_intermediate_size=128, num_experts=experts, num_experts_per_tok=2,
         num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, head_dim=32,
@@ -318,17 +318,17 @@ def mixture(experts):
     return RankLoad(config.to_dict(), shapes, ACTOR, "bfloat16", ranks=4, tokens=TOKENS, gpu_bytes=H200)
 
 
-def test_a_mixture_is_planned_and_experts_that_do_not_divide_are_refused_before_the_start():
-    plain = FSDPConfig().memory(mixture(12))
-    divided = FSDPConfig(compile=False, parallel={"expert": 4}).memory(mixture(12))
-    whole = FSDPConfig(compile=False).memory(mixture(12))
+def test_an_moe_is_planned_and_experts_that_do_not_divide_are_refused_before_the_start():
+    plain = FSDPConfig().memory(moe(12))
+    divided = FSDPConfig(compile=False, parallel={"expert": 4}).memory(moe(12))
+    whole = FSDPConfig(compile=False).memory(moe(12))
     of_a_layer = 12 * 3 * 128 * 256
     assert whole.parameters - divided.parameters == 2 * 2 * of_a_layer * 3 // 4, "of two layers that are gathered"
     assert plain.activations < whole.activations, "compiled"
-    left_open = FSDPConfig(parallel={"expert": 4}).memory(mixture(12))
+    left_open = FSDPConfig(parallel={"expert": 4}).memory(moe(12))
     assert left_open == divided, "layers whose tokens go to other ranks are not compiled"
     with pytest.raises(RunError, match="the model's 6 experts cannot be divided among 4 ranks") as caught:
-        FSDPConfig(parallel={"expert": 4}).memory(mixture(6))
+        FSDPConfig(parallel={"expert": 4}).memory(moe(6))
     assert caught.value.hints == ("set train_engine.parallel.expert to 3",)
     with pytest.raises(RunError, match="the model has none"):
         FSDPConfig(parallel={"expert": 4}).memory(replace(SMALL, ranks=4))
@@ -344,7 +344,7 @@ def test_a_mixture_is_planned_and_experts_that_do_not_divide_are_refused_before_
         ({"parallel": {"context": 2}, "router_loss": 0.1}, "set it to 0, or context to 1"),
     ],
 )
-def test_settings_of_mixtures_that_do_not_go_together(settings, word):
+def test_settings_of_moe_models_that_do_not_go_together(settings, word):
     config = SimpleNamespace(longest_sequence=100, trainer_processes=4)
     problems = list(FSDPConfig(**settings).check(config))
     assert len(problems) == bool(word)

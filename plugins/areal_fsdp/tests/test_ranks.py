@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 LAYOUTS = {
     "data2": ("qwen3", 2, {}),
-    "mixture2": ("qwen3_moe", 2, {}),
+    "moe2": ("qwen3_moe", 2, {}),
     "expert2": ("qwen3_moe", 2, {"parallel": {"expert": 2}, "router_loss": 0.3}),
     "data4-expert2": ("mixtral", 4, {"parallel": {"expert": 2}}),
     "context2-expert2": ("qwen3_moe", 2, {"parallel": {"context": 2, "expert": 2}}),

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from areal_core.data import PackedBatch, Ragged, shift_to_predictions
 from areal_core.errors import RunError
 from areal_core.interfaces import CRITIC, REFERENCE, ModelReference
-from areal_core.servers.experts import MODEL_TYPES, Mixture
+from areal_core.servers.experts import MODEL_TYPES, MoEShape
 from areal_fsdp.models import compiling
 
 KINDS = ["qwen3_moe", "mixtral", "olmoe", "qwen2_moe"]
@@ -157,17 +157,17 @@ def test_choices_of_another_model_are_refused(make_engine, program, batch):
 def test_the_layers_with_experts_are_read_from_the_config(model_folder, make_engine):
     for kind in KINDS:
         routing = make_engine(kind)._routing
-        found = Mixture.of(make_engine(kind)._module.model.config.to_dict())
+        found = MoEShape.of(make_engine(kind)._module.model.config.to_dict())
         routers = routing._routers
         assert (found.shape, found.experts) == ((len(routers), routers[0].top_k), routers[0].num_experts)
-    assert Mixture.of({**MIXTURE, "mlp_only_layers": [1]}).layers == (0, 2, 3)
-    assert Mixture.of({**MIXTURE, "decoder_sparse_step": 2}).layers == (1, 3)
-    assert [Mixture.of({**MIXTURE, "num_experts": n}).dtype for n in (255, 256)] == ["uint8", "int16"]
+    assert MoEShape.of({**MOE, "mlp_only_layers": [1]}).layers == (0, 2, 3)
+    assert MoEShape.of({**MOE, "decoder_sparse_step": 2}).layers == (1, 3)
+    assert [MoEShape.of({**MOE, "num_experts": n}).dtype for n in (255, 256)] == ["uint8", "int16"]
     with pytest.raises(RunError, match="model type deepseek_v3 has no routers whose choices are known"):
-        Mixture.of({**MIXTURE, "model_type": "deepseek_v3"})
+        MoEShape.of({**MOE, "model_type": "deepseek_v3"})
 
 
-MIXTURE = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
+MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2}
 
 
 def test_choices_stand_where_they_were_made_once_a_batch_is_shifted(program, batch):

@@ -1,4 +1,4 @@
-"""What a mixture's routers are seen to do, and the loss that keeps them even, against a plain computation."""
+"""What an MoE's routers are seen to do, and the loss that keeps them even, against a plain computation."""
 
 import pytest
 import torch

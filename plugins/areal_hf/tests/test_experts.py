@@ -12,7 +12,7 @@ from areal_hf.config import HFConfig
 from areal_hf.engine import HFEngine
 
 pytestmark = pytest.mark.slow
-MIXTURE = "qwen3_moe"
+MOE = "qwen3_moe"
 
 
 def choices(model, tokens):
@@ -38,7 +38,7 @@ def watch(here):
 
 
 def test_every_token_is_told_with_the_experts_that_it_went_through(bench, saved):
-    folder = saved(MIXTURE)
+    folder = saved(MOE)
     here = bench(folder, requests=5, routed_experts=True)
     found, chance = watch(here), random.Random(2)
     for number in range(24):
@@ -59,13 +59,13 @@ def test_every_token_is_told_with_the_experts_that_it_went_through(bench, saved)
 
 def test_an_update_leaves_what_was_chosen_before_it(bench, saved, tmp_path):
     """The cache is rebuilt under new weights; tokens before the update were sampled by the choices of the old ones."""
-    here = bench(saved(MIXTURE), recompute=True, routed_experts=True)
+    here = bench(saved(MOE), recompute=True, routed_experts=True)
     found = watch(here)
     for number in range(3):
         here.add([7, 8, 9 + number], number, max_new_tokens=12)
     for _ in range(5):
         here.step()
-    other = bench.reference(saved(MIXTURE))
+    other = bench.reference(saved(MOE))
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
@@ -75,7 +75,7 @@ def test_an_update_leaves_what_was_chosen_before_it(bench, saved, tmp_path):
     for number, experts in found.items():
         prompt, (output, _, versions, _) = here.requests[number].input_ids, here.outputs[number]
         assert set(versions) == {0, 1}
-        old, new = (choices(model, prompt + output)[:-1] for model in (bench.reference(saved(MIXTURE)), other))
+        old, new = (choices(model, prompt + output)[:-1] for model in (bench.reference(saved(MOE)), other))
         before = len(prompt) - 1 + versions.index(1)
         assert torch.equal(experts.long(), torch.cat([old[:before], new[before:]]))
         assert not torch.equal(old[:before], new[:before])
@@ -85,7 +85,7 @@ def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
     async def work():
         settings = HFConfig(device="cpu", routed_experts=True)
         engine = HFEngine(settings, tmp_path)
-        await engine.start(ModelReference(str(saved(MIXTURE))))
+        await engine.start(ModelReference(str(saved(MOE))))
         try:
             sampling = SamplingParameters(max_new_tokens=7)
             asked = [GenerationRequest(str(i), [5, 6, 7 + i][: 1 + i], sampling, i) for i in range(3)]
@@ -93,7 +93,7 @@ def test_a_run_gets_them_with_each_generation(saved, tmp_path, bench):
         finally:
             await engine.close()
 
-    model = bench.reference(saved(MIXTURE))
+    model = bench.reference(saved(MOE))
     for request, generation in zip(*asyncio.run(work()), strict=True):
         tokens = request.input_ids + generation.output_ids
         column = generation.columns["routed_experts"]

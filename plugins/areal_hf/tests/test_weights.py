@@ -53,7 +53,7 @@ def test_a_tied_tensor_may_have_its_other_name(model, other_folder, tmp_path):
     assert torch.equal(model.model.embed_tokens.weight, synced["model.embed_tokens.weight"])
 
 
-def test_a_mixture_takes_the_matrices_of_each_expert_into_what_it_joined(bench, saved, tmp_path):
+def test_an_moe_takes_the_matrices_of_each_expert_into_what_it_joined(bench, saved, tmp_path):
     here, synced = bench(saved("qwen3_moe")).model, load_file(saved("qwen3_moe") / "model.safetensors")
     own = snapshot(here)
     assert not own.keys() & {name for name in synced if ".experts." in name}

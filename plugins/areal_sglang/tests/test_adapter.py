@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import Mixture
-from areal_core.servers.interface import Piece
+from areal_core.servers.experts import MoEShape
+from areal_core.servers.interface import PartialGeneration
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 
@@ -22,8 +22,8 @@ def adapter(**settings):
     return SGLangAdapter(SGLangConfig(**settings))
 
 
-def piece(prompt=(5, 17, 33, 8), **sampling):
-    return Piece("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
+def partial(prompt=(5, 17, 33, 8), **sampling):
+    return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
 def called(replay, answers, call):
@@ -42,7 +42,7 @@ def called(replay, answers, call):
 
 def generated(replay, answer, one=None, **settings):
     async def collect(connection):
-        return [chunk async for chunk in adapter(**settings).generate(connection, one or piece())]
+        return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
 
     return called(replay, {"/generate": answer}, collect)
 
@@ -161,12 +161,12 @@ def test_recorded_answers_are_read(replay, recorded, streaming):
 
 def test_sampling_is_asked_for_in_words_of_sglang(replay, recorded):
     answer = {"events": recorded["incremental"]}
-    one = piece(max_new_tokens=7, stop_token_ids=(4, 9))
+    one = partial(max_new_tokens=7, stop_token_ids=(4, 9))
     _, (body,) = generated(replay, answer, one, stream_interval=5)
     asked = body["sampling_params"]
     assert (asked["max_new_tokens"], asked["stop_token_ids"], asked["stream_interval"]) == (7, [4, 9], 5)
     assert not asked["ignore_eos"], "it would switch off the request's own stop tokens as well"
-    _, (body,) = generated(replay, answer, piece(greedy=True, temperature=0.7))
+    _, (body,) = generated(replay, answer, partial(greedy=True, temperature=0.7))
     assert body["sampling_params"]["ignore_eos"]
     assert body["sampling_params"]["temperature"] == 0.7, "log-probabilities are those of the temperature"
     assert body["sampling_params"]["top_p"] < 1e-6
@@ -186,9 +186,9 @@ def test_an_end_that_the_request_did_not_ask_for_is_no_end(replay, recorded):
     last = recorded["incremental"][-1]
     ended = last | {"meta_info": last["meta_info"] | {"finish_reason": {"type": "stop", "matched": 2}}}
     events = {"events": [*recorded["incremental"][:-1], ended]}
-    chunks, _ = generated(replay, events, piece(stop_token_ids=(4,)))
+    chunks, _ = generated(replay, events, partial(stop_token_ids=(4,)))
     assert chunks[-1].finish == "abort"
-    chunks, _ = generated(replay, events, piece(stop_token_ids=(4, 2)))
+    chunks, _ = generated(replay, events, partial(stop_token_ids=(4, 2)))
     assert chunks[-1].finish == "stop"
 
 
@@ -202,7 +202,7 @@ def test_errors_hold_no_token_ids(replay, recorded):
     prompt = [31337, 31338]
     for status in (400, 500):
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
-            generated(replay, (status, recorded["validation error"]), piece(prompt))
+            generated(replay, (status, recorded["validation error"]), partial(prompt))
         assert "validation error" in str(caught.value)
         assert "3133" not in str(caught.value)
 
@@ -224,19 +224,19 @@ def test_weights_that_a_server_refuses(replay, tmp_path):
             )
 
 
-MIXTURE = Mixture(depth=2, layers=(0, 1), experts=4, choices=2)
+MOE = MoEShape(depth=2, layers=(0, 1), experts=4, choices=2)
 
 
 def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
     """As a server told them, of four prompt tokens and six new ones; and where the first layer has no experts."""
-    for mixture, layers in ((MIXTURE, [0, 1]), (replace(MIXTURE, layers=(1,)), [1])):
+    for moe, layers in ((MOE, [0, 1]), (replace(MOE, layers=(1,)), [1])):
         speaks = adapter(routed_experts=True)
-        speaks.mixture = mixture
+        speaks.moe = moe
 
         async def collect(connection, speaks=speaks):
-            return [chunk async for chunk in speaks.generate(connection, piece())]
+            return [chunk async for chunk in speaks.generate(connection, partial())]
 
-        chunks, (body,) = called(replay, {"/generate": {"events": recorded["of a mixture"]}}, collect)
+        chunks, (body,) = called(replay, {"/generate": {"events": recorded["of an MoE"]}}, collect)
         assert body["return_routed_experts"] is True
         assert [bool(chunk.columns) for chunk in chunks] == [False, False, True]
         column = chunks[-1].columns["routed_experts"]
@@ -244,21 +244,21 @@ def test_the_experts_of_tokens_are_asked_for_and_read(replay, recorded):
         assert not column[0].any(), "nothing predicts the first"
         of_two = torch.tensor([[[0, 2], [0, 2]], [[3, 0], [2, 0]]])
         assert torch.equal(torch.tensor(column[1:3]).long(), of_two[:, layers] + 1)
-    chunks, (body,) = generated(replay, {"events": recorded["of a mixture"]})
+    chunks, (body,) = generated(replay, {"events": recorded["of an MoE"]})
     assert not chunks[-1].columns
     assert "return_routed_experts" not in body
 
 
 def test_experts_of_another_model_are_a_lost_server_s(replay, recorded):
     speaks = adapter(routed_experts=True)
-    for mixture in (replace(MIXTURE, depth=5, layers=(0,)), replace(MIXTURE, experts=3)):
-        speaks.mixture = mixture
+    for moe in (replace(MOE, depth=5, layers=(0,)), replace(MOE, experts=3)):
+        speaks.moe = moe
 
         async def collect(connection):
-            return [chunk async for chunk in speaks.generate(connection, piece())]
+            return [chunk async for chunk in speaks.generate(connection, partial())]
 
         with pytest.raises(ValueError, match="experts"):
-            called(replay, {"/generate": {"events": recorded["of a mixture"]}}, collect)
+            called(replay, {"/generate": {"events": recorded["of an MoE"]}}, collect)
 
 
 def test_a_server_that_tells_no_experts_is_refused(replay, recorded):
@@ -305,7 +305,9 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
             chunks.append(
                 [
                     chunk
-                    async for chunk in speaks.generate(connection, replace(piece(), adapter=speaks.name_of(connection)))
+                    async for chunk in speaks.generate(
+                        connection, replace(partial(), adapter=speaks.name_of(connection))
+                    )
                 ]
             )
         return chunks

@@ -10,7 +10,7 @@ import pytest
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import ServerRefusedError
-from areal_core.servers.interface import Piece
+from areal_core.servers.interface import PartialGeneration
 from areal_sglang.adapter import SGLangAdapter
 from areal_sglang.config import SGLangConfig
 
@@ -48,10 +48,10 @@ def called(replay, model):
 @pytest.fixture
 def generated(called):
     def generate(events, images=("one", "two"), **sampling):
-        piece = Piece("r1.1", IDS, SamplingParameters(max_new_tokens=64, **sampling), 3, "0", images)
+        partial = PartialGeneration("r1.1", IDS, SamplingParameters(max_new_tokens=64, **sampling), 3, "0", images)
 
         async def collect(adapter, connection):
-            return [chunk async for chunk in adapter.generate(connection, piece)]
+            return [chunk async for chunk in adapter.generate(connection, partial)]
 
         return called({"/generate": {"events": events}}, collect)
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from areal_core.interfaces import ModelReference, SamplingParameters, ServerLostError
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import Mixture
-from areal_core.servers.interface import Piece
+from areal_core.servers.experts import MoEShape
+from areal_core.servers.interface import PartialGeneration
 from areal_vllm.adapter import WORKER, VLLMAdapter
 from areal_vllm.config import VLLMConfig
 
@@ -28,8 +28,8 @@ def adapter(**settings):
     return VLLMAdapter(VLLMConfig(**settings))
 
 
-def piece(prompt=(5, 17, 33, 8), **sampling):
-    return Piece("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
+def partial(prompt=(5, 17, 33, 8), **sampling):
+    return PartialGeneration("r1.1", list(prompt), SamplingParameters(**sampling), 3, "0")
 
 
 def called(replay, answers, call):
@@ -48,7 +48,7 @@ def called(replay, answers, call):
 
 def generated(replay, answers, one=None, **settings):
     async def collect(connection):
-        return [chunk async for chunk in adapter(**settings).generate(connection, one or piece())]
+        return [chunk async for chunk in adapter(**settings).generate(connection, one or partial())]
 
     return called(replay, answers, collect)
 
@@ -156,7 +156,7 @@ def test_a_recorded_answer_is_read(replay, recorded):
 
 
 def test_sampling_is_asked_for_in_words_of_vllm(replay, recorded):
-    one = piece(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
+    one = partial(max_new_tokens=7, min_new_tokens=2, stop_token_ids=(4, 9), top_k=3)
     _, (body,) = generated(replay, recorded, one)
     asked = body["sampling_params"]
     assert (asked["max_tokens"], asked["min_tokens"], asked["stop_token_ids"], asked["top_k"]) == (7, 2, [4, 9], 3)
@@ -165,7 +165,7 @@ def test_sampling_is_asked_for_in_words_of_vllm(replay, recorded):
 
 def test_greedy_with_a_temperature_is_refused_before_it_is_sent(replay, recorded):
     with pytest.raises(ValueError, match="greedy"):
-        generated(replay, recorded, piece(greedy=True, temperature=0.7))
+        generated(replay, recorded, partial(greedy=True, temperature=0.7))
 
 
 def test_a_stream_that_breaks_off_is_a_lost_server(replay, recorded):
@@ -179,12 +179,12 @@ def test_errors_hold_no_token_ids(replay, recorded):
     for status in (400, 500):
         told = recorded["validation error"]
         with pytest.raises((RequestRefusedError, ServerLostError)) as caught:
-            generated(replay, {GENERATE: (status, told)}, piece(prompt))
+            generated(replay, {GENERATE: (status, told)}, partial(prompt))
         assert "valid integer" in str(caught.value)
         assert "3133" not in str(caught.value)
     nonsense = (200, json.dumps(prompt) * 3)
     with pytest.raises(ServerLostError) as caught:
-        generated(replay, {GENERATE: nonsense}, piece(prompt))
+        generated(replay, {GENERATE: nonsense}, partial(prompt))
     assert "3133" not in str(caught.value)
 
 
@@ -252,7 +252,9 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
             chunks.append(
                 [
                     chunk
-                    async for chunk in speaks.generate(connection, replace(piece(), adapter=speaks.name_of(connection)))
+                    async for chunk in speaks.generate(
+                        connection, replace(partial(), adapter=speaks.name_of(connection))
+                    )
                 ]
             )
         return chunks
@@ -273,7 +275,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it(repla
 def test_the_experts_of_tokens_are_read(replay, recorded):
     """From the numpy file, in base64, that `vllm/utils/serial_utils.py` writes; nothing was recorded of a GPU."""
     speaks = adapter(routed_experts=True)
-    speaks.mixture = Mixture(depth=3, layers=(0, 2), experts=8, choices=2)
+    speaks.moe = MoEShape(depth=3, layers=(0, 2), experts=8, choices=2)
     answers = copy.deepcopy(recorded)
     last = answers[GENERATE]["events"][-1]["choices"][0]
     assert last["finish_reason"]
@@ -284,7 +286,7 @@ def test_the_experts_of_tokens_are_read(replay, recorded):
         last["routed_experts"] = b64encode(file.getbuffer()).decode()
 
     async def collect(connection):
-        return [chunk async for chunk in speaks.generate(connection, piece())]
+        return [chunk async for chunk in speaks.generate(connection, partial())]
 
     chunks, _ = called(replay, answers, collect)
     assert [bool(chunk.columns) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]

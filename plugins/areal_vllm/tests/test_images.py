@@ -14,7 +14,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import ModelReference, SamplingParameters
 from areal_core.servers.connection import ServerConnection
 from areal_core.servers.errors import ServerRefusedError
-from areal_core.servers.interface import Piece
+from areal_core.servers.interface import PartialGeneration
 from areal_vision.images import ImageReader
 from areal_vision.tiny_model import make_model
 from areal_vllm.adapter import VLLMAdapter
@@ -64,10 +64,10 @@ def called(replay, folder):
 @pytest.fixture
 def generated(called, recorded, images):
     def generate(ids=IDS, shown=images, answers=recorded, **sampling):
-        piece = Piece("r1.1", ids, SamplingParameters(max_new_tokens=64, **sampling), 3, "0", shown)
+        partial = PartialGeneration("r1.1", ids, SamplingParameters(max_new_tokens=64, **sampling), 3, "0", shown)
 
         async def collect(adapter, connection):
-            return [chunk async for chunk in adapter.generate(connection, piece)]
+            return [chunk async for chunk in adapter.generate(connection, partial)]
 
         return called(answers, collect)
 

@@ -111,7 +111,7 @@ class FSDPConfig(Settings):
     router_loss: float = Field(
         0.0,
         ge=0,
-        description="of mixtures of experts: weight of the auxiliary loss that keeps experts evenly used (Switch "
+        description="of MoE models: weight of the auxiliary loss that keeps experts evenly used (Switch "
         "Transformer), such as 0.01; 0 for none",
     )
     profile: ProfileSettings | None = Field(
@@ -171,7 +171,7 @@ class FSDPConfig(Settings):
             yield f"profile.folder: {taken} is a file, and traces need a folder there: name another one"
 
     def check_model(self, config: RunConfig, model: StoredModel) -> Iterable[str]:
-        """A mixture whose routers cannot choose, and an adapter that is in the model already."""
+        """An MoE whose routers cannot choose, and an adapter that is in the model already."""
         from areal_core.servers.experts import choice_problems
 
         yield from choice_problems(model)

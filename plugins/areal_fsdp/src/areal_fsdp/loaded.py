@@ -29,7 +29,7 @@ class Loaded:
         adapter: in it; None where it has none.
         files: where its parameters still are; None where they are here.
         decoder: its sizes without the adapter; None where its layers are not known.
-        routing: what its routers share, where it is a mixture.
+        routing: what its routers share, where it is an MoE.
     """
 
     module: RoleModule

@@ -34,7 +34,7 @@ SIZES = {
     "max_position_embeddings": 64,
 }
 OPTIONS = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": False}
-MIXTURES = {
+MOES = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=2),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
 }
@@ -120,7 +120,7 @@ def test_a_name_of_the_hub(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
 def test_files_with_a_matrix_for_each_expert(tmp_path, kind):
     """Which the model in memory joins; a part of the rows takes only what is its own."""
-    folder = saved(tmp_path, MIXTURES[kind])
+    folder = saved(tmp_path, MOES[kind])
     model, _, files = in_parts(folder)
     assert all(parameter.is_meta for parameter in model.parameters())
     true = whole(folder)
@@ -132,8 +132,8 @@ def test_files_with_a_matrix_for_each_expert(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
-def test_names_and_shapes_of_a_mixture_are_those_of_its_files(tmp_path, kind):
-    folder = saved(tmp_path, MIXTURES[kind])
+def test_names_and_shapes_of_an_moe_are_those_of_its_files(tmp_path, kind):
+    folder = saved(tmp_path, MOES[kind])
     model = whole(folder)
     stored = {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
     found = dict(named_as_in_files(model, ((name, p.detach()) for name, p in model.named_parameters())))
@@ -143,8 +143,8 @@ def test_names_and_shapes_of_a_mixture_are_those_of_its_files(tmp_path, kind):
         torch.testing.assert_close(found[name], tensor, atol=0, rtol=0, msg=name)
 
 
-def test_a_mixture_s_layers_are_asked_for_one_by_one(tmp_path):
-    model = whole(saved(tmp_path, MIXTURES["qwen3_moe"]))
+def test_an_moe_s_layers_are_asked_for_one_by_one(tmp_path):
+    model = whole(saved(tmp_path, MOES["qwen3_moe"]))
     asked, known = [], []
 
     def gather():
@@ -161,7 +161,7 @@ def test_a_mixture_s_layers_are_asked_for_one_by_one(tmp_path):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_rows_of_a_rank_hold_their_experts_alone(tmp_path, ranks):
-    model = whole(saved(tmp_path, MIXTURES["qwen3_moe"]))
+    model = whole(saved(tmp_path, MOES["qwen3_moe"]))
     name = "model.layers.0.mlp.experts.gate_up_proj"
     parameter = model.get_parameter(name).detach()
     pieces, first = pieces_of(model, name, parameter), 0
@@ -178,7 +178,7 @@ def test_rows_of_a_rank_hold_their_experts_alone(tmp_path, ranks):
 
 def test_files_whose_tensors_do_not_lie_in_the_model_s_are_read_whole_and_that_is_told(tmp_path, caplog, monkeypatch):
     """Such as those that a family computes anew while it loads them."""
-    folder = saved(tmp_path, MIXTURES["mixtral"])
+    folder = saved(tmp_path, MOES["mixtral"])
     monkeypatch.setattr(loading, "pieces_of", lambda *_: None)
     model, _, files = in_parts(folder)
     assert files is None

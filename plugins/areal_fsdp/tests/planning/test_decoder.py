@@ -1,4 +1,4 @@
-"""The sizes of mixtures of experts, against what their makers say of them and what transformers builds."""
+"""The sizes of MoE models, against what their makers say of them and what transformers builds."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_a_rank_of_expert_parallelism_gathers_fewer_experts():
         ({"n_shared_experts": 2}, 10 * 768),
     ],
 )
-def test_other_layers_than_mixtures_and_shared_experts(changes, intermediate):
+def test_other_layers_than_moe_and_shared_experts(changes, intermediate):
     assert Decoder.of(LARGE | changes, {}).intermediate == intermediate
 
 

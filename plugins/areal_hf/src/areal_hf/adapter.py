@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from areal_core.interfaces import ModelReference, UpdateMode
-    from areal_core.servers.interface import Piece
+    from areal_core.servers.interface import PartialGeneration
     from areal_hf.config import HFConfig
 
 
@@ -68,11 +68,11 @@ class HFAdapter:
         slots = 1 if self._settings.deterministic else self._settings.max_concurrent_requests
         return ServerIdentity(told.program, told.model, told.sequence_length, slots, told.dtype)
 
-    async def generate(self, connection: HFConnection, piece: Piece) -> AsyncIterator[Chunk]:
+    async def generate(self, connection: HFConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
         """All at once, when the answer is over."""
-        stop = piece.sampling.stop
-        sampling = replace(piece.sampling, stop=()) if stop else piece.sampling
-        answer = await connection.generate(piece.input_ids.tolist(), sampling, piece.seed, piece.images)
+        stop = partial.sampling.stop
+        sampling = replace(partial.sampling, stop=()) if stop else partial.sampling
+        answer = await connection.generate(partial.input_ids.tolist(), sampling, partial.seed, partial.images)
         if answer is None:
             yield Chunk([], [], "abort")
             return

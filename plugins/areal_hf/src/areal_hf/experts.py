@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal_core.errors import RunError
-from areal_core.servers.experts import Mixture
+from areal_core.servers.experts import MoEShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,15 +27,15 @@ class RoutedExperts:
         capacity: rows.
 
     Raises:
-        RunError: it is no mixture whose routers are known.
+        RunError: it is no MoE whose routers are known.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
-        self.mixture = Mixture.of(model.config.to_dict())
+        self.moe = MoEShape.of(model.config.to_dict())
         routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
-        if len(routers) != len(self.mixture.layers):
+        if len(routers) != len(self.moe.layers):
             raise RunError(
-                f"{len(self.mixture.layers)} layers of the model should have experts, and {len(routers)} have a router",
+                f"{len(self.moe.layers)} layers of the model should have experts, and {len(routers)} have a router",
                 hints=["set inference_engine.routed_experts to false"],
             )
         for router in routers:
@@ -46,8 +46,8 @@ class RoutedExperts:
 
     def reset(self) -> None:
         """Give the memory of rows that are gone back."""
-        dtype = getattr(torch, self.mixture.dtype)
-        self._noted = torch.zeros(self._capacity, _COLUMNS, *self.mixture.shape, dtype=dtype, device=self._device)
+        dtype = getattr(torch, self.moe.dtype)
+        self._noted = torch.zeros(self._capacity, _COLUMNS, *self.moe.shape, dtype=dtype, device=self._device)
 
     def _note(self, router: torch.nn.Module, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         self._made.append(output[2])

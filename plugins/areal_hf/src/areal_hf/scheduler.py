@@ -67,7 +67,7 @@ class Scheduler:
 
     Raises:
         ValueError: the model has layers that this engine cannot run.
-        RunError: its experts are to be noted, and it is no mixture whose routers are known.
+        RunError: its experts are to be noted, and it is no MoE whose routers are known.
     """
 
     def __init__(

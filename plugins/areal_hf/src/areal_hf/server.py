@@ -99,7 +99,7 @@ class Server:
         self._arrived = asyncio.Event()
         self._read = lru_cache(maxsize=_IMAGES_KEPT)(partial(_read, reference.path))
         program = f"transformers {transformers.__version__}"
-        told = () if (experts := self._scheduler.experts) is None else (experts.mixture.shape, experts.mixture.dtype)
+        told = () if (experts := self._scheduler.experts) is None else (experts.moe.shape, experts.moe.dtype)
         self._loaded = Loaded(program, reference.path, reference.dtype, limits.sequence_length, *told)
 
     async def hear(self, peer: Peer) -> None:

@@ -21,7 +21,7 @@ from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
 from areal_core.servers.connection import HTTPAdapter, raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import Mixture, column_of
+from areal_core.servers.experts import MoEShape, column_of
 from areal_core.servers.images import ImagePrompts
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity
 from areal_core.servers.settings import OptionValue, option_arguments
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from areal_core.data.trajectory import Values
     from areal_core.interfaces import ModelReference, SamplingParameters, TensorDescription, UpdateMode
     from areal_core.servers.connection import ServerConnection
-    from areal_core.servers.interface import Piece, WeightGroup
+    from areal_core.servers.interface import PartialGeneration, WeightGroup
     from areal_sglang.config import SGLangConfig
     from areal_sglang.events import Reason
 
@@ -64,7 +64,7 @@ class SGLangAdapter(HTTPAdapter):
         scratch: a private folder that outlives a server of this machine, for the file with its key; for `command`.
 
     Attributes:
-        mixture: of the model, where servers shall tell which experts tokens went through.
+        moe: of the model, where servers shall tell which experts tokens went through.
     """
 
     name = "SGLang"
@@ -77,7 +77,7 @@ class SGLangAdapter(HTTPAdapter):
 
     def __init__(self, settings: SGLangConfig, scratch: Path | None = None) -> None:
         self._settings = settings
-        self.mixture: Mixture | None = None
+        self.moe: MoEShape | None = None
         self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
         self._scratch = scratch
         self._prompts = ImagePrompts("")
@@ -90,7 +90,7 @@ class SGLangAdapter(HTTPAdapter):
                 went through, and has none that are known.
         """
         if self._settings.routed_experts:
-            self.mixture = Mixture.read(model.path)
+            self.moe = MoEShape.read(model.path)
         self._prompts = ImagePrompts(model.path)
         if self._prompts.sees and self._settings.adapter_rank is not None:
             raise RunError(
@@ -177,20 +177,20 @@ class SGLangAdapter(HTTPAdapter):
         spans = version >= SPANS_SINCE and not rank
         return ServerIdentity(str(version), str(told["model_path"]), context, slots, named, ranks, spans)
 
-    async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
+    async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
         """`/generate` with token ids, streamed. SGLang repeats the image token of each image by itself."""
-        prompt, named = self._prompts.place(piece.input_ids, len(piece.images)), piece.sampling.stop_token_ids
-        can_go_on = is_resumable(piece.sampling)
+        prompt, named = self._prompts.place(partial.input_ids, len(partial.images)), partial.sampling.stop_token_ids
+        can_go_on = is_resumable(partial.sampling)
         body = {
             "input_ids": prompt.collapsed(),
-            **({"image_data": list(piece.images)} if piece.images else {}),
-            "sampling_params": self._sampling(piece),
+            **({"image_data": list(partial.images)} if partial.images else {}),
+            "sampling_params": self._sampling(partial),
             "return_logprob": True,
             "stream": True,
-            "rid": piece.name,
-            "extra_key": piece.cache_salt,
-            **({"return_routed_experts": True} if self.mixture is not None else {}),
-            **({"lora_path": piece.adapter} if piece.adapter else {}),
+            "rid": partial.name,
+            "extra_key": partial.cache_salt,
+            **({"return_routed_experts": True} if self.moe is not None else {}),
+            **({"lora_path": partial.adapter} if partial.adapter else {}),
         }
         seen = 0
         async for event in connection.stream("/generate", body, EVENTS):
@@ -200,10 +200,10 @@ class SGLangAdapter(HTTPAdapter):
                     return
                 raise_told(event.error)
             told = event.meta_info
-            if piece.images and told.prompt_tokens not in (0, len(piece.input_ids)):
+            if partial.images and told.prompt_tokens not in (0, len(partial.input_ids)):
                 raise ValueError(
                     f"SGLang makes {told.prompt_tokens} tokens of a prompt with images that has "
-                    f"{len(piece.input_ids)} here: both must use the same preprocessor_config.json"
+                    f"{len(partial.input_ids)} here: both must use the same preprocessor_config.json"
                 )
             ids, logprobs = event.output_ids, [entry.value for entry in told.output_token_logprobs or ()]
             total = told.completion_tokens
@@ -217,23 +217,25 @@ class SGLangAdapter(HTTPAdapter):
             spans = told.weight_versions if self._settings.adapter_rank is None else None
             reason = told.finish_reason
             if reason is not None and reason.type == "stop":
-                self._prompts.is_written(ids, named, can_go_on=can_go_on)  # then the next piece has padding for it
+                self._prompts.is_written(
+                    ids, named, can_go_on=can_go_on
+                )  # then the next partial generation has padding for it
             yield Chunk(
                 ids,
                 logprobs,
                 _finish(reason, named),
                 None if spans is None else [astuple(span) for span in spans],
-                self._columns(told.routed_experts, len(piece.input_ids) + total),
+                self._columns(told.routed_experts, len(partial.input_ids) + total),
             )
 
     def _columns(self, told: str | None, tokens: int) -> Mapping[str, Values]:
         """From base64 of int32; an answer that was aborted has none."""
-        if self.mixture is None or told is None:
+        if self.moe is None or told is None:
             return {}
-        return column_of(np.frombuffer(b64decode(told), np.int32), self.mixture, tokens)
+        return column_of(np.frombuffer(b64decode(told), np.int32), self.moe, tokens)
 
-    def _sampling(self, piece: Piece) -> dict[str, Any]:
-        sampling: SamplingParameters = piece.sampling
+    def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
+        sampling: SamplingParameters = partial.sampling
         return {
             "temperature": sampling.temperature,
             "max_new_tokens": sampling.max_new_tokens,
@@ -249,7 +251,7 @@ class SGLangAdapter(HTTPAdapter):
             # This switches off the request's own stop tokens as well, so it can be set only where there are none.
             "ignore_eos": not stops,
             "skip_special_tokens": False,
-            "sampling_seed": piece.seed & (2**63 - 1),
+            "sampling_seed": partial.seed & (2**63 - 1),
             "stream_interval": self._settings.stream_interval,
         }
 

@@ -23,7 +23,7 @@ from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
 from areal_core.servers.connection import HTTPAdapter, raise_told
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
-from areal_core.servers.experts import Mixture, column_of
+from areal_core.servers.experts import MoEShape, column_of
 from areal_core.servers.images import ImagePrompts
 from areal_core.servers.interface import Chunk, ServerCommand, ServerIdentity, Span
 from areal_core.servers.settings import OptionValue, option_arguments
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from areal_core.data.trajectory import Values
     from areal_core.interfaces import ModelReference, TensorDescription, UpdateMode
     from areal_core.servers.connection import ServerConnection
-    from areal_core.servers.interface import Piece, WeightGroup
+    from areal_core.servers.interface import PartialGeneration, WeightGroup
     from areal_vllm.config import VLLMConfig
 
 KNOWN = SpecifierSet(">=0.32,<0.33")
@@ -76,7 +76,7 @@ class VLLMAdapter(HTTPAdapter):
         settings: of the fleet.
 
     Attributes:
-        mixture: of the model, where servers shall tell which experts tokens went through.
+        moe: of the model, where servers shall tell which experts tokens went through.
     """
 
     name = "vLLM"
@@ -84,7 +84,7 @@ class VLLMAdapter(HTTPAdapter):
 
     def __init__(self, settings: VLLMConfig) -> None:
         self._settings = settings
-        self.mixture: Mixture | None = None
+        self.moe: MoEShape | None = None
         self._adapted: WeakSet[ServerConnection] = WeakSet()  # to servers whose weights are an adapter's by now
         self._prompts = ImagePrompts("")
         self._encoder: images.PatchEncoder | None = None
@@ -97,7 +97,7 @@ class VLLMAdapter(HTTPAdapter):
                 went through, and has none that are known.
         """
         if self._settings.routed_experts:
-            self.mixture = Mixture.read(model.path)
+            self.moe = MoEShape.read(model.path)
         self._prompts = ImagePrompts(model.path)
         if self._prompts.sees and self._settings.adapter_rank is not None:
             raise RunError(
@@ -202,21 +202,21 @@ class VLLMAdapter(HTTPAdapter):
         spans = not rank and not self._prompts.sees
         return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks, spans)
 
-    async def generate(self, connection: ServerConnection, piece: Piece) -> AsyncIterator[Chunk]:
+    async def generate(self, connection: ServerConnection, partial: PartialGeneration) -> AsyncIterator[Chunk]:
         """`/inference/v1/generate` with token ids, streamed."""
-        prompt = self._prompts.place(piece.input_ids, len(piece.images))
-        can_go_on = is_resumable(piece.sampling)
+        prompt = self._prompts.place(partial.input_ids, len(partial.images))
+        can_go_on = is_resumable(partial.sampling)
         shown: dict[str, Any] = {}
-        if piece.images and self._encoder is not None:
-            shown["features"] = await asyncio.to_thread(self._encoder.features, piece.images, prompt.places)
+        if partial.images and self._encoder is not None:
+            shown["features"] = await asyncio.to_thread(self._encoder.features, partial.images, prompt.places)
         body = {
-            "request_id": piece.name,
+            "request_id": partial.name,
             "token_ids": prompt.input_ids,
             **shown,
-            "sampling_params": self._sampling(piece),
+            "sampling_params": self._sampling(partial),
             "stream": True,
-            "cache_salt": piece.cache_salt,
-            **({"model": piece.adapter} if piece.adapter else {}),
+            "cache_salt": partial.cache_salt,
+            **({"model": partial.adapter} if partial.adapter else {}),
         }
         seen = 0
         async for event in connection.stream("/inference/v1/generate", body, _EVENTS):
@@ -226,26 +226,26 @@ class VLLMAdapter(HTTPAdapter):
                 spans, reason = choice.weight_versions, choice.finish_reason
                 if self._settings.adapter_rank is not None:
                     spans = None  # they are the base's, which never changes
-                output_ids, named = choice.token_ids or [], piece.sampling.stop_token_ids
+                output_ids, named = choice.token_ids or [], partial.sampling.stop_token_ids
                 seen += len(output_ids)
                 if reason == "stop" and self._prompts.is_written(output_ids, named, can_go_on=can_go_on):
-                    reason = "abort"  # the next piece has padding in its place
+                    reason = "abort"  # the next partial generation has padding in its place
                 yield Chunk(
                     output_ids,
                     [entry.logprob for entry in (choice.logprobs.content if choice.logprobs else None) or ()],
                     reason,
                     None if spans is None else [astuple(span) for span in spans],
-                    self._columns(choice.routed_experts, len(piece.input_ids) + seen),
+                    self._columns(choice.routed_experts, len(partial.input_ids) + seen),
                 )
 
     def _columns(self, told: str | None, tokens: int) -> Mapping[str, Values]:
         """From base64 of a numpy file; an answer that was aborted has none."""
-        if self.mixture is None or told is None:
+        if self.moe is None or told is None:
             return {}
-        return column_of(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.mixture, tokens)
+        return column_of(np.load(BytesIO(b64decode(told)), allow_pickle=False), self.moe, tokens)
 
-    def _sampling(self, piece: Piece) -> dict[str, Any]:
-        sampling = piece.sampling
+    def _sampling(self, partial: PartialGeneration) -> dict[str, Any]:
+        sampling = partial.sampling
         if sampling.greedy and sampling.temperature != 1:
             raise ValueError("vLLM gives no log-probabilities of another temperature than 1 for greedy requests")
         return {
@@ -262,7 +262,7 @@ class VLLMAdapter(HTTPAdapter):
             "presence_penalty": sampling.presence_penalty,
             # Only what the request names ends it: the run's settings hold the model's own stop tokens already.
             "ignore_eos": True,
-            "seed": piece.seed & (2**63 - 1),
+            "seed": partial.seed & (2**63 - 1),
             "logprobs": 0,
             "detokenize": bool(sampling.stop),
         }

@@ -224,8 +224,8 @@ def _targets(model: PreTrainedModel, settings: LoraSettings) -> list[str]:
                 hints=[f"name those that shall have an adapter, of {', '.join(_last_parts(matrices))}"],
             )
     chosen = [name.removesuffix(".weight") for name in settings.chosen(matrices)]
-    mixtures = sorted(name for name in modules if name.removesuffix(".weight").endswith(".experts"))
-    if mixtures and (inside_mlp := [name for name in chosen if ".mlp." in name]):
+    joined = sorted(name for name in modules if name.removesuffix(".weight").endswith(".experts"))
+    if joined and (inside_mlp := [name for name in chosen if ".mlp." in name]):
         raise RunError(
             f"adapter.modules: {', '.join(_last_parts(inside_mlp))} are matrices beside the experts of model type "
             f"{model.config.model_type}, and the experts' own would be left out",

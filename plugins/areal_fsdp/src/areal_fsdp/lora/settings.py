@@ -25,7 +25,7 @@ ALL_LINEAR: Final = "all-linear"
 _MATRIX = re.compile(r".*?\.\d+\.(?:.*\.)?([^.]+)\.weight")
 """A tensor of a layer, and the last part of its module's name."""
 _EXPERTS = re.compile(r"\.experts\.")
-_OF_MIXTURE = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.")
+_OF_MOE = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.")
 """The part of a layer that has experts, and what stands beside them."""
 _OF_VISION = re.compile(r"(?:.*\.)?(?:visual|vision_tower|vision_model)\.")
 """What sees images, which has no adapter."""
@@ -187,7 +187,7 @@ class LoraSettings(Settings):
         return [name for name in matrices if any(_is_of(name, module) for module in wanted)]
 
     def refuse_experts(self, names: Collection[str]) -> None:
-        """Experts of a mixture have no adapters, and neither have matrices beside them.
+        """Experts of an MoE have no adapters, and neither have matrices beside them.
 
         Args:
             names: of a model's tensors in its files.
@@ -202,10 +202,10 @@ class LoraSettings(Settings):
         hints = [f"name matrices of attention: modules: [{', '.join(attention)}]"]
         if self.modules == ALL_LINEAR:
             raise RunError(
-                "adapter.modules: all-linear would leave out the experts, and the model is a mixture of them",
+                "adapter.modules: all-linear would leave out the experts, and the model is an MoE of them",
                 hints=hints,
             )
-        of_experts = {found[1] for found in layers if _OF_MIXTURE.search(found[0])}
+        of_experts = {found[1] for found in layers if _OF_MOE.search(found[0])}
         if odd := sorted(of_experts & {module.rpartition(".")[2] for module in self.modules}):
             raise RunError(
                 f"adapter.modules: {', '.join(odd)} are matrices of the model's experts, or beside them, and experts "

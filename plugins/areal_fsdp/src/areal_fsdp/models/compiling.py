@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from areal_fsdp.parallel.experts import mixtures
+from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.tensor import decoder_layers
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def should_compile(wanted: bool | None, device: torch.device) -> bool:
 
 
 def choose_products(model: PreTrainedModel, dtype: torch.dtype, *, compile_them: bool) -> None:
-    """Experts of mixtures are computed by grouped matrix products, which a compiler takes in bfloat16 alone."""
-    if compile_them and dtype != torch.bfloat16 and next(mixtures(model), None) is not None:
+    """Experts of MoE models are computed by grouped matrix products, which a compiler takes in bfloat16 alone."""
+    if compile_them and dtype != torch.bfloat16 and next(moe_blocks(model), None) is not None:
         log.warning(
             "a compiler knows no grouped matrix products in %s: each token's experts are copied for it. Set "
             "train_engine.compile to false, or model.dtype to bfloat16",

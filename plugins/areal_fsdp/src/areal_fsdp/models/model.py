@@ -20,7 +20,7 @@ from areal_fsdp.attention.hugging_face import PACKED, Layout, register_packed_at
 from areal_fsdp.models.logprobs import default_chunk_tokens, token_logprobs
 from areal_fsdp.models.norms import speed_up_norms
 from areal_fsdp.models.wide import Head, is_wide, wide_output
-from areal_fsdp.parallel.experts import mixtures
+from areal_fsdp.parallel.experts import moe_blocks
 from areal_fsdp.parallel.loading import load
 from areal_fsdp.parallel.tensor import decoder_layers, own_part, whole
 from areal_fsdp.planning.decoder import Decoder
@@ -206,7 +206,7 @@ class RoleModule(torch.nn.Module):
         """
         set_attention(self.model, "eager")
         products = self.model.get_experts_implementation()
-        if has_experts := next(mixtures(self.model), None) is not None:
+        if has_experts := next(moe_blocks(self.model), None) is not None:
             self.model.set_experts_implementation("eager")
         try:
             if self.head_name:

@@ -1,4 +1,4 @@
-"""What a mixture's routers do in training: how evenly they use their experts, the loss that keeps it so, and replay.
+"""What an MoE's routers do in training: how evenly they use their experts, the loss that keeps it so, and replay.
 
 The loss is that of Switch Transformer (arXiv 2101.03961, eq. 4), E x sum f_i P_i over the E experts of a layer, with
 f_i the share of the choices that went to expert i and P_i its mean probability, added up over layers. f and P are those
@@ -58,7 +58,7 @@ class Routing:
     """What all routers of a model share.
 
     Args:
-        model: a mixture, or any other model, of which nothing is watched.
+        model: an MoE, or any other model, of which nothing is watched.
         weight: of the loss, 0 for none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank has some experts of every mixture; tokens go to their experts' ranks and come back.
+"""Expert parallelism: each rank has some experts of every MoE; tokens go to their experts' ranks and come back.
 
 The router and everything else of a layer sees a rank's own tokens alone. Each choice of a token travels by itself, in
 an exchange of as many rows as there are, so none is ever dropped (GShard, arXiv 2006.16668, section 3.2, without its
@@ -28,7 +28,7 @@ DIVIDED = "areal_divided"
 """What transformers knows the function below by."""
 
 
-def mixtures(model: torch.nn.Module) -> Iterator[Any]:
+def moe_blocks(model: torch.nn.Module) -> Iterator[Any]:
     """The modules that hold the experts of a layer, all in one: parameters [experts, ...]."""
     for module in model.modules():
         if hasattr(module, "has_gate") and hasattr(module, "num_experts"):  # of `use_experts_implementation`
@@ -36,12 +36,12 @@ def mixtures(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def divide_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Keep this rank's experts of each mixture, and send tokens around from now on.
+    """Keep this rank's experts of each MoE, and send tokens around from now on.
 
     Raises:
-        RunError: there are no mixtures of the kind that transformers lets others compute.
+        RunError: there are no MoE models of the kind that transformers lets others compute.
     """
-    if not (found := list(mixtures(model))):
+    if not (found := list(moe_blocks(model))):
         raise RunError(
             f"model type {model.config.model_type} computes its experts in a way of its own, which this engine does "
             "not divide",
@@ -92,7 +92,7 @@ class _OwnExperts:
 
 
 def _divided(module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute a mixture of which each rank has some experts; collective.
+    """Compute an MoE of which each rank has some experts; collective.
 
     Args:
         module: of the experts.

@@ -1,6 +1,6 @@
 """Parameters under the names of a model's files, where transformers joins or renames tensors while it loads them.
 
-A mixture's files have a matrix for each expert (`experts.3.gate_proj.weight`), as servers read them, and the model in
+An MoE's files have a matrix for each expert (`experts.3.gate_proj.weight`), as servers read them, and the model in
 memory one tensor for all of a layer (`experts.gate_up_proj`, [experts, 2 x intermediate, hidden]). transformers has a
 table for each family of models; reversed, and kept from copying, it makes views of what it joined.
 """

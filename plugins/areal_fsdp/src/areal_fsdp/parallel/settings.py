@@ -28,7 +28,7 @@ class ParallelSettings(Settings):
         1,
         ge=1,
         description="of the ranks that shard parameters (data / replicas x context), how many have the experts of a "
-        "mixture together: tokens go to them and come back, and parameters of experts are fetched from fewer ranks",
+        "MoE together: tokens go to them and come back, and parameters of experts are fetched from fewer ranks",
     )
 
     @property
@@ -83,7 +83,7 @@ class ParallelSettings(Settings):
             return experts
         if not experts:
             raise RunError(
-                f"train_engine.parallel.expert {self.expert} divides the experts of mixtures, and the model has none",
+                f"train_engine.parallel.expert {self.expert} divides the experts of MoE models, and the model has none",
                 hints=["set train_engine.parallel.expert to 1"],
             )
         if experts % self.expert:

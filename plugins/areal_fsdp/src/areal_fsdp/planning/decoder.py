@@ -18,11 +18,11 @@ _DENSE_LAYERS = ("mlp_only_layers", "first_k_dense_replace")
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model of equal layers, each attention and a gated MLP or a mixture of such experts.
+    """A model of equal layers, each attention and a gated MLP or an MoE of such experts.
 
     Attributes:
         layers: how many.
-        hidden, intermediate: width of the residual stream and of the MLP; of a mixture, of all experts that a token
+        hidden, intermediate: width of the residual stream and of the MLP; of an MoE, of all experts that a token
             goes through.
         query, key: width of all heads together, and of all key heads.
         heads: of attention.
@@ -32,7 +32,7 @@ class Decoder:
         root_parameters: of everything else: embeddings, head, last norm.
         largest_layer: parameters of the largest layer.
         norms_heads: whether queries and keys go through norms of their own.
-        experts: of a mixture, 0 where there are none; shared ones, which every token goes through, do not count.
+        experts: of an MoE, 0 where there are none; shared ones, which every token goes through, do not count.
         choices: of these, how many a token goes through.
         expert_parameters: of these, in all layers.
     """
@@ -60,7 +60,7 @@ class Decoder:
 
     @property
     def active_parameters(self) -> int:
-        """Those that a token is computed with: of a mixture, its choices of experts alone."""
+        """Those that a token is computed with: of an MoE, its choices of experts alone."""
         idle = self.expert_parameters * (self.experts - self.choices) // self.experts if self.experts else 0
         return self.parameters - idle
 
@@ -167,5 +167,5 @@ def _mlp(text: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def experts_of(text: Mapping[str, Any]) -> int:
-    """Of a mixture, from its config; 0 for a model without."""
+    """Of an MoE, from its config; 0 for a model without."""
     return next((int(text[name]) for name in EXPERTS if text.get(name)), 0)

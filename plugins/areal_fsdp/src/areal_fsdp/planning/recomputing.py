@@ -14,7 +14,7 @@ In bytes for each token and layer, e bytes an element, the backward pass finds (
     4 x 2               each norm's scale                     *
 
 Where layers are not compiled, silu(gate) is one more. Norms of heads keep their inputs, query and key before rotation.
-Of a mixture, intermediate is that of all a token's choices together, and each choice has two rows of its own: the
+Of an MoE, intermediate is that of all a token's choices together, and each choice has two rows of its own: the
 token's, which is elementwise to make again, and what down gives; where layers are not compiled, that weighted besides.
 What the router gave, and the order of its choices, come to 4 x experts + 5 x 8 x choices, half of it elementwise.
 

@@ -37,7 +37,7 @@ def make_model(
     """Write a character model with random weights as a Hugging Face folder.
 
     The head size is 32 because vLLM's kernels for CPUs have none for smaller ones. Phrases are one token each, wherever
-    they stand. With experts each layer is a mixture of Qwen3-MoE's kind.
+    they stand. With experts each layer is an MoE of Qwen3-MoE's kind.
     """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -78,7 +78,7 @@ def make_model(
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
-        **(_mixture(experts) if experts else {}),
+        **(_moe(experts) if experts else {}),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -88,7 +88,7 @@ def make_model(
     return folder
 
 
-def _mixture(experts: int) -> dict[str, Any]:
+def _moe(experts: int) -> dict[str, Any]:
     """Of a config: two of the experts are as wide as the MLP without them."""
     return {
         "num_experts": experts,

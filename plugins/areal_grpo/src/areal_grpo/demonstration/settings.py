@@ -32,7 +32,7 @@ class AdditionModelSettings(Settings):
     experts: int = Field(
         default=0,
         ge=0,
-        description="of a mixture in each layer, of which a token goes through two; 0: one MLP, as wide as two experts",
+        description="of an MoE in each layer, of which a token goes through two; 0: one MLP, as wide as two experts",
     )
 
 

@@ -1,4 +1,4 @@
-"""A mixture of experts behind true servers: what the training engine wrote is what they compute with afterwards."""
+"""An MoE behind true servers: what the training engine wrote is what they compute with afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STALE = pytest.mark.xfail(
 )
 
 
-def make_mixture(folder, *, seed=0):
+def make_moe(folder, *, seed=0):
     """Two layers of four experts, of which every tensor is seen in the output; written by the training engine."""
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
@@ -78,7 +78,7 @@ class Session(InferenceEngineSuite):
             try:
                 check_logprobs(one, found, models, self.tolerance)
             except AssertionError as error:
-                raise RuntimeError(f"the server computes another mixture from the start: {error}") from error
+                raise RuntimeError(f"the server computes another MoE from the start: {error}") from error
         await super()._takes_over(engine, update, models, mode)
 
 
@@ -89,7 +89,7 @@ def getfixture(request):
 
 
 @pytest.mark.parametrize("kind", ["sglang", pytest.param("vllm", marks=STALE)])
-def test_every_tensor_of_a_mixture_is_taken_over(kind, getfixture, server_environment, starter, monkeypatch, tmp_path):
+def test_every_tensor_of_an_moe_is_taken_over(kind, getfixture, server_environment, starter, monkeypatch, tmp_path):
     settings, engine = KINDS[kind]
     program, options = (getfixture(f"{kind}_{name}") for name in ("program", "options"))
 
@@ -114,5 +114,5 @@ def test_every_tensor_of_a_mixture_is_taken_over(kind, getfixture, server_enviro
         made.start = start
         return made
 
-    monkeypatch.setattr(weight_updates, "make_model", make_mixture)
+    monkeypatch.setattr(weight_updates, "make_model", make_moe)
     Session(make).test_every_tensor_is_taken_over(tmp_path)

@@ -13,10 +13,10 @@ from areal_core.interfaces.inference import GenerationRequest, SamplingParameter
 if TYPE_CHECKING:
     from areal_core.interfaces.inference import InferenceEngine
 
-PROBES, PROMPT_TOKENS, TOKENS = 4, 8, 32
+ANSWERS, PROMPT_TOKENS, TOKENS = 4, 8, 32
 
 
-async def probe_weights(
+async def check_answers(
     engine: InferenceEngine, sampling: SamplingParameters, version: int, vocabulary: int | None = None
 ) -> bytes:
     """Answers of every copy of the engine's weights to the same few requests, packed as the record of a group is.
@@ -36,13 +36,13 @@ async def probe_weights(
     sampling = SamplingParameters(sampling.temperature, count, greedy=sampling.greedy)
     trajectories = []
     tokens = min(50, (vocabulary or 51) - 1)
-    for number in range(PROBES):
+    for number in range(ANSWERS):
         prompt = [1 + (number * 7 + place) % tokens for place in range(PROMPT_TOKENS)]
-        request = GenerationRequest(f"probe-{version}-{number}", TokenIds(prompt), sampling, seed=number)
+        request = GenerationRequest(f"check-{version}-{number}", TokenIds(prompt), sampling, seed=number)
         for answer in await engine.generate_everywhere(request):
             if set(answer.versions) - {version}:
                 raise RunError(f"a server answers with weights of versions {set(answer.versions)} and not {version}")
             trajectories.append(Trajectory.from_generation(prompt, answer))
     if not trajectories:
-        raise RunError("no server answers the requests that verify its weights")
+        raise RunError("no server answered the requests of the log-probability check")
     return packing.to_bytes(packing.pack(trajectories))
