@@ -266,7 +266,7 @@ class FakeDriver:
         for number in range(self.starts):
             self.start(f"server-{number}")
 
-    def tell(self):
+    def report(self):
         self.changed(Servers(tuple(self.serving.values()), dict(self.failed)))
 
     def start(self, name, is_fresh=True):
@@ -280,12 +280,12 @@ class FakeDriver:
             address = f"http://{self.host}:{len(self.by_address) + 1}"
             self.servers[name] = self.by_address[address] = fate
             self.serving[name] = Server(name, address, is_fresh)
-        self.tell()
+        self.report()
 
     def end(self, name, is_again=True):
         self.servers.pop(name).is_healthy = False
         del self.serving[name]
-        self.tell()
+        self.report()
         if is_again:
             self.start(name)
 
