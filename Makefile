@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := areal_hf areal_vision areal_fsdp areal_deepspeed areal_grpo areal_rewards areal_trackers areal_finetuning areal_evaluation areal_view areal_agents areal_sglang areal_vllm areal_ray areal_slurm areal_sandboxes
-# torch is of the version in constraints.txt, and of the build that the index has: see docs/plugins.md.
+# torch is of the version in constraints.txt, and of the build that the index has: see docs/get-started.md.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml $(PLUGINS:%=plugins/%/pyproject.toml) constraints.txt
 RUN_DIR ?= runs/demo-$(shell date -u +%Y%m%dT%H%M%SZ)
@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-programs test-long test-fast test-pythons lint servers clean
+.PHONY: demo test test-programs test-long test-fast test-pythons lint docs servers clean
 demo: $(VENV)/demo
 	$(BIN)/areal run --plugins grpo run_dir=$(RUN_DIR)
 
@@ -52,6 +52,10 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/test
+	$(BIN)/python docs/reference/write_pages.py
+	$(BIN)/python -m sphinx -b html -W --keep-going -n docs build/docs
+
 # True vLLM and SGLang for the tests, each in an environment of its own below ~/.cache/areal; made once.
 servers:
 	$(PYTHON) tests/servers_on_cpu/make_environment.py vllm
@@ -69,7 +73,7 @@ $(VENV)/demo: $(VENV)/python $(SOURCES)
 
 $(VENV)/test: $(VENV)/demo
 	DS_BUILD_OPS=0 $(PIP) --no-build-isolation -e "plugins/areal_deepspeed[deepspeed]" -e "plugins/areal_rewards[datasets,judge,math,models,reasoning-gym]" -e "plugins/areal_trackers[prometheus,tensorboard,trackio]" -e "plugins/areal_fsdp[lora]" -e "plugins/areal_ray[ray]" -e "plugins/areal_agents[gymnasium,mcp,textarena]" \
-		"anthropic>=2" "hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "nbclient>=0.10" "openai>=3" "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "rank-bm25>=0.2" "ruff>=0.9" types-PyYAML
+		"anthropic>=2" "furo>=2024.8.6" "hypothesis>=6.100" "ipykernel>=6" "mypy>=1.15" "myst-parser>=4" "nbclient>=0.10" "openai>=3" "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "rank-bm25>=0.2" "ruff>=0.9" "sphinx>=8" types-PyYAML
 	touch $@
 
 clean:

@@ -32,7 +32,7 @@ COMPLETE = "complete.json"
 """Written into an environment as the last thing: what was asked for."""
 STEPS, BATCH, GROUP = 2, 2, 2
 EXACT = 1e-3
-"""Nats by which an engine and a trainer in float32 may differ at one token, in the mean; see docs/metrics.md."""
+"""Nats by which an engine and a trainer in float32 may differ at one token, in the mean: docs/reference/metrics.md."""
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": {a}, "b": {b}}}\n</tool_call>'
 TOOL_LOOP = [["<result>", "{sum}"], ["", f"I add.\n{ADD}"]]
@@ -149,7 +149,7 @@ def make_model(folder: Path) -> Path:
     pieces.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet, show_progress=False)
-    pieces.train([str(path) for path in sorted((HERE.parent / "docs").glob("*.md"))], trainer)
+    pieces.train([str(path) for path in sorted((HERE.parent / "docs").rglob("*.md"))], trainer)
     special = {"eos_token": "<|im_end|>", "pad_token": "<|pad|>", "additional_special_tokens": ["<|im_start|>"]}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, chat_template=CHAT_TEMPLATE, **special)
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _registration(kind: str) -> Callable[[], Iterable[Record]]:
-    """The hook with which plugins supply one kind of thing; `docs/hooks.md` says what each kind is.
+    """The hook with which plugins supply one kind of thing; `docs/reference/hooks.md` says what each kind is.
 
     When: while plugins are loaded, before the config is validated.
     Process: every process of a run, and every command that needs a config.

@@ -48,17 +48,6 @@ def test_the_facade_has_one_method_for_every_event_with_the_same_arguments():
         assert list(inspect.signature(method).parameters)[1:] == list(inspect.signature(hook).parameters), name
 
 
-def test_every_hook_is_documented_with_its_arguments():
-    page = (ROOT / "docs" / "hooks.md").read_text()
-    for name in HOOKS.keys() - EVENTS.keys():
-        record = records.RECORD_TYPES[name.removeprefix("areal_")].__name__
-        assert f"\n| `{name}()` | `{record}` | " in page, name
-    for name, hook in EVENTS.items():
-        assert f"### `{name}({', '.join(inspect.signature(hook).parameters)})`" in page, name
-        for line in filter(None, (inspect.getdoc(hook) or "").splitlines()):
-            assert line in page, f"docs/hooks.md does not have the line of {name}: {line}"
-
-
 def _models(model: type[Settings]) -> list[type[Settings]]:
     models = [model]
     for field in model.model_fields.values():
@@ -70,12 +59,12 @@ def _models(model: type[Settings]) -> list[type[Settings]]:
 
 @pytest.mark.parametrize("model", _models(RunConfig), ids=lambda model: model.__name__)
 def test_every_key_of_a_config_is_described_and_documented(model):
-    page = (ROOT / "docs" / "config.md").read_text()
+    page = (ROOT / "docs" / "reference" / "config.md").read_text()
     for name, field in model.model_fields.items():
         assert field.description, f"{model.__name__}.{name}"
         assert "\n" not in field.description, f"{model.__name__}.{name} is described in one line"
         row = rf"^\| `{name}` \|.*\| {re.escape(field.description)} \|$"
-        assert re.search(row, page, re.MULTILINE), f"docs/config.md does not have {model.__name__}.{name}"
+        assert re.search(row, page, re.MULTILINE), f"docs/reference/config.md does not have {model.__name__}.{name}"
 
 
 def test_a_place_for_an_unknown_kind_is_a_mistake_of_the_programmer():

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -364,8 +363,3 @@ def test_a_broken_pipe_is_silence_only_where_nobody_reads_our_own_output(is_read
     assert done.returncode == 1
     assert ("BrokenPipeError: of a program that has ended" in done.stderr) == is_read
     assert bool(done.stderr) == is_read
-
-
-def test_what_may_change_on_a_resume_is_in_the_docs():
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
-    assert [key for key in SAFE_ON_RESUME if f"`{key}`" not in page] == []

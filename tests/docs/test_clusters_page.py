@@ -1,4 +1,4 @@
-"""The commands of docs/clusters.md that need no cluster are run: machines that join, and the launcher in one file."""
+"""The commands of docs/guides/clusters.md that need no cluster: machines that join, and the launcher in one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     line
-    for block in re.findall(r"^```\n(.*?)^```$", (ROOT / "docs" / "clusters.md").read_text(), re.M | re.S)
+    for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / "guides" / "clusters.md").read_text(), re.M | re.S)
     for line in block.splitlines()
 ]
 HANG_S = 900

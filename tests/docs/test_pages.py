@@ -1,16 +1,25 @@
-"""Links of the pages lead somewhere, the index names every page, and the words of the glossary are in use."""
+"""Links lead somewhere, every page is in a table of contents, pages stay short, and the site can be built."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").glob("*/README.md")])
+DOCS = ROOT / "docs"
+PLUGIN_PAGES = sorted((ROOT / "plugins").glob("*/README.md"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *PLUGIN_PAGES]
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+
+
+def words(page: Path) -> int:
+    """How many there are, as `wc -w` counts them."""
+    return len(page.read_text(encoding="utf-8").split())
 
 
 def definitions(path: Path) -> set[str]:
@@ -33,7 +42,7 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
 
 
 def test_every_stop_of_the_prompt_is_a_function_that_is_there() -> None:
-    page = ROOT / "docs" / "follow-one-prompt.md"
+    page = DOCS / "concepts" / "follow-one-prompt.md"
     stops = [(m["text"], m["target"]) for m in LINK.finditer(page.read_text(encoding="utf-8"))]
     assert len(stops) > 30
     lost = [
@@ -44,25 +53,32 @@ def test_every_stop_of_the_prompt_is_a_function_that_is_there() -> None:
     assert lost == []
 
 
-def test_the_readme_leads_to_the_index_and_the_index_to_every_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "](docs/README.md)" in readme
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    inside = {"README.md", "config_introduction.md"}
-    pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in inside]
-    assert [name for name in pages if f"]({name})" not in index] == []
+def test_every_page_is_in_a_table_of_contents_and_linked_from_the_first_page() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    pages = sorted(str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md") if page.stem != "index")
+    listed = [line for tree in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in tree.splitlines()]
+    assert sorted(line for line in listed if line and not line.startswith(":")) == pages
+    assert [page for page in pages if f"]({page}.md)" not in index] == []
+    assert "](docs/index.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_is_short_and_names_every_distribution() -> None:
+def test_the_pages_are_short() -> None:
+    by_hand = [page for page in DOCS.rglob("*.md") if page.parent.name != "reference" and page.stem != "benchmarks"]
+    assert sum(map(words, by_hand)) <= 16_000
+    assert words(DOCS / "benchmarks.md") <= 2_500
+    assert words(ROOT / "README.md") <= 600
+    assert {page.parent.name: words(page) for page in PLUGIN_PAGES if words(page) > 100} == {}
+
+
+def test_the_readme_names_every_distribution() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.split()) <= 600
     names = [folder.name.replace("_", "-") for folder in (ROOT / "plugins").iterdir() if folder.is_dir()]
     assert [name for name in ["areal-core", *names] if f"`{name}` |" not in readme] == []
 
 
-def test_the_words_of_the_glossary_are_in_the_code() -> None:
-    code = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "areal_core").rglob("*.py")).lower()
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    words = [w for line in re.findall(r"^\| (.+?) \|", page, re.M)[2:] for w in re.sub(r"\(.*?\)", "", line).split(",")]
-    assert len(words) >= 40
-    assert [word.strip() for word in words if word.strip().lower() not in code] == []
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Links and anchors between pages among them; `make docs` does the same."""
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-n", "-q", "docs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

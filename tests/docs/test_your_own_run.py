@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-own-run.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "your-own-run.md"
 BLOCKS = re.compile(r"```(?:python|yaml)\n# (?P<name>my_\w+\.\w+)\n(?P<text>.*?)```", re.DOTALL)
 HANG_S = 280
 
@@ -20,7 +20,7 @@ HANG_S = 280
 def test_the_page_works_as_written(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     files = {found["name"]: found["text"] for found in BLOCKS.finditer(text)}
-    assert set(files) == {"my_data.py", "my_reward.py", "my_run.yaml"}
+    assert {"my_data.py", "my_reward.py", "my_run.yaml"} <= set(files)
     # Shorter, for the sake of the test: neither the model's fine-tuning nor the run needs to lead anywhere.
     short = files["my_run.yaml"].replace("steps: 40", "steps: 2")
     files["my_run.yaml"] = short.replace("source: grpo/addition_model", "source: {type: grpo/addition_model, steps: 2}")

@@ -118,7 +118,7 @@ def _says(path: Path, words: str) -> bool:
     ],
 )
 def test_an_example_of_two_files_is_trained(workplace: Workplace, name: str, needs: str, turns: int) -> None:
-    """With a model that has learned nothing; what the examples learn is in docs/figures.md."""
+    """With a model that has learned nothing; what the examples learn is in docs/benchmarks.md."""
     pytest.importorskip(needs)
     if name == "coder" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed")

@@ -65,7 +65,7 @@ LARGE = qwen2(152_064, 3584, 18_944, 28, 4, tied=False)
     ],
 )
 def test_the_plan_is_within_a_tenth_of_measured_peaks(load, ranks, parallel, rounds, recomputes, measured):
-    """Rows of docs/figures.md, "A train step on one H200" and "The FSDP engine over several H200s"."""
+    """GiB on H200s, 32,768 tokens a rank: benchmarks/gpu_train_step.py and gpu_scaling.py (docs/benchmarks.md)."""
     settings = FSDPConfig(max_tokens_per_microbatch=TOKENS, activation_checkpointing=recomputes, parallel=parallel)
     planned = settings.memory(replace(load, ranks=ranks, tokens=rounds * TOKENS))
     assert planned.total / GIB == pytest.approx(measured, rel=0.1)
@@ -81,7 +81,7 @@ def test_the_plan_is_within_a_tenth_of_measured_peaks(load, ranks, parallel, rou
     ],
 )
 def test_the_plan_of_memory_choices_is_within_a_tenth_of_measured_peaks(load, ranks, settings, measured):
-    """Rows of docs/figures.md, "Memory choices, measured"."""
+    """GiB on H200s: benchmarks/gpu_train_step.py and gpu_scaling.py (docs/benchmarks.md, "Memory")."""
     planned = FSDPConfig(max_tokens_per_microbatch=TOKENS, **settings).memory(replace(load, ranks=ranks))
     assert planned.total / GIB == pytest.approx(measured, rel=0.1)
 

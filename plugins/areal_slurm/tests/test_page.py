@@ -1,4 +1,4 @@
-"""Every command of docs/clusters-slurm.md is run, in its order, on a true SLURM."""
+"""Every command below "SLURM" in docs/guides/clusters.md is run, in its order, on a true SLURM."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(2400)]
-PAGE = Path(__file__).parents[3] / "docs" / "clusters-slurm.md"
-BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "clusters.md"
+BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG = """\
 plugins: [grpo, hf, fsdp]
 steps: 1000
@@ -36,7 +36,8 @@ ENDS = ("COMPLETED", "FAILED", "CANCELLED")
 
 
 def test_its_commands(cluster: Any, tmp_path: Path) -> None:
-    commands = [line for block in BLOCK.findall(PAGE.read_text()) for line in block.splitlines()]
+    section = PAGE.read_text().partition("\n## SLURM\n")[2].partition("\n## ")[0]
+    commands = [line for block in BLOCK.findall(section) for line in block.splitlines()]
     assert len(commands) > 10
     (tmp_path / "my.yaml").write_text(CONFIG)
     subprocess.run([sys.executable, "-c", MODEL], cwd=tmp_path, env=cluster.environment, check=True)

@@ -1,4 +1,4 @@
-"""The configs of docs/agents.md, as they stand there."""
+"""The configs of docs/guides/agents.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from areal_core.errors import ConfigError
 
 pytest.importorskip("areal_grpo", reason="the first-party plugins are not installed")
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
+PAGE = (HERE.parents[3] / "docs" / "guides" / "agents.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """The config below a heading of the page, over a preset that trains."""
+    """The config of the page that begins with a comment, over a preset that trains."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # `python` of the page is this one
     shutil.copy(HERE / "tool_server.py", tmp_path / "server.py")
 
-    def resolved(heading: str) -> Any:
-        found = re.search(rf"^### {heading}$.*?^```yaml$(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-        assert found, heading
+    def resolved(comment: str) -> Any:
+        found = re.search(rf"^```yaml\n# {comment}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        assert found, comment
         begin = "plugins: [grpo, agents]\npreset: grpo/addition\nrewards: []\n"
         (tmp_path / "run.yaml").write_text(begin + found[1])
         return resolve(str(tmp_path / "run.yaml"), [], []).config
@@ -39,11 +39,11 @@ def read(tmp_path, monkeypatch):
     return resolved
 
 
-@pytest.mark.parametrize(("heading", "opening"), [("gymnasium", "[S]FFF"), ("TextArena", "between 1 and 20")])
-def test_a_game_of_the_page_is_played(heading, opening, read):
+@pytest.mark.parametrize(("comment", "opening"), [("gymnasium", "[S]FFF"), ("TextArena", "between 1 and 20")])
+def test_a_game_of_the_page_is_played(comment, opening, read):
     pytest.importorskip("gymnasium")
     pytest.importorskip("textarena")
-    config = read(heading)
+    config = read(comment)
     environment = config.workflow.settings.environment.build()
 
     async def play() -> tuple[str, Any]:
@@ -58,7 +58,7 @@ def test_a_game_of_the_page_is_played(heading, opening, read):
 @pytest.mark.slow
 def test_servers_of_the_page_are_started(read):
     pytest.importorskip("mcp")
-    settings = read("Tools of MCP servers").workflow.settings
+    settings = read("MCP servers").workflow.settings
     worker, episode, behind = settings.mcp
     assert (worker.per, episode.per, behind.url) == ("worker", "episode", "http://127.0.0.1:9000/mcp")
     for server in (worker, episode):

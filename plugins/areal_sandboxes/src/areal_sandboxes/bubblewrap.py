@@ -188,7 +188,7 @@ class Bubblewrap:
             hints = [hint for words, hint in HINTS.items() if words in said]
             raise ConfigError(
                 f"the sandbox bubblewrap does not work on this machine: {cause}",
-                hints=(*hints, "sandboxes/container is another one; docs/sandboxes.md says what each needs"),
+                hints=(*hints, "sandboxes/container is another one; docs/guides/rewards.md says what each needs"),
             )
 
 

@@ -1,0 +1,103 @@
+"""The pages of docs/reference are what the code says, and have every public name, hook, key and command."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from areal_core import config, data, interfaces, library, plugins
+from areal_core.cli.commands.run import SAFE_ON_RESUME
+from areal_core.plugins import KINDS, PluginManager
+from areal_core.plugins.hooks import areal_run_finished
+from areal_core.testing import conformance, fakes
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+NAMES = ("algorithms", "api", "commands", "components", "config", "hooks", "interfaces", "metrics")
+
+
+def page(name: str) -> str:
+    """The text of a page."""
+    return (REFERENCE / f"{name}.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the pages as they are made now."""
+    folder = tmp_path_factory.mktemp("reference")
+    subprocess.run([sys.executable, str(REFERENCE / "write_pages.py"), str(folder)], check=True, cwd=ROOT)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_current(name: str, made: Path) -> None:
+    assert sorted(path.stem for path in made.iterdir()) == sorted(NAMES)
+    current = (made / f"{name}.md").read_text(encoding="utf-8")
+    assert page(name) == current, "write it anew: python docs/reference/write_pages.py"
+
+
+@pytest.mark.parametrize("package", [interfaces, data, config, plugins, conformance], ids=lambda one: one.__name__)
+def test_every_public_name_is_there(package: ModuleType) -> None:
+    text = page("interfaces" if package is interfaces else "api")
+    assert [name for name in package.__all__ if f"### `{name}`\n" not in text] == []
+
+
+@pytest.mark.parametrize("module", [fakes, library], ids=lambda one: one.__name__)
+def test_every_public_name_of_a_module_is_there(module: ModuleType) -> None:
+    names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    assert [name for name in names if not name.startswith("_") and f"### `{name}`\n" not in page("api")] == []
+
+
+def test_every_kind_has_its_hook_and_its_protocol() -> None:
+    rows = re.findall(r"^\| `areal_(\w+)\(\)` \| `\w+` \| .*\[`\w+`\]\((\w+)\.md#(\w+)\)", page("hooks"), re.MULTILINE)
+    assert [kind for kind, _, _ in rows] == list(KINDS)
+    for _, where, anchor in rows:
+        assert anchor in [name.lower() for name in re.findall(r"^### `(\w+)`", page(where), re.MULTILINE)]
+    assert f"### `{areal_run_finished.__name__}(run_dir, outcome, signal)`" in page("hooks")
+
+
+def test_every_command_is_there() -> None:
+    from areal_core.cli import command_names
+
+    names = sorted(path.name.removeprefix("areal_") for path in ROOT.glob("plugins/areal_*"))
+    records = [record for kind, record in PluginManager.load(names).records() if kind == "commands"]
+    expected = [*command_names(), *(f"{record.plugin} {record.name}" for record in records)]
+    assert re.findall(r"^## areal (.+)$", page("commands"), re.MULTILINE) == expected
+
+
+def test_what_may_change_on_a_resume_is_there() -> None:
+    assert [key for key in SAFE_ON_RESUME if f"`{key}`" not in page("config")] == []
+
+
+def test_every_setting_of_a_component_is_described() -> None:
+    assert "### `fsdp/fsdp`" in page("components")
+    assert [line for line in page("components").splitlines() if line.endswith("|  |")] == []
+
+
+def test_every_link_of_the_algorithms_leads_to_a_heading() -> None:
+    text = page("algorithms")
+    found = re.findall(r"^### `(.+?)` (.+)$", text, re.MULTILINE)
+    headings = {f"{name}-{kind}".replace("/", "").replace(" ", "-") for name, kind in found}
+    assert len(headings) == len(found)
+    assert set(re.findall(r"\(#(.+?)\)", text.partition("\n## ")[0])) == headings
+
+
+def test_what_the_constructor_of_an_engine_is_given_is_what_the_run_gives() -> None:
+    tree = ast.parse((ROOT / "areal_core" / "runs" / "engines.py").read_text())
+    (given,) = [
+        {keyword.arg for keyword in node.keywords}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("inference_engine.build")
+    ]
+    documentation = interfaces.InferenceEngine.__doc__ or ""
+    assert [name for name in sorted(filter(None, given)) if f"`{name}`" not in documentation] == []
