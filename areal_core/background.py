@@ -66,12 +66,12 @@ def on_failure(handler: Handler) -> Handler:
     return former
 
 
-def watch_event_loop(limit_s: float, tell: Callable[[str], None]) -> None:
+def watch_event_loop(limit_s: float, log: Callable[[str], None]) -> None:
     """Notice, from a thread, when something blocks the running event loop, and say which line it is; until it closes.
 
     Args:
         limit_s: after which it ends as background work that failed, with `RunError`.
-        tell: called in that thread with what is to be said.
+        log: called in that thread with what is to be said.
     """
     beats, loop_thread, loop = [0], threading.get_ident(), asyncio.get_running_loop()
 
@@ -81,29 +81,29 @@ def watch_event_loop(limit_s: float, tell: Callable[[str], None]) -> None:
             await asyncio.sleep(TICK_S / 2)
 
     def watch() -> None:
-        seen, blocked_s, is_told = 0, 0.0, False
+        seen, blocked_s, is_reported = 0, 0.0, False
         while True:
             time.sleep(TICK_S)
             if loop.is_closed():
                 return
             if beats[0] != seen:
-                if is_told:
-                    tell("the event loop goes on")
-                seen, blocked_s, is_told = beats[0], 0.0, False
+                if is_reported:
+                    log("the event loop goes on")
+                seen, blocked_s, is_reported = beats[0], 0.0, False
                 continue
             # Its own ticks are counted, and no clock is read: a process that was stopped as a whole has not blocked.
             blocked_s += TICK_S
-            if blocked_s < TOLD_S or (is_told and blocked_s < limit_s):
+            if blocked_s < TOLD_S or (is_reported and blocked_s < limit_s):
                 continue
             frame = sys._current_frames().get(loop_thread)
             stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
             is_starved = any(one.f_code is start_thread.__code__ for one, _ in traceback.walk_stack(frame))
             advice = OTHERS_HOLD if is_starved else "await it, or run it in a thread"
-            told = f"a call blocks everything else since {blocked_s:.0f} s; {advice}:\n{stack}"
+            message = f"a call blocks everything else since {blocked_s:.0f} s; {advice}:\n{stack}"
             if blocked_s >= limit_s:
-                raise RunError(told, hints=["rollout.blocked_timeout_s is the limit"])
-            tell(told)
-            is_told = True
+                raise RunError(message, hints=["rollout.blocked_timeout_s is the limit"])
+            log(message)
+            is_reported = True
 
     start_task(beat(), "beat of the event loop")
     start_thread(watch, "watch over the event loop")

@@ -96,27 +96,27 @@ def require_room(what: str, folder: Path, size: int) -> None:
         raise refused(what, folder, f"it takes {_told(size)}, and the disk is full")
 
 
-def wait_for_room(what: str, folder: Path, size: int, tell: Callable[[str], None]) -> None:
+def wait_for_room(what: str, folder: Path, size: int, log: Callable[[str], None]) -> None:
     """Return when `size` bytes are free; raises as `patiently`, after as long a wait."""
-    patiently(lambda: require_room(what, folder, size), tell)
+    patiently(lambda: require_room(what, folder, size), log)
 
 
-def patiently(write: Callable[[], None], tell: Callable[[str], None]) -> None:
+def patiently(write: Callable[[], None], log: Callable[[str], None]) -> None:
     """Write, again and again for a while where the disk refuses, and say so once.
 
     Raises:
         DiskError: it still does.
     """
-    deadline, is_told = time.monotonic() + PATIENCE_S, False
+    deadline, is_reported = time.monotonic() + PATIENCE_S, False
     while True:
         try:
             return write()
         except DiskError as error:
             if time.monotonic() > deadline:
                 raise
-            if not is_told:
-                tell(f"{error.message}; it is tried again for {PATIENCE_S:g} s")
-            is_told = True
+            if not is_reported:
+                log(f"{error.message}; it is tried again for {PATIENCE_S:g} s")
+            is_reported = True
         time.sleep(RETRY_INTERVAL_S)
 
 

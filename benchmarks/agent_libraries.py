@@ -109,7 +109,7 @@ def make_environment(name: str, library: Library, *, fresh: bool) -> Path:
     if done.is_file() and done.read_text() == wanted and not fresh:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    say(f"making {folder}")
+    log(f"making {folder}")
     if is_node(name):
         folder.mkdir(parents=True)
         npm = ["npm", "install", "--no-fund", "--no-audit", "--loglevel=error", *library.packages]
@@ -193,7 +193,7 @@ def train(name: str, library: Library, folder: Path, model: Path, run_dir: Path,
     done = subprocess.run([*areal, "run", config, *words], capture_output=True, text=True, timeout=1200, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        say("\n".join(lines[-40:]))
+        log("\n".join(lines[-40:]))
         return {"error": next((line for line in reversed(lines) if re.match(r"\S*Error\b", line)), lines[-1])}
     audit = subprocess.run([*areal, "audit", run_dir], capture_output=True, text=True, timeout=300, check=False)
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -233,7 +233,7 @@ def row(name: str, library: Library, release: str, free: dict[str, Any], told: d
     )
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Progress, to stderr: stdout holds the table alone."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -267,7 +267,7 @@ def main() -> int:
             for scripted in (False, True):
                 run_dir = base / f"{name}-{'scripted' if scripted else 'free'}"
                 results.append(train(name, library, folder, model, run_dir, scripted=scripted))
-                say(f"{run_dir.name}: {json.dumps(results[-1], indent=1)}")
+                log(f"{run_dir.name}: {json.dumps(results[-1], indent=1)}")
             rows.append(row(name, library, version(name, library, folder), *results))
             print(rows[-1], flush=True)
     return int(any("| NO" in line or "did not run" in line for line in rows))

@@ -44,8 +44,8 @@ def cluster(kind: str, folder: Path) -> Iterator[tuple[list[str], Mapping[str, s
     try:
         begin()
         cache = os.environ.get("AREAL_CACHE", str(Path.home() / ".cache" / "areal"))
-        told = " ".join(f"{name}={process.pid}" for name, process in nodes.items())
-        yield before, {**one.environment, "AREAL_CACHE": cache, "CLUSTER_NODES": told, "OMP_NUM_THREADS": "1"}
+        message = " ".join(f"{name}={process.pid}" for name, process in nodes.items())
+        yield before, {**one.environment, "AREAL_CACHE": cache, "CLUSTER_NODES": message, "OMP_NUM_THREADS": "1"}
     finally:
         one.close()
 

@@ -62,7 +62,7 @@ class Measured:
             setting.wait()
             milliseconds = 1000 * (time.perf_counter() - start)
         self.updates.append((name, len(sizes), sum(sizes), milliseconds))
-        setting.say(self.row(*self.updates[-1]))
+        setting.log(self.row(*self.updates[-1]))
 
     @staticmethod
     def row(name: str, count: int, size: int, milliseconds: float) -> str:
@@ -78,7 +78,7 @@ def measure(setting: Setting, folder: str, name: str, settings: dict[str, Any], 
         start = time.perf_counter()
         engine.setup(ModelReference(folder, "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
         learning = sum(parameter.numel() for parameter in engine._parameters.values())
-        setting.say(f"{name}: setup {time.perf_counter() - start:.1f} s, {learning:,} parameters learn")
+        setting.log(f"{name}: setup {time.perf_counter() - start:.1f} s, {learning:,} parameters learn")
         batch, loss = make_batch(setting), loss_of(setting.tokens, 0.0)
         share = done_flops(engine, setting) / setting.flops()
         setting.measure(
@@ -90,7 +90,7 @@ def measure(setting: Setting, folder: str, name: str, settings: dict[str, Any], 
             own = partial(whole_of, device=setting.device, dtype=torch.bfloat16)
             measured.sync(setting, f"{name}: the adapter alone", lambda: map(own, engine._parameters.values()))
     except torch.OutOfMemoryError as error:
-        setting.say(f"{name}: no memory: {str(error).partition('.')[0]}")
+        setting.log(f"{name}: no memory: {str(error).partition('.')[0]}")
     finally:
         engine.close()
 
@@ -113,7 +113,7 @@ def main() -> None:
     setting, measured = make_setting("tiny" if options.tiny else options.size, repeat=options.repeat), Measured()
     setting.rate = matrix_rate(setting.device, 256 if options.tiny else 8192)
     name = torch.cuda.get_device_name() if setting.device.type == "cuda" else "CPU"
-    setting.say(f"{name}, torch {torch.__version__}, matrix rate {setting.rate / 1e12:.2f} TFLOP/s")
+    setting.log(f"{name}, torch {torch.__version__}, matrix rate {setting.rate / 1e12:.2f} TFLOP/s")
     with tempfile.TemporaryDirectory() as folder:
         with setting.device:
             AutoModelForCausalLM.from_config(setting.config, dtype=torch.bfloat16).save_pretrained(folder)
@@ -123,11 +123,11 @@ def main() -> None:
             measure(setting, folder, row, settings, measured)
             setting.free()
     head = "| | ms | tokens/s | MFU | peak GiB |\n|---|---|---|---|---|"
-    setting.say("\n".join(["", head, *(setting.row(*row) for row in setting.rows)]))
+    setting.log("\n".join(["", head, *(setting.row(*row) for row in setting.rows)]))
     head = "| a weight update | tensors | MiB | ms |\n|---|---|---|---|"
-    setting.say("\n".join(["", head, *(measured.row(*row) for row in measured.updates)]))
+    setting.log("\n".join(["", head, *(measured.row(*row) for row in measured.updates)]))
     if setting.device.type == "cuda":
-        setting.say(f"\nof {torch.cuda.get_device_properties(0).total_memory / GIB:.1f} GiB")
+        setting.log(f"\nof {torch.cuda.get_device_properties(0).total_memory / GIB:.1f} GiB")
 
 
 if __name__ == "__main__":

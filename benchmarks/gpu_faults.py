@@ -38,7 +38,7 @@ ASK_TIMEOUT_S, POLL_S = 2.0, 0.004
 SHOWN = ("step", "time/step_s", "time/weight_sync_s", "weight_sync/transfer_s", "logprob_check/difference_mean")
 
 
-def tell(**fact: Any) -> None:
+def log(**fact: Any) -> None:
     """A line of what was found."""
     print(json.dumps(fact), flush=True)
 
@@ -140,7 +140,7 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
     began, found, was = time.monotonic(), dict[str, Any](), ""
     then = {"phase_then": phase_of(run.look()), "open_updates": run.open_updates() - base}
     done = len(run.steps)
-    tell(killed_in=phase, **then, step=run.steps[-1][1]["step"], server=server)
+    log(killed_in=phase, **then, step=run.steps[-1][1]["step"], server=server)
     while time.monotonic() < deadline and len(run.steps) < done + 2:
         time.sleep(POLL_S)
         driving, since = run.look(), round(time.monotonic() - began, 2)
@@ -157,7 +157,7 @@ def kill_inside(run: Run, phase: str, deadline: float) -> None:
         found = {key: since for key, is_so in seen.items() if is_so} | found
         was = now if has_begun else ""
     found |= {"server_kept": server_of(driving) == server, "open_updates_left": run.open_updates() - base}
-    tell(killed_in=phase, **found, told=[line for _, line in run.lines[said:]][:12])
+    log(killed_in=phase, **found, told=[line for _, line in run.lines[said:]][:12])
 
 
 def main() -> int:
@@ -188,14 +188,14 @@ def main() -> int:
         run.process.send_signal(signal.SIGINT)
         run.process.wait(30)
     except (SystemExit, subprocess.TimeoutExpired) as error:
-        tell(error=str(error)[-2000:])
+        log(error=str(error)[-2000:])
     finally:
         run.process.kill()
     print(notes.read_text() if notes.is_file() else "", end="")
     for when, step in run.steps:
-        tell(at_s=round(when - began, 1), **{key: round(step[key], 4) for key in SHOWN if key in step})
+        log(at_s=round(when - began, 1), **{key: round(step[key], 4) for key in SHOWN if key in step})
     audit = subprocess.run([*AREAL, "audit", str(run.path), "--json"], capture_output=True, text=True, check=False)
-    tell(what=arguments.what, exit_code=run.process.wait(), audit=audit.returncode, of=audit.stdout or audit.stderr)
+    log(what=arguments.what, exit_code=run.process.wait(), audit=audit.returncode, of=audit.stdout or audit.stderr)
     return 0
 
 

@@ -89,7 +89,7 @@ class Setting:
         attention = 6 * c.num_hidden_layers * query * sum(length**2 for length in self.lengths)
         return 6.0 * parameters * self.tokens + attention
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print at once: a run that is cut off has still said what it measured."""
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -114,13 +114,13 @@ class Setting:
                 self.wait()
                 times.append(time.perf_counter() - start)
         except Exception:  # noqa: BLE001 - shown, and the next row may work
-            self.say(f"{name}: {traceback.format_exc()[-2000:]}")
+            self.log(f"{name}: {traceback.format_exc()[-2000:]}")
             return
         seconds = statistics.median(times)
         peak = torch.cuda.max_memory_allocated() / GIB if self.device.type == "cuda" else 0.0
         self.rows.append((name, seconds, batches, share, peak))
         spread = 1000 * (max(times) - min(times))
-        self.say(f"{self.row(*self.rows[-1])} spread {spread:.0f} ms, first step {first:.1f} s")
+        self.log(f"{self.row(*self.rows[-1])} spread {spread:.0f} ms, first step {first:.1f} s")
 
     def row(self, name: str, seconds: float, batches: int, share: float, peak: float) -> str:
         """Of the table."""
@@ -217,9 +217,9 @@ def measure_kernels(setting: Setting, names: list[str]) -> None:
             for part, (factor, call) in calls.items():
                 milliseconds = _milliseconds(call)
                 rate = factor * flops / milliseconds / 1e9
-                setting.say(f"{name} {part}: {c.num_hidden_layers * milliseconds:.1f} ms, {rate:.0f} TFLOP/s")
+                setting.log(f"{name} {part}: {c.num_hidden_layers * milliseconds:.1f} ms, {rate:.0f} TFLOP/s")
         except Exception:  # noqa: BLE001 - a kernel may be missing
-            setting.say(f"{name}: {traceback.format_exc()[-600:]}")
+            setting.log(f"{name}: {traceback.format_exc()[-600:]}")
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
@@ -253,9 +253,9 @@ def profile(setting: Setting, name: str, step: Callable[[], Any]) -> None:
         kinds[kind] += milliseconds
         rest += [(milliseconds, event.count, event.key)] if kind in ("rest", "optimizer", "copies") else []
     split = ", ".join(f"{kind} {value:.0f}" for kind, value in kinds.items())
-    setting.say(f"profile of {name}, ms: {split}; sum {sum(kinds.values()):.0f}, wall {wall:.0f}")
+    setting.log(f"profile of {name}, ms: {split}; sum {sum(kinds.values()):.0f}, wall {wall:.0f}")
     for milliseconds, count, key in sorted(rest, reverse=True)[:22]:
-        setting.say(f"    {milliseconds:7.2f} ms {count:5d} x {key[:110]}")
+        setting.log(f"    {milliseconds:7.2f} ms {count:5d} x {key[:110]}")
 
 
 class ShardedEngine(FSDPEngine):
@@ -282,7 +282,7 @@ def say_when_the_host_was_where(setting: Setting, engine: FSDPEngine, step: Call
     end = time.perf_counter()
     del engine._update
     busy = "busy" if moments[1] else "idle"
-    setting.say(f"host begins the update at {1000 * (moments[0] - start):.0f} ms, device then {busy}; all done at "
+    setting.log(f"host begins the update at {1000 * (moments[0] - start):.0f} ms, device then {busy}; all done at "
                 f"{1000 * (end - start):.0f} ms")  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def engine_rows(setting: Setting, folder: str, kernel: str, options: argparse.Na
     )  # fmt: skip
     start = time.perf_counter()
     engine.setup(ModelReference(folder, "bfloat16"), ACTOR, OptimizerSettings(1000, 1.0))
-    setting.say(f"setup {time.perf_counter() - start:.1f} s")
+    setting.log(f"setup {time.perf_counter() - start:.1f} s")
     label = f"engine, {kernel} attention" + (f", {kind}" if kind != "engine" else "")
     batch, total = make_batch(setting), setting.tokens
     metric, both = loss_of(total, 0.0), ["logprobs", "entropy"]
@@ -340,7 +340,7 @@ def main() -> None:
     setting = make_setting(options.size, repeat=options.repeat, tiny=options.tiny)
     setting.rate = matrix_rate(setting.device, 256 if options.tiny else 8192)
     name = torch.cuda.get_device_name() if setting.device.type == "cuda" else "CPU"
-    setting.say(f"{name}, torch {torch.__version__}, matrix rate {setting.rate / 1e12:.0f} TFLOP/s")
+    setting.log(f"{name}, torch {torch.__version__}, matrix rate {setting.rate / 1e12:.0f} TFLOP/s")
     if options.attention:
         measure_kernels(setting, list(_MAKERS))
     if "plain" in options.rows:
@@ -367,7 +367,7 @@ def main() -> None:
     rates = f"matrix rate {setting.rate / 1e12:.0f} before and {again / 1e12:.0f} after; MFU is against the higher"
     setting.rate = max(setting.rate, again)
     head = "| | ms | tokens/s | MFU | peak GiB |\n|---|---|---|---|---|"
-    setting.say("\n".join(["", rates, "", head, *(setting.row(*row) for row in setting.rows)]))
+    setting.log("\n".join(["", rates, "", head, *(setting.row(*row) for row in setting.rows)]))
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ def judge(audited: Audited, version: str) -> bool:
         print(f"synced while a worker was stopped: {audited.stopped}")
     for place in torch.nonzero(found.wrong)[:10, 0].tolist():
         others = torch.nonzero(found.others[:, place])[:, 0].tolist()
-        told = f"label {labels[place]}, off by {found.own[place]:.4f}, explained by {others}"
-        print(f"wrong: answer {found.answers[place]}, {told}")
+        message = f"label {labels[place]}, off by {found.own[place]:.4f}, explained by {others}"
+        print(f"wrong: answer {found.answers[place]}, {message}")
     row = {
         "engine": f"{arguments.engine} {version}{', by partials' * arguments.partial_generations}",
         "mode": arguments.mode,

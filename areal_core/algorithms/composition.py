@@ -97,8 +97,10 @@ class PolicyGradient:
         terms = self._terms(batch, outputs)
         losses, logged = self._policy_loss(terms)
         if losses.shape != terms.mask.shape:
-            told = f"the policy loss '{self._settings.policy_loss.target}' gave a tensor of shape {tuple(losses.shape)}"
-            raise RunError(f"{told}, and one value for each of {tuple(terms.mask.shape)} tokens is needed")
+            message = (
+                f"the policy loss '{self._settings.policy_loss.target}' gave a tensor of shape {tuple(losses.shape)}"
+            )
+            raise RunError(f"{message}, and one value for each of {tuple(terms.mask.shape)} tokens is needed")
         for regularizer in self._regularizers:
             added, also = regularizer(terms)
             losses, logged = losses + added, logged | also

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import areal_core
-from areal_core.cli.output import complain, reader_is_gone
+from areal_core.cli.output import print_error, reader_is_gone
 from areal_core.errors import ArealError, UsageError
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArealError as error:
         if "--debug" in words:
             raise
-        complain(f"error: {error}")
+        print_error(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt as interrupt:
-        complain("interrupted")
+        print_error("interrupted")
         return 128 + int((*interrupt.args, signal.SIGINT)[0])
     except BrokenPipeError:
         if not reader_is_gone():  # it was another pipe

@@ -10,7 +10,7 @@ import sys
 from areal_core.errors import RunError, printable
 
 
-def say(text: str = "") -> None:
+def print_out(text: str = "") -> None:
     """Write one line (or several) of result.
 
     Raises:
@@ -34,7 +34,7 @@ def reader_is_gone() -> bool:
     return bool(output.poll(0))
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Write an error or a warning, under the name of the program; a terminal that is gone hears nothing."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"areal: {printable(text)}\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, cast
 
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 from areal_core.errors import PluginBrokenError, UsageError
 from areal_core.plugins import PluginManager
 from areal_core.plugins.records import normalize
@@ -35,7 +35,7 @@ def run_plugin_command(word: str, rest: Sequence[str], core_commands: Sequence[s
     own = [record for kind, record in manager.records() if kind == "commands" and record.plugin == plugin]
     if not rest or rest[0] in {"-h", "--help"}:
         listing = "\n".join(f"  {command.name:<20} {command.summary}" for command in own)
-        say(f"commands of the plugin {word}:\n{listing}" if own else f"the plugin {word} has no commands")
+        print_out(f"commands of the plugin {word}:\n{listing}" if own else f"the plugin {word} has no commands")
         return 0 if rest else 2
     if not own:
         raise UsageError(f"the plugin {word} has no commands", hints=(f"see what it has: areal plugins {word}",))

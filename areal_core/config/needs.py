@@ -48,8 +48,8 @@ def roles_of(algorithm: Selection, updates: int) -> dict[str, Role]:
         role = need.role if isinstance(need, ForwardPass) else need
         if roles.setdefault(role.name, role) != role:
             one, other = asdict(roles[role.name]), asdict(role)
-            told = ", ".join(f"{key} is {one[key]} and {other[key]}" for key in one if one[key] != other[key])
-            raise ConfigError(f"two components mean different roles by '{role.name}': {told}")
+            message = ", ".join(f"{key} is {one[key]} and {other[key]}" for key in one if one[key] != other[key])
+            raise ConfigError(f"two components mean different roles by '{role.name}': {message}")
     roles = roles or {ACTOR.name: ACTOR}
     for role in roles.values():
         _check_ema(role, roles)

@@ -113,12 +113,12 @@ def exit_code_of(attempt: AttemptFolder) -> int | None:
     return 0 if outcome == "done" else int(code) if code.isdecimal() else 1
 
 
-def next_attempt(run: RunFolder, say: Callable[[str], None]) -> AttemptFolder:
+def next_attempt(run: RunFolder, log: Callable[[str], None]) -> AttemptFolder:
     """The attempt to claim, once the former driver is known to be gone.
 
     Args:
         run: the folder.
-        say: told what is waited for.
+        log: told what is waited for.
 
     Raises:
         UsageError: the run has a driver.
@@ -127,7 +127,7 @@ def next_attempt(run: RunFolder, say: Callable[[str], None]) -> AttemptFolder:
     if former is None:
         return run.attempt(1)
     if not former.released.exists():
-        _wait_for_end(former, say)
+        _wait_for_end(former, log)
     return run.attempt(former.number + 1)
 
 
@@ -180,7 +180,7 @@ def read_note(attempt: AttemptFolder) -> tuple[DriverNote, str]:
         return _UNKNOWN, ""
 
 
-def _wait_for_end(former: AttemptFolder, say: Callable[[str], None]) -> None:
+def _wait_for_end(former: AttemptFolder, log: Callable[[str], None]) -> None:
     """Until the driver of an attempt can do no harm any more."""
     answer = ask_driver(former, WhoDrives(), ASK_TIMEOUT_S)
     if isinstance(answer, Driving):
@@ -191,7 +191,7 @@ def _wait_for_end(former: AttemptFolder, say: Callable[[str], None]) -> None:
     note, token = read_note(former)
     deadline = time.monotonic() + TAKEOVER_S
     while has_ended(note.process) is not True and (left := deadline - time.monotonic()) > 0:
-        say(
+        log(
             f"the former driver of {former.run} ({note.process.split()[-2]} on {note.host}) does not answer; its "
             f"processes end by themselves, and the run goes on here in {left:.0f} s"
         )

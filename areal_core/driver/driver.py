@@ -67,7 +67,7 @@ class Driver:
         launcher: starts them.
         run: the folder of the run.
         hear: called with what a process says that is not for the driver itself.
-        say: shows a line to the user.
+        log: shows a line to the user.
         signals: that asked this program to stop before; more are added.
     """
 
@@ -75,11 +75,11 @@ class Driver:
         self,
         launcher: Launcher,
         run: RunFolder,
-        hear: Callable[[Process, Any], None],
-        say: Callable[[str], None],
+        on_message: Callable[[Process, Any], None],
+        log: Callable[[str], None],
         signals: list[int] | None = None,
     ) -> None:
-        self._launcher, self._run, self._hear, self._say = launcher, run, hear, say
+        self._launcher, self._run, self._on_message, self._log = launcher, run, on_message, log
         self.credentials = Credentials.create(0)
         self.signals = [] if signals is None else signals
         """Signals that asked this program to stop, in order."""
@@ -90,9 +90,9 @@ class Driver:
             on_node=launcher.take_node if isinstance(launcher, TakesNodes) else None,
             on_visitor=self._receive_visitor,
         )
-        self._liveness = Liveness(self._run.log, say, self._hub.hang_up)
+        self._liveness = Liveness(self._run.log_path, log, self._hub.hang_up)
         self._restarts = Restarts()
-        self._members = Members(launcher, self._hub, run.log, say)
+        self._members = Members(launcher, self._hub, run.log_path, log)
         self._said: list[tuple[Process, Failing]] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -115,9 +115,9 @@ class Driver:
         # A batch system's notice. A script may ignore it for the time before there is anybody to hear it.
         loop.add_signal_handler(signal.SIGUSR1, self._see_signal, signal.SIGUSR1)
         loop.add_signal_handler(
-            signal.SIGTSTP, self._say, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
+            signal.SIGTSTP, self._log, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
         )
-        watch_event_loop(math.inf, self._say)
+        watch_event_loop(math.inf, self._log)
         return self._hub.address
 
     def begin(self, attempt: AttemptFolder) -> None:
@@ -171,7 +171,7 @@ class Driver:
             self._changed.clear()
             ended = {p: p.ended.result().code for p in self._members.essential if p.ended.done()}
             if any(code not in (0, ASKED_TO_STOP) or process.why for process, code in ended.items()):
-                raise await find_cause(self._said, lambda: self._members.essential, self._run.log)
+                raise await find_cause(self._said, lambda: self._members.essential, self._run.log_path)
             if failure := self._failure or self._given_up:
                 raise failure
             if same[0] in ended:
@@ -184,7 +184,7 @@ class Driver:
             if self.signals and not is_stopping:
                 is_stopping, give_up_at = True, time.monotonic() + stop_s
                 again = f"Ctrl-C again, {IMPATIENCE_S:g} s later or more, stops at once"
-                self._say(f"stopping, after a checkpoint where there is something to keep; {again}")
+                self._log(f"stopping, after a checkpoint where there is something to keep; {again}")
                 for process in same:
                     process.stop()
             if time.monotonic() > give_up_at:
@@ -256,15 +256,15 @@ class Driver:
         how = process.why or (said.text if said else end.describe())
         pause_s, reason = self._restarts.after(process, said, how)
         if not reason:
-            self._say(f"{process.name} {how if process.why or said else end.describe()}: it is started again")
+            self._log(f"{process.name} {how if process.why or said else end.describe()}: it is started again")
             self._members.restart(process, pause_s)
             return
         role = process.group.role
         if role == "server":
-            self._say(f"{process.name} is not started again: {reason}")
+            self._log(f"{process.name} is not started again: {reason}")
         self._hub.failed.setdefault(role, {})[process.name] = reason
-        if not self._hub.tell_watchers(role) and role != "server" and self._given_up is None:
-            hints = [*(said.hints if said else ()), f"its log: {self._run.log(process.name)}"]
+        if not self._hub.notify_watchers(role) and role != "server" and self._given_up is None:
+            hints = [*(said.hints if said else ()), f"its log: {self._run.log_path(process.name)}"]
             self._given_up = RunError(f"{process.name} {reason}", hints=hints, exit_code=said.exit_code if said else 1)
 
     def _check_finished(self, process: Process) -> None:
@@ -272,7 +272,7 @@ class Driver:
         if not process.has_finished:
             raise RunError(
                 f"{process.name} ended before its work was done, with exit code {process.code}: something in it did it",
-                hints=[f"its log: {self._run.log(process.name)}"],
+                hints=[f"its log: {self._run.log_path(process.name)}"],
             )
 
     def _take(self, process: Process, message: Any, number: int) -> None:
@@ -284,7 +284,7 @@ class Driver:
             case Signaled(signaled):
                 if process.is_essential:
                     if not self.signals:
-                        self._say(f"{process.name} on {process.place.node} was sent {signal.Signals(signaled).name}")
+                        self._log(f"{process.name} on {process.place.node} was sent {signal.Signals(signaled).name}")
                     self._see_signal(signaled)
                 else:
                     process.notify(Stop())
@@ -298,9 +298,9 @@ class Driver:
             case TrainersTurn():
                 self._members.may_share.set()
             case Notice(text):
-                self._say(f"{process.name}: {text}")
+                self._log(f"{process.name}: {text}")
             case _:
-                self._hear(process, message)
+                self._on_message(process, message)
 
     async def _wait_for_loading(self, process: Process, number: int) -> None:
         """Servers that load their model are waited for: else one that takes long would never come to serve."""

@@ -20,7 +20,7 @@ from areal_core.driver.groups import model_group, process_groups, split_optional
 from areal_core.driver.plan import make_plan
 from areal_core.driver.recoveries import Recoveries, resume_hint
 from areal_core.driver.summary import summarize_run
-from areal_core.driver.terminal import Terminal, say
+from areal_core.driver.terminal import Terminal, log
 from areal_core.driver.view import RunState, open_view
 from areal_core.errors import LostError, RunError, UsageError
 from areal_core.launchers.member import ASKED_TO_STOP
@@ -49,7 +49,7 @@ def execute(
     dry_run: bool,
     allow_changed_plugins: bool,
     as_json: bool = False,
-    show: Callable[[str], None] = say,
+    show: Callable[[str], None] = log,
 ) -> int:
     """Check, start, watch and end a run.
 
@@ -71,14 +71,14 @@ def execute(
     folder = resume if resume is not None else run_dir
     assert folder is not None
     run = RunFolder(folder.resolve())
-    attempt = next_attempt(run, say)
+    attempt = next_attempt(run, log)
     done = run.last_step or 0
     if done > resolved.config.steps:
         more = f"for more: areal run --resume {run.word} steps={2 * done}"
         raise UsageError(f"the run has done {done} steps already, and steps is {resolved.config.steps}", hints=[more])
     steps, is_exported = resolved.config.steps, run.model.is_dir() or not resolved.config.checkpoint.export
     if run.last_attempt is not None and run.last_attempt.has_done(steps) and is_exported:
-        say(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
+        log(f"the run is done, with all its {steps} steps; for more: areal run --resume {run.word} steps={2 * steps}")
         return 0
     launcher: Launcher | None = None if dry_run else resolved.config.launcher.build()
     try:
@@ -98,7 +98,7 @@ def execute(
     with closing(Terminal()) as terminal:
         code = asyncio.run(_drive(resolved, run, attempt, launcher, terminal))
     if not code:
-        say(summarize_run(run, steps, time.monotonic() - began, done))
+        log(summarize_run(run, steps, time.monotonic() - began, done))
     return code
 
 
@@ -125,10 +125,10 @@ async def _drive(
         launcher: starts its processes.
         terminal: for the user.
     """
-    say = resolved.plugins.events.say = terminal.say
-    state = RunState(run, say)
-    driver = Driver(launcher, run, lambda *said: _hear(state, *said), say)
-    recoveries = Recoveries(resolved.config.launcher.keywords().get("max_attempts_without_checkpoint", 0), say)
+    log = resolved.plugins.events.log = terminal.log
+    state = RunState(run, log)
+    driver = Driver(launcher, run, lambda *said: _on_message(state, *said), log)
+    recoveries = Recoveries(resolved.config.launcher.keywords().get("max_attempts_without_checkpoint", 0), log)
     outcome, code, owned = "failed", 1, None
     try:
         address = await driver.listen()
@@ -136,8 +136,8 @@ async def _drive(
         _begin(resolved, run, attempt, address, driver)
         owned = attempt
         run.logs.mkdir(exist_ok=True)
-        terminal.log = run.log("driver")
-        say(f"run folder: {run.path}, attempt {attempt.number}")
+        terminal.log_path = run.log_path("driver")
+        log(f"run folder: {run.path}, attempt {attempt.number}")
         resolved.plugins.events.run_started(resolved.config, run.path)
         with open_view(resolved, state, terminal) as view:
             while (ended := await _attempt_or_lose(resolved, run, driver, state, view, recoveries)) is None:
@@ -166,7 +166,7 @@ async def _drive(
     if not code:
         return 0
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
-    say(f"{stopped}; go on with: areal run --resume {run.word}")
+    log(f"{stopped}; go on with: areal run --resume {run.word}")
     return code
 
 
@@ -224,7 +224,7 @@ async def _attempt_or_lose(
         return await _attempt(resolved, run, driver, state, view)
     except LostError as error:
         if driver.signals:  # the last commit stands
-            state.say(f"{error.message}; the run was about to stop")
+            state.log(f"{error.message}; the run was about to stop")
             return ASKED_TO_STOP
         if run.last_attempt != attempt:
             raise
@@ -260,10 +260,10 @@ async def _attempt(resolved: Resolved, run: RunFolder, driver: Driver, state: Ru
     return code
 
 
-def _hear(state: RunState, process: Process, said: Any) -> None:
+def _on_message(state: RunState, process: Process, said: Any) -> None:
     """What processes say that is for whoever watches."""
     match said:
         case Status(fields):
-            state.hear(process.group.role, dict(fields))
+            state.on_message(process.group.role, dict(fields))
         case StepMetrics(line):
             state.add(dict(line))

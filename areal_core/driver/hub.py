@@ -169,7 +169,7 @@ class Hub:
         process.peer.end()
         asyncio.get_running_loop().call_later(HANG_UP_S, process.peer.abort)
 
-    def tell_watchers(self, role: str) -> bool:
+    def notify_watchers(self, role: str) -> bool:
         """The members of a role that serve have changed; whether anybody watches them."""
         serving = tuple(
             Server(process.name, process.served[role], process.attempt == self.credentials.attempt)
@@ -238,7 +238,7 @@ class Hub:
         process.end(ProcessEnd(how.code, how.last_words or last_words(process.log)))
         self._on_end(process)
         for role in process.served:
-            self.tell_watchers(role)
+            self.notify_watchers(role)
 
     def _take(self, process: Process, message: Any, number: int) -> None:
         process.heard = time.monotonic()
@@ -251,12 +251,12 @@ class Hub:
                 waiting, self._asking = self._asking, []
                 for asker, wanted, asked in waiting:
                     self._find(asker, wanted, asked)
-                self.tell_watchers(name)
+                self.notify_watchers(name)
             case Ask(name):
                 self._find(process, name, number)
             case Watch(role):
                 self._watching[process] = role
-                self.tell_watchers(role)
+                self.notify_watchers(role)
             case _:
                 self._on_message(process, message, number)
 

@@ -25,13 +25,13 @@ SETTLED_S = 120.0
 """After which a run that is done, and that another rank was to go on with, stays as it is."""
 
 
-def join_run(run: RunFolder, *, patience_s: float, say: Callable[[str], None], is_started: bool) -> int:
+def join_run(run: RunFolder, *, patience_s: float, log: Callable[[str], None], is_started: bool) -> int:
     """Be a machine of a run, attempt after attempt, until it has ended; its exit code.
 
     Args:
         run: its folder, which need not be there yet.
         patience_s: for the run to be there.
-        say: shows a line to the user.
+        log: shows a line to the user.
         is_started: whether another rank of the same scheduler starts the run, or goes on with it, about now: that it
             was done before says nothing for a while.
 
@@ -45,10 +45,10 @@ def join_run(run: RunFolder, *, patience_s: float, say: Callable[[str], None], i
         code = exit_code_of(attempt) if attempt is not None else None
         is_settled = not is_started or time.monotonic() - began > SETTLED_S
         if code is not None and (served is not None or (not code and is_settled)):
-            say(f"the run in {run.path} has ended with exit code {code}")
+            log(f"the run in {run.path} has ended with exit code {code}")
             return code
         is_new = attempt is not None and code is None and attempt.number != served and not attempt.released.exists()
-        if is_new and attempt is not None and _serve(attempt, say):
+        if is_new and attempt is not None and _serve(attempt, log):
             served = attempt.number
             began = told = time.monotonic()
             continue
@@ -62,18 +62,18 @@ def join_run(run: RunFolder, *, patience_s: float, say: Callable[[str], None], i
         if now - told > PROGRESS_S:
             told = now
             stopped = "" if code is None else f", which was stopped: areal run --resume {run.word}"
-            say(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most, for the run in {run.path}{stopped}")
+            log(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most, for the run in {run.path}{stopped}")
         time.sleep(POLL_S)
 
 
-def _serve(attempt: AttemptFolder, say: Callable[[str], None]) -> bool:
+def _serve(attempt: AttemptFolder, log: Callable[[str], None]) -> bool:
     """Be a machine of an attempt; whether its driver was there."""
     note, token = read_note(attempt)
     shown = Credentials(token, attempt.number)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        told = f"a machine of the run in {attempt.run}, attempt {attempt.number}"
-        asyncio.run(serve_node(note.address, shown, lambda: say(told)))
+        message = f"a machine of the run in {attempt.run}, attempt {attempt.number}"
+        asyncio.run(serve_node(note.address, shown, lambda: log(message)))
         return True
     except OSError:
         return False

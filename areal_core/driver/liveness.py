@@ -24,15 +24,15 @@ class Liveness:
     """Who is silent now, and who is too long in a phase.
 
     Args:
-        log: the file for the output of a process, by its name.
-        say: shows a line to the user.
+        log_path: the file for the output of a process, by its name.
+        log: shows a line to the user.
         hang_up: ends a process that may be replaced.
     """
 
     def __init__(
-        self, log: Callable[[str], Path], say: Callable[[str], None], hang_up: Callable[[Process, str], None]
+        self, log_path: Callable[[str], Path], log: Callable[[str], None], hang_up: Callable[[Process, str], None]
     ) -> None:
-        self._log, self._say, self._hang_up = log, say, hang_up
+        self._log_path, self._log, self._hang_up = log_path, log, hang_up
         self._silent: set[str] = set()
         self._looked = time.monotonic()
 
@@ -54,15 +54,15 @@ class Liveness:
         name, is_late = process.name, 0 < beat.limit_s < beat.seconds + silent
         if name in self._silent and silent <= TOLD_S:
             self._silent.discard(name)
-            self._say(f"{name} is heard again")
+            self._log(f"{name} is heard again")
         if silent > TOLD_S:
             state = "stopped" if process.join and is_stopped(process.join.pid) else "silent"
-            told = f"{name} is {state} since {silent:.0f} s (phase {beat.phase})"
+            message = f"{name} is {state} since {silent:.0f} s (phase {beat.phase})"
             if name not in self._silent:
                 self._silent.add(name)
-                self._say(told)
+                self._log(message)
             if silent > beat.silence_s > 0:
-                self._lose(process, f"{told}: it counts as lost")
+                self._lose(process, f"{message}: it counts as lost")
         elif is_late:
             self._lose(
                 process,
@@ -70,9 +70,9 @@ class Liveness:
                 f"{beat.limit_s:.0f}",
             )
 
-    def _lose(self, process: Process, told: str) -> None:
+    def _lose(self, process: Process, message: str) -> None:
         if not process.is_essential:
-            self._hang_up(process, told.removeprefix(f"{process.name} "))
+            self._hang_up(process, message.removeprefix(f"{process.name} "))
         elif not process.ended.done():
-            hints = [f"its log: {self._log(process.name)}", "a slow machine: raise training.phase_timeout_s"]
-            raise LostError(told, hints=hints)
+            hints = [f"its log: {self._log_path(process.name)}", "a slow machine: raise training.phase_timeout_s"]
+            raise LostError(message, hints=hints)

@@ -33,8 +33,8 @@ class Members:
     Args:
         launcher: starts them.
         hub: that they join.
-        log: the file for the output of a process, by its name.
-        say: shows a line to the user.
+        log_path: the file for the output of a process, by its name.
+        log: shows a line to the user.
 
     Attributes:
         environment: what every member is told: where the hub is, and what to show there.
@@ -42,8 +42,10 @@ class Members:
         may_share: set where members of groups that share their GPUs may be started now.
     """
 
-    def __init__(self, launcher: Launcher, hub: Hub, log: Callable[[str], Path], say: Callable[[str], None]) -> None:
-        self._launcher, self._hub, self._log, self._say = launcher, hub, log, say
+    def __init__(
+        self, launcher: Launcher, hub: Hub, log_path: Callable[[str], Path], log: Callable[[str], None]
+    ) -> None:
+        self._launcher, self._hub, self._log_path, self._log = launcher, hub, log_path, log
         self.environment: dict[str, str] = {}
         self.essential: list[Process] = []
         self.may_share = asyncio.Event()
@@ -106,7 +108,7 @@ class Members:
         running = [group for group, members in self._running.items() if not members & kept]
         for problem in await asyncio.gather(*(group.end() for group in running), return_exceptions=True):
             if isinstance(problem, Exception):
-                self._say(f"processes could not be ended by the launcher: {problem}")
+                self._log(f"processes could not be ended by the launcher: {problem}")
         for process in leaving:
             self._hub.remove(process, ProcessEnd(process.code))
         self.essential = []
@@ -124,7 +126,7 @@ class Members:
         several = len({p.place.node for p in self._hub.processes.values()} | {p.node for p in places.values()}) > 1
         attempt = self._hub.credentials.attempt
         members = {
-            Process(group, index, where, attempt, _environment(group, index, places, several), self._log(name))
+            Process(group, index, where, attempt, _environment(group, index, places, several), self._log_path(name))
             for index, where in places.items()
             for name in [group.member(index)]
         }
@@ -179,7 +181,7 @@ class Members:
                 where = place([group], nodes, taken)[group.name, 0]
             await self._start(group, {process.index: where})
         except RunError as error:
-            self._say(f"{process.name} cannot be started again for now: {error.message}")
+            self._log(f"{process.name} cannot be started again for now: {error.message}")
             self._background(self._start_with_room(group), f"room for {group.name}")
 
     def _background(self, work: Any, name: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from areal_core.config import load_run
 from areal_core.config.imports import KeptSources
 from areal_core.driver.plan import check_model
-from areal_core.driver.terminal import say
+from areal_core.driver.terminal import log
 from areal_core.errors import RunError
 from areal_core.interfaces.model import FindsModel
 from areal_core.launchers.member import run_role
@@ -44,30 +44,30 @@ def play(run: RunFolder, member: Member) -> int:
     except OSError as error:
         raise RunError(f"the cache {cache} cannot be made: {error.strerror}", hints=["set AREAL_CACHE"]) from None
     with member.phase("preparing the model", silence_s=0.0):
-        folder = prepare_model(chosen, cache, say)
+        folder = prepare_model(chosen, cache, log)
         check_model(resolved, folder)
         run.model_note.write_text(str(folder))
     return 0
 
 
-def prepare_model(chosen: Selection, cache: Path, say: Callable[[str], None]) -> Path:
+def prepare_model(chosen: Selection, cache: Path, log: Callable[[str], None]) -> Path:
     """The folder of a model, which runs that start at the same time make once.
 
     Args:
         chosen: the source.
         cache: where it makes its models.
-        say: told whom it is waited for.
+        log: told whom it is waited for.
     """
     source: ModelSource = chosen.build()
     if isinstance(source, FindsModel) and (found := source.find(cache)) is not None:
         return found
     said = json.dumps(chosen.to_tree(), sort_keys=True)
-    with _alone(cache / f".preparing-{hashlib.sha256(said.encode()).hexdigest()[:16]}", say):
+    with _alone(cache / f".preparing-{hashlib.sha256(said.encode()).hexdigest()[:16]}", log):
         return source.prepare(cache)
 
 
 @contextmanager
-def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _alone(path: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Hold a lock, which goes with its process, however that ends; meanwhile the file says who has it, since when."""
     with path.open("a+") as lock:
         began, told = time.monotonic(), -PROGRESS_S
@@ -80,7 +80,7 @@ def _alone(path: Path, say: Callable[[str], None]) -> Iterator[None]:
                 told = waited
                 held_s = max(0.0, time.time() - path.stat().st_mtime)
                 who = path.read_text(errors="replace") or "another process"
-                say(f"waiting since {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
+                log(f"waiting since {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
             time.sleep(POLL_S)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")

@@ -120,8 +120,8 @@ def _group_rows(groups: Sequence[ProcessGroup]) -> Iterator[tuple[str, str]]:
         each = f", {gpus} GPU(s) each" if gpus else ""
         named = [gpu for group in same for gpu in group.gpus or ()]
         which = f" ({spans(named)})" if named else ""
-        told = f"{count} x {role}{each}{which}{', colocated' if shares else ''}; the end of one {end}"
-        yield "" if number else "groups", told
+        message = f"{count} x {role}{each}{which}{', colocated' if shares else ''}; the end of one {end}"
+        yield "" if number else "groups", message
 
 
 def _work_rows(config: RunConfig, rows: int) -> Iterator[tuple[str, str]]:

@@ -28,12 +28,12 @@ class Recoveries:
 
     Args:
         limit: of such attempts.
-        say: shows a line to the user.
+        log: shows a line to the user.
     """
 
-    def __init__(self, limit: int, say: Callable[[str], None]) -> None:
+    def __init__(self, limit: int, log: Callable[[str], None]) -> None:
         self._limit = limit
-        self._say = say
+        self._log = log
         self._step: str | None = None
         self._in_vain = 0
 
@@ -55,4 +55,4 @@ class Recoveries:
             ) from error
         is_kept = int(committed.rpartition("-")[2] or 0)
         what = "going back to the last checkpoint" if is_kept else "no checkpoint yet: the run begins anew"
-        self._say(f"{error.message}\n{what} ({self._in_vain} of at most {self._limit} times without a new one)")
+        self._log(f"{error.message}\n{what} ({self._in_vain} of at most {self._limit} times without a new one)")

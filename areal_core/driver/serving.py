@@ -27,14 +27,14 @@ class Joining:
         run: asked through the driver of its latest attempt.
         name: of the server.
         address: of the server.
-        say: told when something has changed, a line each time.
+        log: told when something has changed, a line each time.
     """
 
-    def __init__(self, run: RunFolder, name: str, address: str, say: Callable[[str], None]) -> None:
+    def __init__(self, run: RunFolder, name: str, address: str, log: Callable[[str], None]) -> None:
         self._run = run
         self._name = name
         self._address = address
-        self._say = say
+        self._log = log
         self._told = ""
 
     def renew(self) -> None:
@@ -54,7 +54,7 @@ class Joining:
             line = f"not in use yet: {found.reason or found.state}"
         if line != self._told:
             self._told = line
-            self._say(line)
+            self._log(line)
 
     def leave(self, patience_s: float) -> None:
         """Ask the run to let go, and return when it has, or when nobody is there to do so."""

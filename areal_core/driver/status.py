@@ -67,14 +67,14 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     return {**found, "host": driving.host, "pid": driving.pid, **told}
 
 
-def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str], None]) -> str:
+def stop_run(run: RunFolder, *, now: bool, patience_s: float, log: Callable[[str], None]) -> str:
     """Ask a run to stop after a checkpoint, and wait until it has; what became of it, as `run_status` says it.
 
     Args:
         run: its folder.
         now: end it at once, keeping the last checkpoint.
         patience_s: for how long it is waited for; 0 asks and returns `running`.
-        say: told now and then what is waited for.
+        log: told now and then what is waited for.
 
     Raises:
         UsageError: it does not run.
@@ -98,7 +98,7 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, say: Callable[[str
             return str(state)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            say(f"waiting since {told - began:.0f} s for the run to stop: {waits_for(run_status(run))}")
+            log(f"waiting since {told - began:.0f} s for the run to stop: {waits_for(run_status(run))}")
         time.sleep(POLL_S)
     if not patience_s:
         return "running"

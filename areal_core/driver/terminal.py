@@ -28,7 +28,7 @@ CLOSING_S = 2.0
 """For which the last lines wait for somebody to read them."""
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Write a line to standard output; that its reader has gone (`| head`, a closed terminal) ends nothing."""
     try:
         sys.stdout.write(f"{printable(line)}\n")
@@ -43,11 +43,11 @@ class Terminal:
     """Lines and images on their way to the terminal.
 
     Attributes:
-        log: where lines are kept as well, each with its time; None before there is a run folder.
+        log_path: where lines are kept as well, each with its time; None before there is a run folder.
     """
 
     def __init__(self) -> None:
-        self.log: Path | None = None
+        self.log_path: Path | None = None
         self._changed = threading.Condition()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._left_out = 0
@@ -55,7 +55,7 @@ class Terminal:
         self._is_busy, self._is_closed = False, False
         start_thread(self._write, "writing to the terminal")
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Have a line written; returns at once."""
         with self._changed:
             self._left_out += len(self._lines) == KEPT_LINES
@@ -64,13 +64,13 @@ class Terminal:
 
     def keep(self, line: str) -> None:
         """Write a line to the log alone, of its user alone, for it quotes other logs. A full disk costs the line."""
-        if self.log is None:
+        if self.log_path is None:
             return
         with contextlib.suppress(OSError):
-            file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            file = os.open(self.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with os.fdopen(file, "a", encoding="utf-8", errors="replace") as log:
                 log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(line)}\n")
-            bound_log(self.log)
+            bound_log(self.log_path)
 
     def draw(self, draw: Callable[[], None]) -> None:
         """Have something drawn behind all lines so far, in place of what was not drawn yet; returns at once.
@@ -101,9 +101,9 @@ class Terminal:
                 self._lines.clear()
                 self._left_out, self._draw, self._is_busy = 0, None, True
             if left_out:
-                say(f"{left_out} lines were left out while nobody read them")
+                log(f"{left_out} lines were left out while nobody read them")
             for line in lines:
                 self.keep(line)
-                say(line)
+                log(line)
             if draw is not None:
                 draw()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.driver.describing import describe_phases
 from areal_core.driver.summary import headlines
-from areal_core.driver.terminal import say
+from areal_core.driver.terminal import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,18 +52,18 @@ class RunState:
 
     Args:
         run: its folder.
-        say: shows a line to the user.
+        log: shows a line to the user.
 
     Attributes:
-        say: shows a line to the user.
+        log: shows a line to the user.
         lines: of metrics, one for each of the last steps.
         statuses: by role what it last said.
         phases: by process what it is doing.
     """
 
-    def __init__(self, run: RunFolder, say: Callable[[str], None] = say) -> None:
+    def __init__(self, run: RunFolder, log: Callable[[str], None] = log) -> None:
         self._run = run
-        self.say = say
+        self.log = log
         self._new: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_STEPS)
         self.statuses: dict[str, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ class RunState:
         self.lines.append(line)
         self._new.append(line)
 
-    def hear(self, role: str, status: dict[str, Any]) -> None:
+    def on_message(self, role: str, status: dict[str, Any]) -> None:
         """A role says how it is; the trainer's first word comes after it has cut the metrics to what counts."""
         if role == "trainer" and role not in self.statuses:
             self.lines.extend(self._run.read_metrics())
@@ -105,7 +105,7 @@ class RunState:
 
     def preparation(self) -> str:
         """What the process that prepares the model said last."""
-        log = self._run.log("model")
+        log = self._run.log_path("model")
         return log.read_text(errors="replace").rpartition("\n")[0].rpartition("\n")[2] if log.is_file() else ""
 
     def series(self, key: str) -> list[float]:
@@ -133,28 +133,28 @@ def summary_line(line: dict[str, Any], steps: int) -> str:
 class PlainView:
     """A line for each step, or for every tenth of the run where steps are many and quick."""
 
-    def __init__(self, state: RunState, steps: int, say: Callable[[str], None] = say) -> None:
+    def __init__(self, state: RunState, steps: int, log: Callable[[str], None] = log) -> None:
         self._state = state
-        self._show = say
+        self._show = log
         self._steps = steps
         self._began, self._printed = time.monotonic(), 0.0
 
     def prepare(self) -> None:
         """See `View.prepare`."""
         if time.monotonic() - self._printed > PREPARATION_INTERVAL_S:
-            self._say(f"preparing the model  {self._state.preparation()}")
+            self._log(f"preparing the model  {self._state.preparation()}")
 
     def update(self) -> None:
         """See `View.update`."""
         for line in self._state.take_new():
             is_last = line["step"] == self._steps
             if is_last or "evaluation/reward" in line or time.monotonic() - self._printed > 1:
-                self._say(summary_line(line, self._steps))
+                self._log(summary_line(line, self._steps))
         if time.monotonic() - max(self._began, self._printed) > QUIET_S:
             said = [str(text) for text in self._state.statuses.get("controller", {}).values()]
-            self._say("; ".join(filter(None, [describe_phases(self._state.phases), *said])) or "starting")
+            self._log("; ".join(filter(None, [describe_phases(self._state.phases), *said])) or "starting")
 
-    def _say(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         self._printed = time.monotonic()
         self._show(line)
 
@@ -188,8 +188,8 @@ class LiveView:
         from rich.panel import Panel
         from rich.text import Text
 
-        told = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
-        self._show(Panel(Text(told), title=Text(f"areal · {self._title}"), expand=False, width=100))
+        message = f"preparing the model ({time.monotonic() - self._began:.0f} s)\n{self._state.preparation()}"
+        self._show(Panel(Text(message), title=Text(f"areal · {self._title}"), expand=False, width=100))
 
     def update(self) -> None:
         """See `View.update`."""
@@ -285,12 +285,12 @@ class LastingView:
 
     Args:
         views: the best one first.
-        say: shows a line to the user.
+        log: shows a line to the user.
     """
 
-    def __init__(self, views: list[View], say: Callable[[str], None] = say) -> None:
+    def __init__(self, views: list[View], log: Callable[[str], None] = log) -> None:
         self._views = views
-        self._say = say
+        self._log = log
 
     def prepare(self) -> None:
         """See `View.prepare`."""
@@ -306,7 +306,7 @@ class LastingView:
                 show(self._views[0])
             except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
                 failed = self._views.pop(0)
-                self._say(
+                self._log(
                     f"{type(failed).__name__} failed and is left out: {type(error).__name__}: {error}; the run goes on"
                 )
             else:
@@ -316,9 +316,9 @@ class LastingView:
 @contextmanager
 def open_view(resolved: Resolved, state: RunState, terminal: Terminal) -> Iterator[View]:
     """The live panel on a terminal, plain lines elsewhere."""
-    plain = PlainView(state, resolved.config.steps, terminal.say)
+    plain = PlainView(state, resolved.config.steps, terminal.log)
     live = LiveView(state, resolved, terminal) if sys.stdout.isatty() else None
-    view = LastingView([plain] if live is None else [live, plain], terminal.say)
+    view = LastingView([plain] if live is None else [live, plain], terminal.log)
     try:
         yield view
         view.update()

@@ -43,7 +43,7 @@ class ForkServer:
         self._numbers = itertools.count()
         self._asked: dict[int, Future[Forked]] = {}
         self._ended: dict[int, Future[int]] = {}
-        start_thread(self._hear, "answers of the fork server")
+        start_thread(self._on_message, "answers of the fork server")
 
     @property
     def is_alive(self) -> bool:
@@ -90,7 +90,7 @@ class ForkServer:
             kill_tree(self._process.pid)
             self._process.wait()
 
-    def _hear(self) -> None:
+    def _on_message(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             told: dict[str, Any] = json.loads(line)

@@ -136,7 +136,7 @@ class Member:
 
         self._thread.loop.call_soon_threadsafe(send)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show a line to whoever watches the run."""
         self.notify(Notice(text))
 

@@ -29,11 +29,11 @@ class SegmentWriter:
         folder: for the segments; is made.
         run_dir: of the run.
         name: begins the names of this writer's segments, which are unlike any other process's.
-        tell: told when the disk refuses.
+        log: told when the disk refuses.
     """
 
-    def __init__(self, folder: Path, run_dir: Path, name: str, tell: Callable[[str], None]) -> None:
-        self._folder, self._run_dir, self._tell = folder, run_dir, tell
+    def __init__(self, folder: Path, run_dir: Path, name: str, log: Callable[[str], None]) -> None:
+        self._folder, self._run_dir, self._log = folder, run_dir, log
         self._name = f"{name}-{os.getpid()}"
         self._numbers = itertools.count()
         self._waiting: list[tuple[bytes, asyncio.Future[Record]]] = []
@@ -76,7 +76,7 @@ class SegmentWriter:
                     sync_names(self._folder, self._run_dir)
                 write_durably(path, b"".join(parts))
 
-        patiently(write, self._tell)
+        patiently(write, self._log)
         segment, records, offset = path.relative_to(self._run_dir).as_posix(), [], 0
         for part in parts:
             records.append(Record(segment, offset, len(part), _digest(part)))

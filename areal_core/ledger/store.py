@@ -300,13 +300,13 @@ class Ledger:
         rows = self._database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
         return [number for (number,) in rows]
 
-    def finished(self, tell: Callable[[str], None] = lambda _: None) -> list[PromptGroup]:
+    def finished(self, log: Callable[[str], None] = lambda _: None) -> list[PromptGroup]:
         """Finished groups, first those that a rolled-back step had consumed, in its order.
 
         Those whose record is damaged or missing are not among them: they are unfinished, to be issued again.
 
         Args:
-            tell: told of each such group.
+            log: told of each such group.
         """
         rows = self._database.execute(
             "SELECT number, data_row, epoch, oldest, segment, position, size, digest FROM groups "
@@ -319,7 +319,7 @@ class Ledger:
                 if record is not None:
                     read_record(self._run_dir, record)
             except RunError as error:
-                tell(f"{error.message}: group {number} is generated anew")
+                log(f"{error.message}: group {number} is generated anew")
                 damaged.append((number,))
             else:
                 groups.append(PromptGroup(number, (row, epoch), record, oldest))

@@ -29,12 +29,12 @@ class Events:
         self._relay = relay
         self.silenced: set[str] = set()
         """Plugins that raised an exception and hear no more."""
-        self.say: Callable[[str], None] = logger.warning
+        self.log: Callable[[str], None] = logger.warning
         """Shows a line that a plugin returned to whoever watches the run."""
 
     def configure(self, config: BaseModel) -> None:
         """The config is complete and checked; an exception ends the program with exit code 2."""
-        for name, error in self._tell("areal_configure", config=config):
+        for name, error in self._call("areal_configure", config=config):
             raise PluginBrokenError(
                 f"plugin '{name}' refuses the config in areal_configure: {error}",
                 hints=(f"leave it out with: --plugins no:{name}",),
@@ -42,7 +42,7 @@ class Events:
 
     def run_started(self, config: BaseModel, run_dir: Path) -> None:
         """A run begins or goes on; an exception ends it with exit code 1."""
-        for name, error in self._tell("areal_run_started", config=config, run_dir=run_dir):
+        for name, error in self._call("areal_run_started", config=config, run_dir=run_dir):
             raise RunError(
                 f"plugin '{name}' failed in areal_run_started: {error}",
                 hints=(f"leave it out with: --plugins no:{name}",),
@@ -65,11 +65,11 @@ class Events:
         self._observe("areal_run_finished", run_dir=run_dir, outcome=outcome, signal=signal)
 
     def _observe(self, hook: str, **arguments: object) -> None:
-        for name, error in self._tell(hook, **arguments):
+        for name, error in self._call(hook, **arguments):
             self.silenced.add(name)
             logger.error("plugin '%s' failed in %s and hears no further events", name, hook, exc_info=error)
 
-    def _tell(self, hook: str, **arguments: object) -> list[tuple[str, BaseException]]:
+    def _call(self, hook: str, **arguments: object) -> list[tuple[str, BaseException]]:
         """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""
         failures: list[tuple[str, BaseException]] = []
         lines: list[str] = []
@@ -83,5 +83,5 @@ class Events:
             except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it raises is reported under its name
                 failures.append((implementation.plugin_name, error))
         for line in lines:
-            self.say(line)
+            self.log(line)
         return failures

@@ -71,7 +71,7 @@ class RewardPool:
         count: how many workers.
         timeout_s: for one completion with all rewards of the run.
         start_timeout_s: for a worker to load the rewards.
-        tell: told of a worker that cannot be replaced for now.
+        log: told of a worker that cannot be replaced for now.
         name: of the workers, before the number of each.
     """
 
@@ -82,14 +82,14 @@ class RewardPool:
         count: int,
         timeout_s: float,
         start_timeout_s: float,
-        tell: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
         name: str = "reward",
     ) -> None:
         self._run_dir = run_dir
         self._start_timeout_s = start_timeout_s
         self._count = count
         self._timeout_s = timeout_s
-        self._tell = tell
+        self._log = log
         self._name = name
         self._numbers = itertools.count()
         self._waiting: deque[_Request] = deque()
@@ -184,16 +184,16 @@ class RewardPool:
         if head is not None and not head.result.done():
             died = f"the reward process {describe_exit(end.code)} while it scored this"
             head.result.set_exception(RewardError(worker.killed_because or died))
-        deadline, is_told = asyncio.get_running_loop().time() + START_PATIENCE_S, False
+        deadline, is_reported = asyncio.get_running_loop().time() + START_PATIENCE_S, False
         while not self._closing.is_set():
             try:
                 return await self._start_worker(worker.process.name)
             except (RunError, OSError) as error:
                 if not self._workers and asyncio.get_running_loop().time() > deadline:
                     raise RunError(f"no reward process is left: {error}") from error  # nothing can be scored any more
-                if not is_told:
-                    self._tell(f"{worker.process.name} cannot be replaced and is tried again: {error}")
-                is_told = True
+                if not is_reported:
+                    self._log(f"{worker.process.name} cannot be replaced and is tried again: {error}")
+                is_reported = True
             await asyncio.sleep(START_PAUSE_S)
 
     async def _watch_deadlines(self) -> None:

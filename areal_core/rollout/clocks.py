@@ -66,16 +66,16 @@ class EpisodeClock:
         """Around a request, which waits where it says so; yields a `GenerationRequest.on_place`."""
         has_place = True
 
-        def tell(value: bool) -> None:
+        def report(value: bool) -> None:
             nonlocal has_place
             if value is not has_place:
                 has_place = value
                 self._count(-1 if has_place else 1)
 
         try:
-            yield tell
+            yield report
         finally:
-            tell(True)
+            report(True)
 
     def _count(self, more: int) -> None:
         waited, self._waiting = self.waits, self._waiting + more

@@ -97,17 +97,17 @@ class RolloutController:
 
     # The life of the controller.
 
-    def restore(self, *, discard: bool, tell: Callable[[str], None] = lambda _: None) -> None:
+    def restore(self, *, discard: bool, log: Callable[[str], None] = lambda _: None) -> None:
         """Take up a run where its last commit left it.
 
         Args:
             discard: see `Ledger.rollback`.
-            tell: told of what is damaged, and generated anew.
+            log: told of what is damaged, and generated anew.
         """
         self._ledger.rollback(discard=discard)
         self._synced |= self._ledger.weight_syncs()
         self._next_number = self._ledger.position()
-        self._buffer.restore(self._ledger.finished(tell))
+        self._buffer.restore(self._ledger.finished(log))
         self._reissue = self._ledger.unfinished()
         self.counts = AdmissionCounts(
             ready=len(self._buffer),

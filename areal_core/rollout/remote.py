@@ -58,7 +58,7 @@ class RemoteSlots:
         with suppress(PeerClosed):
             self._peer.notify(Release(number, has_failed))
 
-    def hear(self, message: Granted | NoSlot | SlotLost) -> None:
+    def on_message(self, message: Granted | NoSlot | SlotLost) -> None:
         """What the controller says of a slot; of one that was given back meanwhile nobody wants to know."""
         if (holder := self._holders.get(message.number)) is None:
             return
@@ -100,7 +100,7 @@ class WorkerService:
                     case CancelGroup(group, samples) if (group, samples) in self._running:
                         self._running[group, samples].cancel()
                     case Granted() | NoSlot() | SlotLost():
-                        self._slots.hear(message)
+                        self._slots.on_message(message)
 
     async def _run(self, task: RunGroup, number: int) -> None:
         reply: Message

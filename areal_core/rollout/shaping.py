@@ -52,8 +52,8 @@ async def shape(
     except BaseException as error:  # a filter may raise anything
         if isinstance(error, asyncio.CancelledError) and was_cancelled():
             raise
-        told = "".join(traceback.format_exception(error))
+        message = "".join(traceback.format_exception(error))
         raise RunError(
-            f"the algorithm's reward shaping or group filters failed on prompt group {number}:\n{told}"
+            f"the algorithm's reward shaping or group filters failed on prompt group {number}:\n{message}"
         ) from error
     return episodes

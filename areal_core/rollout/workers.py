@@ -87,7 +87,7 @@ class RolloutWorkers:
         count: how many workers.
         start_timeout_s: for workers to load workflow and data.
         welcome: what each is told first.
-        tell: takes a line for whoever watches the run.
+        log: takes a line for whoever watches the run.
 
     Attributes:
         rows: of the data set; 0 where nothing is trained.
@@ -102,7 +102,7 @@ class RolloutWorkers:
         count: int,
         start_timeout_s: float,
         welcome: Welcome,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self.rows = self.held_out_rows = 0
         self.on_failure: Callable[[int, int, int, str], None] = lambda *_: None
@@ -110,7 +110,7 @@ class RolloutWorkers:
         self._slots = slots
         self._count = count
         self._start_timeout_s = start_timeout_s
-        self._tell = tell
+        self._log = log
         self._server: Server | None = None
         self._workers: list[_Worker] = []
         self._changed = asyncio.Event()
@@ -205,7 +205,7 @@ class RolloutWorkers:
         self._changed.set()
         try:
             while True:
-                self._hear(worker, await peer.receive())
+                self._on_message(worker, await peer.receive())
         finally:
             self._lose(worker)
 
@@ -224,11 +224,11 @@ class RolloutWorkers:
             self._changed.set()
             return
         had = f"the episodes of {_rows(rows)} are begun again" if rows else "it had no episodes"
-        self._tell(f"{worker.peer.name} was lost; {had}")
+        self._log(f"{worker.peer.name} was lost; {had}")
 
     # What episodes ask for.
 
-    def _hear(self, worker: _Worker, message: Message) -> None:
+    def _on_message(self, worker: _Worker, message: Message) -> None:
         match message:
             case Acquire(number, want) if number not in worker.holders:
                 holder = worker.holders[number] = _Holder(worker.peer, number)

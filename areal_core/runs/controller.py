@@ -96,7 +96,7 @@ class RolloutHalf:
             count=rollout.workers,
             start_timeout_s=limit,
             welcome=welcome,
-            tell=member.say,
+            log=member.log,
         )
         member.announce(ROLLOUTS, await workers.listen())
         starting = asyncio.ensure_future(engine.start(model))
@@ -133,7 +133,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     service: RolloutService | None = None
     loop = asyncio.get_running_loop()
 
-    def hear(message: Any, number: int) -> None:
+    def on_message(message: Any, number: int) -> None:
         """In the thread of the connection to the driver."""
         if not isinstance(message, Forward):
             return
@@ -146,7 +146,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
         except RuntimeError:  # the loop is closed: the run is over
             work.close()
 
-    member.on_message(hear)
+    member.on_message(on_message)
     attempt = run.attempt(current_attempt())
     former = [one.ledger for one in run.attempts() if one.number < attempt.number]
     ledger = Ledger.take_over(attempt.ledger, former, run.path)
@@ -154,8 +154,8 @@ async def _serve(run: RunFolder, member: Member) -> None:
     half = await RolloutHalf.begin(resolved, run, member, trains=True)
     controller: RolloutController | None = None
     try:
-        tell = member.say
-        half.workers.on_failure = _telling_each_cause(ledger.failed, tell)
+        log = member.log
+        half.workers.on_failure = _logging_each_cause(ledger.failed, log)
         sampler = PromptSampler(half.workers.rows, config.seed, shuffle=config.shuffle)
         controller = RolloutController(
             config.rollout,
@@ -167,11 +167,11 @@ async def _serve(run: RunFolder, member: Member) -> None:
             half.vocabulary,
             SampleLog(run.samples),
         )
-        controller.restore(discard=config.deterministic, tell=member.say)
+        controller.restore(discard=config.deterministic, log=member.log)
         evaluator = None
         if config.evaluation is not None:
             evaluator = half.evaluator(config.evaluation)
-            evaluator.on_failure = tell
+            evaluator.on_failure = log
         audit_now = functools.partial(_audit, controller, ledger, run, sampler)
         service = RolloutService(controller, half.engine, evaluator, audit_now)
         await _serve_trainer(service, controller, half, config, member)
@@ -181,8 +181,8 @@ async def _serve(run: RunFolder, member: Member) -> None:
             ledger.close(controller.open_groups)
 
 
-def _telling_each_cause(
-    note: Callable[[int, int, int, str], None], tell: Callable[[str], None]
+def _logging_each_cause(
+    note: Callable[[int, int, int, str], None], log: Callable[[str], None]
 ) -> Callable[[int, int, int, str], None]:
     """Notes every failed attempt of an episode, and tells of each cause once, for one that recurs fills a screen."""
     told: set[str] = set()
@@ -195,7 +195,7 @@ def _telling_each_cause(
             told.add(cause)
             if len(told) <= CAUSES_TOLD:
                 last = "; further causes stand in logs/controller.log" * (len(told) == CAUSES_TOLD)
-                tell(f"an episode failed: {words}; more like it are counted in episodes/failed{last}")
+                log(f"an episode failed: {words}; more like it are counted in episodes/failed{last}")
             else:
                 sys.stderr.write(f"an episode failed: {words}\n")
 
@@ -218,7 +218,7 @@ async def _serve_trainer(
         gc.collect()
         gc.freeze()
         member.enter("generating")
-        watch_event_loop(config.rollout.blocked_timeout_s, member.say)
+        watch_event_loop(config.rollout.blocked_timeout_s, member.log)
         await service.done.wait()
         if service.is_lost:  # servers that outlive it are not this process's to end
             member.enter("waiting to be ended, for the trainer is gone")

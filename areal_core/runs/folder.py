@@ -135,7 +135,7 @@ class RunFolder:
         """What the processes write."""
         return self.path / "logs"
 
-    def log(self, process: str) -> Path:
+    def log_path(self, process: str) -> Path:
         """What one process writes."""
         return self.logs / f"{process}.log"
 

@@ -76,7 +76,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
     gc.set_threshold(COLLECTED_EVERY)
     member.announce("worker", "")
     member.enter("running episodes")
-    watch_event_loop(resolved.config.rollout.blocked_timeout_s, member.say)
+    watch_event_loop(resolved.config.rollout.blocked_timeout_s, member.log)
     try:
         await service.serve()
     finally:
@@ -92,7 +92,7 @@ def _rewards(config: RunConfig, run: RunFolder, member: Member) -> RewardPool:
         count=-(-rollout.reward_processes // rollout.workers),
         timeout_s=rollout.reward_timeout_s,
         start_timeout_s=config.training.phase_timeout_s,
-        tell=member.say,
+        log=member.log,
         name=f"{member.name}-reward" if rollout.workers > 1 else "reward",
     )
 
@@ -114,7 +114,7 @@ def _load_groups(
     assert config.workflow is not None
     segments = None
     if welcome.trains:
-        segments = SegmentWriter(run.attempt(current_attempt()).segments, run.path, member.name, member.say)
+        segments = SegmentWriter(run.attempt(current_attempt()).segments, run.path, member.name, member.log)
     tokenizer = load_tokenizer(model)
     runner = EpisodeRunner(
         config.workflow.build(),

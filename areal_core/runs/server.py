@@ -62,7 +62,7 @@ def play(run: RunFolder, member: Member) -> int:
             raise LostError(f"was not healthy within inference_engine.start_timeout_s = {limit:g}")
         stopping.wait(POLL_S)
     if not stopping.is_set():
-        words = f"{describe_exit(server.returncode)}; the end of its log:\n{last_words(run.log(member.name))}"
+        words = f"{describe_exit(server.returncode)}; the end of its log:\n{last_words(run.log_path(member.name))}"
         is_lost = is_healthy or server.returncode < 0 or "address already in use" in words.lower()
         raise (LostError if is_lost else RunError)(words)
     server.terminate()

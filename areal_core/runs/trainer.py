@@ -204,9 +204,9 @@ def _metrics_logger(resolved: Resolved, run: RunFolder, member: Member, step: in
         observers=[DriverObserver(member)],
         hooks=[resolved.plugins.events],
         phase=lambda name: member.phase(name, 0.0 if name in UNTIMED else resolved.config.training.phase_timeout_s),
-        tell=member.say,
+        log=member.log,
     )
-    resolved.plugins.events.say = member.say
+    resolved.plugins.events.log = member.log
     member.notify(Status({"step": step}))
     metrics_logger.start_trackers(run.path, resolved.config.model_dump(mode="json"))
     return metrics_logger

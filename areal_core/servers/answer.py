@@ -175,8 +175,8 @@ class PartialTokens:
             ServerLostError: the server's labels do not cover the tokens, or are none of this run's.
         """
         if len(versions := self.labels()) < (count := len(self.sampled)):
-            told = f"labels {len(versions)} of {count} tokens with weights of this run: {self._spans!r:.200}"
-            raise ServerLostError(f"{told}; somebody else may have changed them")
+            message = f"labels {len(versions)} of {count} tokens with weights of this run: {self._spans!r:.200}"
+            raise ServerLostError(f"{message}; somebody else may have changed them")
         return versions
 
 

@@ -78,8 +78,8 @@ class ServersClient:
                 if asked:
                     losses.append(asked)
                 if len(losses) == MOST_LOSSES:
-                    told = f"{MOST_LOSSES} servers failed under this request; the last one: {error}"
-                    raise ValueError(told) from None
+                    message = f"{MOST_LOSSES} servers failed under this request; the last one: {error}"
+                    raise ValueError(message) from None
             except RequestRefusedError as error:
                 raise ValueError(f"{asked} {error}") from None
         return answer.generation()

@@ -136,7 +136,7 @@ class HTTPAdapter:
         await connection.get(self.health_path, timeout_s)
 
 
-def raise_told(error: Mapping[str, Any]) -> NoReturn:
+def raise_refusal(error: Mapping[str, Any]) -> NoReturn:
     """Raise what a server says in the middle of a stream: `{"code": ..., "message": ..., "retryable": ...}`.
 
     Raises:

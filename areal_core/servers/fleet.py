@@ -60,7 +60,7 @@ class ServerFleet:
         self._member, self._gpus = member, gpus
         self.pool = ServerPool(self._log_dir / "servers.jsonl")
         if member is not None:
-            self.pool.tell = member.say
+            self.pool.log = member.log
         self._router = Router(self.pool, settings.max_concurrent_requests)
         note = self._log_dir / "broadcast_group"
         groups = BroadcastGroups(adapter, self.pool, settings.group_timeout_s, note)

@@ -208,7 +208,7 @@ class ServerPool:
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
         on_lost: called with a server that is lost.
-        tell: takes a line for whoever watches the run, of servers that others have started.
+        log: takes a line for whoever watches the run, of servers that others have started.
     """
 
     def __init__(self, log: Path) -> None:
@@ -220,7 +220,7 @@ class ServerPool:
         self.failure: RunError | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.on_lost: Callable[[Member], None] = lambda _: None
-        self.tell: Callable[[str], None] = lambda _: None
+        self.log: Callable[[str], None] = lambda _: None
 
     @property
     def ready(self) -> list[Member]:
@@ -257,7 +257,7 @@ class ServerPool:
         line = f"{member.name} {state}{f': {reason}' if reason else ''}"
         sys.stderr.write(f"{line}\n")
         if not member.is_own and state in TOLD:
-            self.tell(line)
+            self.log(line)
         self.on_change()
 
     def note(self, member: Member, reason: str) -> None:

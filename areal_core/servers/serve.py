@@ -50,9 +50,9 @@ def serve(
     """
     chosen = resolved.config.inference_engine
     if chosen is None or not isinstance(chosen.settings, FleetSettings):
-        told = "no inference engine" if chosen is None else f"'{chosen.reference}', which only a run starts"
+        message = "no inference engine" if chosen is None else f"'{chosen.reference}', which only a run starts"
         raise UsageError(
-            f"{resolved.name} has {told}: there is no server to start",
+            f"{resolved.name} has {message}: there is no server to start",
             hints=["choose one with inference_engine=sglang or vllm"],
         )
     run = RunFolder(run_dir or Path(tempfile.mkdtemp(prefix="areal-serve-")))
@@ -68,7 +68,7 @@ def serve(
     name = name or f"added-{socket.gethostname().split('.')[0]}-{os.getpid()}"
     model, port = model_reference(resolved, run), port or free_port()
     address = f"http://{host}:{port}"
-    joining = None if run_dir is None else Joining(run, name, address, _say)
+    joining = None if run_dir is None else Joining(run, name, address, _log)
     scratch = make_scratch()
     os.environ[SCRATCH_VARIABLE] = str(scratch)
     if gpus is not None:
@@ -82,12 +82,12 @@ def serve(
         command = settings.server_command(model, host, port, run.path)
         if joining is not None:
             joining.renew()  # a name that is taken is told before anything is started
-        _say(f"starting a server of {model.path} at {address}; log: {run.log(name)}; Ctrl-C ends it")
+        _log(f"starting a server of {model.path} at {address}; log: {run.log_path(name)}; Ctrl-C ends it")
         try:
-            _keep(command, run.log(name), address, settings.start_timeout_s, joining, interrupted)
+            _keep(command, run.log_path(name), address, settings.start_timeout_s, joining, interrupted)
         finally:
             if joining is not None:
-                _say("leaving: requests that it works on are finished, or go on elsewhere")
+                _log("leaving: requests that it works on are finished, or go on elsewhere")
                 with suppress(RunError):
                     joining.leave(settings.drain_timeout_s)
     finally:
@@ -119,9 +119,9 @@ def _keep(
             joining.renew()
         elif not is_ready and is_healthy_at(f"{address}{command.health_path}"):
             is_ready = True
-            _say(f"ready at {address}")
+            _log(f"ready at {address}")
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

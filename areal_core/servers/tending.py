@@ -210,7 +210,7 @@ class Tending:
 
     async def _wait_until_healthy(self, member: Member) -> None:
         patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s
-        now, is_told = asyncio.get_running_loop().time, member.is_own
+        now, is_reported = asyncio.get_running_loop().time, member.is_own
         began = now()
         while True:
             try:
@@ -218,9 +218,9 @@ class Tending:
                 return
             except (ServerLostError, RequestRefusedError) as error:
                 self.pool.note(member, str(error))
-                if not is_told and now() > began + TOLD_S:
-                    is_told = True
-                    self.pool.tell(f"{member.name} does not answer yet, and is waited for: {error}")
+                if not is_reported and now() > began + TOLD_S:
+                    is_reported = True
+                    self.pool.log(f"{member.name} does not answer yet, and is waited for: {error}")
                 if now() > began + patience or member.is_lost:
                     raise ServerLostError(f"was not healthy within {patience:g} s; {error}") from None
                 await asyncio.sleep(POLL_S)
@@ -272,8 +272,8 @@ class Tending:
         if fault := sampled.fault(self.pool.vocabulary) or ("" if len(sampled) else "nothing"):
             raise ServerLostError(f"gives {fault}")
         if labels - set(map(member.label, versions)):
-            told = f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}"
-            raise ServerLostError(f"{told}: somebody else may have changed them")
+            message = f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}"
+            raise ServerLostError(f"{message}: somebody else may have changed them")
         return True
 
     async def _watch(self, member: Member) -> None:
@@ -320,19 +320,19 @@ class Tending:
     async def _watch_over_all(self) -> None:
         """The fleet has failed where too few servers have been ready for too long, or will be."""
         now = asyncio.get_running_loop().time
-        enough_at, is_told = now(), False
+        enough_at, is_reported = now(), False
         while self.pool.failure is None:
             await asyncio.sleep(POLL_S)
             wanted, limit = self.settings.bounds.minimum, self.settings.start_timeout_s
             if len(self.pool.ready) >= wanted or self.updater.is_changing:  # which the trainer's turn is, too
-                enough_at, is_told = now(), False
+                enough_at, is_reported = now(), False
             lacking_s, ready = now() - enough_at, len(self.pool.ready)
             if lacking_s > limit or self.pool.possible < (1 if self._has_begun else wanted):
-                told = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.pool.explain()}"
+                message = f"{ready} of {wanted} servers are ready, since {lacking_s:.0f} s; {self.pool.explain()}"
                 own = LACK if self.settings.is_elastic else OWN_FAILED
-                self.pool.fail(RunError(told, hints=[own if self.settings.servers else NONE_ANSWERS]))
-            elif self._has_begun and lacking_s > TOLD_S and not is_told:
-                is_told = True
+                self.pool.fail(RunError(message, hints=[own if self.settings.servers else NONE_ANSWERS]))
+            elif self._has_begun and lacking_s > TOLD_S and not is_reported:
+                is_reported = True
                 sys.stderr.write(f"{ready} of {wanted} servers are ready; the run goes on so for {limit:.0f} s\n")
 
 

@@ -22,11 +22,11 @@ class Aside:
     """Does what it is given, one thing after another, beside whoever gives it.
 
     Args:
-        tell: takes a line for whoever watches the run.
+        log: takes a line for whoever watches the run.
     """
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
         self._changed = threading.Condition()
         self._waiting: deque[tuple[str, Callable[[], None]]] = deque()
         self._doing, self._since = "", 0.0
@@ -45,7 +45,7 @@ class Aside:
             if len(self._waiting) == WAITING:
                 self._left_out += 1
                 if self._left_out == 1:
-                    self._tell(f"{self._blocking()}; what comes meanwhile is left out")
+                    self._log(f"{self._blocking()}; what comes meanwhile is left out")
                 return
             self._waiting.append((name, work))
             self._changed.notify_all()
@@ -54,7 +54,7 @@ class Aside:
         """Wait until everything is done, but not for ever: what blocks is named and left."""
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._doing or self._waiting), PATIENCE_S):
-                self._tell(f"{self._blocking()}; it is left, with {len(self._waiting)} calls behind it")
+                self._log(f"{self._blocking()}; it is left, with {len(self._waiting)} calls behind it")
             self._is_closed = True
             self._changed.notify_all()
 
@@ -72,6 +72,6 @@ class Aside:
                 self._doing, work = self._waiting.popleft()
                 self._since = time.monotonic()
                 if self._left_out and not self._waiting:
-                    self._tell(f"{self._doing} goes on; {self._left_out} calls were left out")
+                    self._log(f"{self._doing} goes on; {self._left_out} calls were left out")
                     self._left_out = 0
             work()

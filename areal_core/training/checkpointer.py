@@ -45,7 +45,7 @@ class Checkpointer:
         source: commits, on rank 0.
         metrics_logger: is told of what was committed, on rank 0.
         phase: says, and times, that training waits.
-        tell: takes a line for the user.
+        log: takes a line for the user.
 
     Attributes:
         latest: step of the checkpoint that was begun last, or that the run began from.
@@ -60,7 +60,7 @@ class Checkpointer:
         source: BatchSource | None,
         metrics_logger: MetricsLogger | None,
         phase: Callable[[str], AbstractContextManager[None]],
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._section = section
         self._run_dir = run_dir
@@ -69,7 +69,7 @@ class Checkpointer:
         self._source = source
         self._metrics_logger = metrics_logger
         self._phase = phase
-        self._tell = tell
+        self._log = log
         self.latest = 0
         self._wait_for_all = own_barrier()
         self._hosts = gather(host_number())  # of each rank
@@ -77,7 +77,7 @@ class Checkpointer:
         self._began = time.monotonic()  # to train after the last one
         self._waited_s = 0.0  # for the last one
         self._size = 0
-        self._is_told = False
+        self._is_reported = False
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due: by steps, or as the last one is long ago; by time it takes a bounded share."""
@@ -135,17 +135,17 @@ class Checkpointer:
             folder = written.result()
             if self._source is not None:
                 self._size = tree_size(folder)
-                patiently(partial(self._source.commit, self.latest, folder), self._tell)
+                patiently(partial(self._source.commit, self.latest, folder), self._log)
                 try:
                     prune_checkpoints(self._run_dir, self._section.keep, folder)
                 except OSError as error:  # the new one is committed, and the next time may go better
-                    self._tell(f"an old checkpoint cannot be removed: {error}")
+                    self._log(f"an old checkpoint cannot be removed: {error}")
             if self._metrics_logger is not None:
                 self._metrics_logger.checkpoint_saved(self.latest, folder)
 
     def _begin(self, step: int, consumption_log: ConsumptionLog, *, is_asynchronous: bool) -> None:
         if self._source is not None:  # before all ranks write together, for they cannot try again one by one
-            wait_for_room("a checkpoint", self._run_dir, self._size, self._tell)
+            wait_for_room("a checkpoint", self._run_dir, self._size, self._log)
         writers = {
             role: engine.snapshot() if is_asynchronous and isinstance(engine, SnapshotEngine) else engine.save
             for role, engine in self._engines.items()
@@ -172,12 +172,12 @@ class Checkpointer:
         needs = [(on_hosts[host], free) for host, free in zip(self._hosts, memory, strict=True)]
         needed, available = max(needs, key=lambda each: each[0] / max(1.0, each[1]))
         fits = needed <= SHARE_OF_MEMORY * available
-        if not fits and not self._is_told:
-            self._tell(
+        if not fits and not self._is_reported:
+            self._log(
                 f"checkpoints are written while training waits: a copy of {needed / 1e9:,.1f} GB is too much for the "
                 f"{available / 1e9:,.1f} GB of host memory that are available"
             )
-            self._is_told = True
+            self._is_reported = True
         return fits
 
     @contextmanager

@@ -57,7 +57,7 @@ class Exports:
         try:
             return float(json.loads(path.read_text())["evaluation/reward"]) if path.is_file() else -math.inf
         except (OSError, ValueError, LookupError, TypeError) as error:
-            self._metrics_logger.tell(f"the score in {path} cannot be read and counts as none: {error!r}")
+            self._metrics_logger.log(f"the score in {path} cannot be read and counts as none: {error!r}")
         return -math.inf
 
     def write_model(self, step: int) -> None:
@@ -110,7 +110,7 @@ class Exports:
         """Before all ranks write together, for they cannot try again one by one; the phase in which they do."""
         if self._metrics_logger is None:
             return nullcontext()
-        wait_for_room("a model", self._run_dir, self._size, self._metrics_logger.tell)
+        wait_for_room("a model", self._run_dir, self._size, self._metrics_logger.log)
         return self._metrics_logger.phase("export")
 
     def _measure(self, folder: Path) -> None:

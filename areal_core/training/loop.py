@@ -66,7 +66,7 @@ class Trainer:
         self._source, self._read = source, read
         self._metrics_logger = metrics_logger
         self._checkpointer = Checkpointer(
-            config.checkpoint, run_dir, checkpoints, learner.changing, source, metrics_logger, self._phase, self._tell
+            config.checkpoint, run_dir, checkpoints, learner.changing, source, metrics_logger, self._phase, self._log
         )
         self._step = 0
         self._version = 0
@@ -259,16 +259,16 @@ class Trainer:
         metrics, self._consumption_log.unevaluated = self._consumption_log.unevaluated or {}, None
         if self._metrics_logger is not None:
             if not is_made:
-                self._tell(f"the evaluation of step {step} was given up: step {self._step} has been trained already")
+                self._log(f"the evaluation of step {step} was given up: step {self._step} has been trained already")
             self._metrics_logger.write_step(
                 step, {**(self._metrics_logger.end_step(metrics) if is_current else metrics), **found}
             )
         return is_made
 
-    def _tell(self, line: str) -> None:
+    def _log(self, line: str) -> None:
         """A line for the user, on the rank that has a metrics logger."""
         if self._metrics_logger is not None:
-            self._metrics_logger.tell(line)
+            self._metrics_logger.log(line)
 
     def _phase(self, name: str) -> AbstractContextManager[None]:
         return self._metrics_logger.phase(name) if self._metrics_logger is not None else nullcontext()

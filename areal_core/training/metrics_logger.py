@@ -45,7 +45,7 @@ class MetricsLogger:
         observers: told of steps, weight syncs and checkpoints, at once.
         hooks: of plugins, told the same.
         phase: says what this process is doing.
-        tell: takes a line for whoever watches the run.
+        log: takes a line for whoever watches the run.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class MetricsLogger:
         observers: Sequence[Observer] = (),
         hooks: Sequence[Observer] = (),
         phase: Callable[[str], AbstractContextManager[None]],
-        tell: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._metrics_path = metrics
         self._run_dir = metrics.parent
-        self.tell = tell
+        self.log = log
         self._phase = phase
         self._trackers = list(trackers)
         self._observers = list(observers)
         self._hooks = list(hooks)
-        self._aside = Aside(tell)
+        self._aside = Aside(log)
         self._seconds: dict[str, float] = {}
         self._step_began = time.monotonic()
         self._keep_until(step)
@@ -98,45 +98,45 @@ class MetricsLogger:
         """Write the line of a step, as `end_step` has made it."""
         line = {name: value for name, value in ended.items() if name != "time"}
         written = json.dumps({"step": step, "time": ended["time"], **line})
-        patiently(lambda: append_line("the metrics", self._metrics_path, written), self.tell)
-        self._tell_trackers(lambda tracker: tracker.log(step, line))
-        self._tell_observers(lambda observer: observer.step_finished(self._run_dir, step, line))
+        patiently(lambda: append_line("the metrics", self._metrics_path, written), self.log)
+        self._notify_trackers(lambda tracker: tracker.log(step, line))
+        self._notify_observers(lambda observer: observer.step_finished(self._run_dir, step, line))
 
     def weights_synced(self, step: int, version: int) -> None:
         """The engines are given the weights of `version`."""
-        self._tell_observers(lambda observer: observer.weights_synced(self._run_dir, step, version))
+        self._notify_observers(lambda observer: observer.weights_synced(self._run_dir, step, version))
 
     def checkpoint_saved(self, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
-        self._tell_observers(lambda observer: observer.checkpoint_saved(self._run_dir, step, path))
+        self._notify_observers(lambda observer: observer.checkpoint_saved(self._run_dir, step, path))
 
     def start_trackers(self, run_dir: Path, config: Mapping[str, object]) -> None:
         """The run begins."""
-        self._tell_trackers(lambda tracker: tracker.start(run_dir, config))
+        self._notify_trackers(lambda tracker: tracker.start(run_dir, config))
 
     def close(self) -> None:
         """The run is over; what is still to be told has a minute."""
-        self._tell_trackers(lambda tracker: tracker.close())
+        self._notify_trackers(lambda tracker: tracker.close())
         self._aside.close()
 
-    def _tell_observers(self, tell: Callable[[Observer], None]) -> None:
+    def _notify_observers(self, log: Callable[[Observer], None]) -> None:
         for observer in self._observers:
-            tell(observer)
+            log(observer)
         for hook in self._hooks:
-            self._aside.do("a plugin's hook", partial(tell, hook))
+            self._aside.do("a plugin's hook", partial(log, hook))
 
-    def _tell_trackers(self, tell: Callable[[Tracker], None]) -> None:
+    def _notify_trackers(self, log: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
-            self._aside.do(f"tracker {type(tracker).__name__}", partial(self._tell_tracker, tracker, tell))
+            self._aside.do(f"tracker {type(tracker).__name__}", partial(self._notify_tracker, tracker, log))
 
-    def _tell_tracker(self, tracker: Tracker, tell: Callable[[Tracker], None]) -> None:
+    def _notify_tracker(self, tracker: Tracker, log: Callable[[Tracker], None]) -> None:
         if tracker not in self._trackers:
             return
         try:
-            tell(tracker)
+            log(tracker)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tracker must never end a run
             self._trackers.remove(tracker)
-            self.tell(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
+            self.log(f"tracker {type(tracker).__name__} is switched off: {type(error).__name__}: {error}")
 
     def _keep_until(self, step: int) -> None:
         if not self._metrics_path.is_file():

@@ -35,5 +35,7 @@ def resume_hints(folder: Path) -> list[str]:
             f"{aside} && areal run --resume {resume}"
         ]
     best = f"; {run / 'best'} holds the model of the best evaluation" if (run / "best").is_dir() else ""
-    told = "no older one is kept" if folder.is_dir() else "bring it back: the ledger knows of no older one that is kept"
-    return [f"{told}; areal run --resume cannot go on without, so start again with another run_dir{best}"]
+    message = (
+        "no older one is kept" if folder.is_dir() else "bring it back: the ledger knows of no older one that is kept"
+    )
+    return [f"{message}; areal run --resume cannot go on without, so start again with another run_dir{best}"]

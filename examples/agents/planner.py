@@ -18,8 +18,8 @@ async def solve(prompt: str, answer: str, base_url: str, api_key: str) -> dict[s
     """Let the one plan and the other solve."""
     policy = client.with_options(base_url=base_url, api_key=api_key)
 
-    async def ask(agent_id: str, task: str, told: str) -> str:
-        messages: Any = [{"role": "system", "content": task}, {"role": "user", "content": told}]
+    async def ask(agent_id: str, task: str, message: str) -> str:
+        messages: Any = [{"role": "system", "content": task}, {"role": "user", "content": message}]
         done = await policy.chat.completions.create(model=agent_id, messages=messages)
         return (done.choices[0].message.content or "").strip()
 

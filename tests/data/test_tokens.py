@@ -38,7 +38,7 @@ def test_it_is_a_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "logprobs", "told"),
+    ("ids", "logprobs", "message"),
     [
         ([], [], ""),
         ([1, 2], [-0.5, 0.001], ""),
@@ -50,7 +50,7 @@ def test_it_is_a_sequence() -> None:
         ([1, 2], [float("-inf"), -1.0], "-inf as a log-probability"),
     ],
 )
-def test_what_nobody_has_sampled_is_told(ids: list[int], logprobs: list[float], told: str) -> None:
+def test_what_nobody_has_sampled_is_told(ids: list[int], logprobs: list[float], message: str) -> None:
     found = SampledTokens(ids, logprobs).fault(64)
-    assert told in found
-    assert bool(told) == bool(found)
+    assert message in found
+    assert bool(message) == bool(found)

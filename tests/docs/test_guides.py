@@ -54,10 +54,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`areal config check`; skipped where a library that a plugin wants is not installed."""
     code = main(["config", "check", *words])
-    told = capsys.readouterr().err
-    if code and re.search(r"pip install '?\"?\.?/?[\w/-]+\[", told):
-        pytest.skip(told.strip().splitlines()[0])
-    assert code == 0, told
+    message = capsys.readouterr().err
+    if code and re.search(r"pip install '?\"?\.?/?[\w/-]+\[", message):
+        pytest.skip(message.strip().splitlines()[0])
+    assert code == 0, message
 
 
 @pytest.mark.parametrize(("page", "text"), CONFIGS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(CONFIGS)])

@@ -111,9 +111,9 @@ def words_of(model: Path, words: list[str] | tuple[str, ...]) -> list[str]:
     return ["model.source=null", f"model.path={model}", "evaluation=null", *words]
 
 
-@pytest.mark.parametrize(("kind", "words", "told"), REFUSED)
+@pytest.mark.parametrize(("kind", "words", "message"), REFUSED)
 def test_what_the_model_is_not_made_for_is_refused(
-    kind: str, words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft", reason="adapters need it")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -121,7 +121,7 @@ def test_what_the_model_is_not_made_for_is_refused(
     for look in (check_model, make_plan):
         with pytest.raises(ConfigError) as raised:
             look(resolved)
-        (problem,) = [problem for problem in raised.value.problems if told in problem]
+        (problem,) = [problem for problem in raised.value.problems if message in problem]
         assert problem.startswith(("train_engine: ", "workflow: ", "inference_engine: "))
         assert raised.value.hints == raised.value.problems
 
@@ -193,11 +193,11 @@ def test_the_plan_names_the_adapter_and_what_it_does_not_count(tmp_path: Path, m
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     text, seen = written(tmp_path / "text", "text"), written(tmp_path / "seen", "images")
     words = ["placement.gpu_memory_gib=80", "train_engine.adapter={rank: 8, modules: [q_proj]}"]
-    told = str(make_plan(resolve(None, ["grpo"], words_of(text, words))))
-    assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in told
-    assert "which the plan of memory does not count" in told
-    told = str(make_plan(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
-    assert "memory         not known: config.json lacks sizes, or" in told
-    told = str(make_plan(resolve(None, ["grpo"], words_of(text, []))))
-    assert "adapter" not in told
-    assert "does not count" not in told
+    message = str(make_plan(resolve(None, ["grpo"], words_of(text, words))))
+    assert f"an adapter of rank 8 learns, {8 * (32 + 32)} parameters" in message
+    assert "which the plan of memory does not count" in message
+    message = str(make_plan(resolve(None, ["grpo"], words_of(seen, ["placement.gpu_memory_gib=80"]))))
+    assert "memory         not known: config.json lacks sizes, or" in message
+    message = str(make_plan(resolve(None, ["grpo"], words_of(text, []))))
+    assert "adapter" not in message
+    assert "does not count" not in message

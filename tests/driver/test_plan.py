@@ -107,8 +107,8 @@ def test_a_file_of_another_length_than_its_header_says_is_refused(model: Path) -
     for size in (7, 9):
         path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(size))
         needed = 8 + len(header) + 8
-        told = f"model.safetensors has {needed - 8 + size} bytes, and by its header it should have {needed}"
-        assert told in problem_of(model)
+        message = f"model.safetensors has {needed - 8 + size} bytes, and by its header it should have {needed}"
+        assert message in problem_of(model)
 
 
 def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:

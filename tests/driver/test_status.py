@@ -123,5 +123,5 @@ def test_a_driver_that_is_stopping_is_asked_until_it_has_released_the_run(
     claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     monkeypatch.setattr(watching, "ask_driver", answer)
     monkeypatch.setattr(watching, "POLL_S", 0.01)
-    assert watching.stop_run(run, now=True, patience_s=60.0, say=lambda _: None) == "interrupted"
+    assert watching.stop_run(run, now=True, patience_s=60.0, log=lambda _: None) == "interrupted"
     assert len(asked) == 5

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from areal_core.cli.output import complain
-from areal_core.driver.terminal import Terminal, say
+from areal_core.cli.output import print_error
+from areal_core.driver.terminal import Terminal, log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,10 +22,10 @@ HANG_S = 120
 
 SAYS = """
 import sys, time
-from areal_core.driver.terminal import Terminal, say
+from areal_core.driver.terminal import Terminal, log
 terminal = Terminal()
 for number in range(20_000):
-    terminal.say(f"line {number} " + "x" * 80)
+    terminal.log(f"line {number} " + "x" * 80)
 sys.stderr.write("SAID\\n")
 sys.stderr.flush()
 terminal.close()
@@ -34,8 +34,8 @@ sys.stderr.write("CLOSED\\n")
 
 
 def test_what_others_wrote_does_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    say("worker-0: the end of its log:\n\x1b[2J\x1b[1;31mred\x1b[0m\tthen \x07\x9b2J\x7f\r\u00e9\u2713")
-    complain("error: \x1b]0;title\x07")
+    log("worker-0: the end of its log:\n\x1b[2J\x1b[1;31mred\x1b[0m\tthen \x07\x9b2J\x7f\r\u00e9\u2713")
+    print_error("error: \x1b]0;title\x07")
     assert capsys.readouterr() == (
         "worker-0: the end of its log:\nred\tthen 2J\u00e9\u2713\n",
         "areal: error: ]0;title\n",
@@ -47,8 +47,8 @@ import sys, time
 from areal_core.driver.terminal import Terminal
 sys.stdin.readline()
 terminal = Terminal()
-terminal.say("to nobody")
-terminal.say("again")
+terminal.log("to nobody")
+terminal.log("again")
 terminal.close()
 print("neither this")
 open(sys.argv[1], "w").write("went on")
@@ -76,16 +76,16 @@ def read(main: int) -> bytes:
 
 def test_what_is_said_is_kept_for_its_user_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
-    terminal.log = tmp_path / "driver.log"
-    terminal.say("trainer-0 was killed\x1b[2J")
+    terminal.log_path = tmp_path / "driver.log"
+    terminal.log("trainer-0 was killed\x1b[2J")
     terminal.close()
     terminal.keep("and nothing came of it \ud800")
-    first, second = terminal.log.read_text().splitlines()
+    first, second = terminal.log_path.read_text().splitlines()
     assert first.endswith(" trainer-0 was killed")
     assert second.endswith(" and nothing came of it ?")
-    assert terminal.log.stat().st_mode & 0o777 == 0o600
+    assert terminal.log_path.stat().st_mode & 0o777 == 0o600
     assert "trainer-0 was killed" in capsys.readouterr().out
-    terminal.log = tmp_path / "no folder" / "driver.log"
+    terminal.log_path = tmp_path / "no folder" / "driver.log"
     terminal.keep("a line that no disk takes")
 
 

@@ -31,7 +31,7 @@ def test_a_resume_goes_on_with_the_curve_up_to_where_it_begins(tmp_path: Path) -
         first.finish_step(step, {"reward/mean": step / 10})
     metrics_logger(run, 2)  # what came after step 2 is of a discarded history
     state = RunState(run)
-    state.hear("trainer", {"step": 2})
+    state.on_message("trainer", {"step": 2})
     assert [line["step"] for line in state.lines] == [1, 2]
     assert state.take_new() == []
     state.add({"step": 3, "reward/mean": 0.9})

@@ -289,7 +289,7 @@ class FakeDriver:
         if is_again:
             self.start(name)
 
-    def say(self, text):
+    def log(self, text):
         self.told.append(text)
 
     def notify(self, message):

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from areal_core.interfaces import ServerLostError
 from areal_core.launchers.machine import free_port
 from areal_core.servers import exchange
-from areal_core.servers.connection import ServerConnection, raise_told
+from areal_core.servers.connection import ServerConnection, raise_refusal
 from areal_core.servers.errors import RequestRefusedError
 
 SECRET = [31337, 31338, 31339]
@@ -225,7 +225,7 @@ def test_errors_are_short():
 )
 def test_an_error_in_the_middle_of_a_stream(told, kind):
     with pytest.raises(kind, match="the answer broke off: no"):
-        raise_told(told)
+        raise_refusal(told)
 
 
 def test_closing_wakes_whoever_waits_and_the_connection_can_be_used_again():

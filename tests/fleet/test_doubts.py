@@ -134,7 +134,7 @@ def test_an_address_at_which_nobody_answers_is_told(running):
     async def check():
         told = []
         async with running({"a": running.server()}) as fleet:
-            fleet.pool.tell = told.append
+            fleet.pool.log = told.append
             fleet._tending.join("b", "http://b")
             await running.until(lambda: told, "a line")
             assert told == ["b does not answer yet, and is waited for: /health: ClientConnectorError"]

@@ -142,7 +142,7 @@ def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["rewards=[slow.py:never]"], "all 10 episodes failed; the last one:\ndata row "),
         (["rewards=[slow.py:never]"], ", sample 0: reward 'never' raised ValueError: never"),
@@ -151,13 +151,13 @@ def test_interrupted_before_anything_was_measured(workplace: Workplace) -> None:
         (["--model", "no_header"], "no_header cannot be read"),
     ],
 )
-def test_a_failure_is_told_in_words(workplace: Workplace, words: list[str], told: str) -> None:
+def test_a_failure_is_told_in_words(workplace: Workplace, words: list[str], message: str) -> None:
     (workplace.folder / "slow.py").write_text(SLOW)
     for name, left in (("cut_off", 0.9), ("no_header", 0.01)):
         weights = shutil.copytree(workplace.folder / "model", workplace.folder / name) / "model.safetensors"
         os.truncate(weights, round(left * weights.stat().st_size))
     done = workplace.areal("eval", "run.yaml", "--limit", "10", "--json", *words)
-    assert done.code == (2 if "nix" in told or "cannot be read" in told else 1), done.err
+    assert done.code == (2 if "nix" in message or "cannot be read" in message else 1), done.err
     assert done.out == ""
-    assert told in done.err
+    assert message in done.err
     assert "Traceback" not in done.err.partition("the end of its log")[0]

@@ -56,7 +56,7 @@ ONCE = "os.path.exists('done') or (open('done', 'w').close(), {fault})"
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("time.sleep(10_000)", "a call blocks everything else since 15 s"),
         LONG("os.kill(os.getpid(), 9)", "worker-0 was killed by SIGKILL"),
@@ -64,12 +64,12 @@ ONCE = "os.path.exists('done') or (open('done', 'w').close(), {fault})"
     ],
 )
 def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
-    workplace: Workplace, fault: str, told: str
+    workplace: Workplace, fault: str, message: str
 ) -> None:
     words = faulty(workplace, ONCE.replace("{fault}", fault))
     done = workplace.areal(*words, "rollout.blocked_timeout_s=15")
     assert done.code == 0, done.err
-    assert told in done.out
+    assert message in done.out
     assert "it is started again" in done.out
     if "sleep" in fault:
         assert "a call blocks everything else since 5 s" in done.out
@@ -80,17 +80,17 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("hog = bytearray(1 << 34)", "an episode failed: MemoryError"),
         LONG("__import__('ctypes').memset(0, 1, 1)", "worker-0 was killed by SIGSEGV"),
     ],
 )
-def test_what_takes_all_memory_costs_its_episode(workplace: Workplace, fault: str, told: str) -> None:
+def test_what_takes_all_memory_costs_its_episode(workplace: Workplace, fault: str, message: str) -> None:
     words = faulty(workplace, ONCE.replace("{fault}", f"exec({fault!r})"))
     done = workplace.areal(*words, "rollout.worker_memory_gib=4")
     assert done.code == 0, done.err
-    assert told in done.out
+    assert message in done.out
     assert len(workplace.metrics()) == 4
     assert workplace.areal("audit", "run").code == 0
 
@@ -116,7 +116,7 @@ def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Wo
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "message"),
     [
         ("episode.reward = float('nan')", "Episode.reward is nan"),
         LONG(
@@ -127,7 +127,7 @@ def test_a_prompt_that_ends_every_worker_fails_and_the_run_goes_on(workplace: Wo
     ],
 )
 def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
-    workplace: Workplace, fault: str, told: str
+    workplace: Workplace, fault: str, message: str
 ) -> None:
     done = workplace.areal(*faulty(workplace, fault), "steps=3")
     assert done.code == 0, done.err
@@ -137,7 +137,7 @@ def test_rows_that_always_fail_are_left_out_by_name_and_the_run_ends_well(
     assert workplace.areal("audit", "run").code == 0
     stopped = workplace.areal(*faulty(workplace, fault), "run_dir=again", "rollout.max_consecutive_failures=1")
     assert stopped.code == 1
-    assert told in stopped.err
+    assert message in stopped.err
     assert "data row" in stopped.err
 
 

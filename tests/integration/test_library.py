@@ -102,8 +102,8 @@ def test_a_notebook_and_its_functions_with_all_that_they_use(workplace: Workplac
 
 
 def test_what_a_notebook_cannot_hand_on_is_told(workplace: Workplace) -> None:
-    told = "try:\n    train(config, run_dir='run')\nexcept Exception as error:\n    print(error)"
+    message = "try:\n    train(config, run_dir='run')\nexcept Exception as error:\n    print(error)"
     mine = "lock = open('run.yaml')\ndef held(completion): return float(lock.closed)\nconfig['rewards'] = [held]"
-    assert "held uses lock, a TextIOWrapper of this session" in notebook(workplace, TRAIN, mine, told)
+    assert "held uses lock, a TextIOWrapper of this session" in notebook(workplace, TRAIN, mine, message)
     wrong = "config['rewards'] = [digits]\nconfig['stepz'] = 1"
-    assert "stepz: unknown key" in notebook(workplace, REWARD, TRAIN, wrong, told)
+    assert "stepz: unknown key" in notebook(workplace, REWARD, TRAIN, wrong, message)

@@ -30,10 +30,10 @@ def test_a_run_is_watched_stopped_and_gone_on_with(workplace: Workplace) -> None
     assert seen["step"] >= 2
     assert seen["metrics"].keys() >= {"reward/mean", "staleness/mean"}
     assert {seen["processes"][name]["host"] for name in ("trainer-0", "controller", "server-0")} == {"this machine"}
-    told = workplace.areal("status", "run").out
-    assert re.search(r"  controller +generating  process \d+ on this machine", told), told
-    assert "running  step " in told
-    assert " of 2000, " in told
+    message = workplace.areal("status", "run").out
+    assert re.search(r"  controller +generating  process \d+ on this machine", message), message
+    assert "running  step " in message
+    assert " of 2000, " in message
     assert "trainer-0" in workplace.areal("logs", "run").out
     unknown = workplace.areal("logs", "run", "trainer-9")
     assert unknown.code == 2

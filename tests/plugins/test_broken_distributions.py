@@ -127,6 +127,6 @@ def test_the_fault_and_its_repair(box, name):
 def test_only_settings_are_proposed_as_keys(box):
     box.file("parts.py", MINE)
     box.file("run.yaml", CONFIG.replace('policy_loss: "parts.py:loss"', 'policy_loss: {type: "parts.py:loss", zzz: 2}'))
-    told = box.areal("config", "check", "run.yaml", "rewards=[]").err
-    assert "algorithm.policy_loss.zzz: unknown key\n" in told
-    assert "keys here: width\n" in told
+    message = box.areal("config", "check", "run.yaml", "rewards=[]").err
+    assert "algorithm.policy_loss.zzz: unknown key\n" in message
+    assert "keys here: width\n" in message

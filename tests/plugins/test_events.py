@@ -20,34 +20,34 @@ class Listener:
         self.heard: list[tuple[object, ...]] = []
         self.fails_in = fails_in
 
-    def _hear(self, *what: object) -> None:
+    def _on_message(self, *what: object) -> None:
         self.heard.append(what)
         if what[0] == self.fails_in:
             raise ValueError("listener is tired")
 
     @hookimpl
     def areal_configure(self, config):
-        self._hear("configure", config)
+        self._on_message("configure", config)
 
     @hookimpl
     def areal_run_started(self, run_dir):
-        self._hear("run_started", run_dir)
+        self._on_message("run_started", run_dir)
 
     @hookimpl
     def areal_step_finished(self, run_dir, step, metrics):
-        self._hear("step_finished", run_dir, step, dict(metrics))
+        self._on_message("step_finished", run_dir, step, dict(metrics))
 
     @hookimpl
     def areal_weights_synced(self, step, version):
-        self._hear("weights_synced", step, version)
+        self._on_message("weights_synced", step, version)
 
     @hookimpl
     def areal_checkpoint_saved(self, step, path):
-        self._hear("checkpoint_saved", step, path)
+        self._on_message("checkpoint_saved", step, path)
 
     @hookimpl
     def areal_run_finished(self, outcome, signal):
-        self._hear("run_finished", outcome, signal)
+        self._on_message("run_finished", outcome, signal)
 
 
 def events_for(**listeners: Listener) -> Events:

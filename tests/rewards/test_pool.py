@@ -187,7 +187,7 @@ def test_a_replacement_that_cannot_be_started_for_a_moment_is_tried_again_and_to
 ) -> None:
     async def work() -> None:
         workers, told = Workers(), []
-        async with started(tmp_path, workers, tell=told.append) as pool:
+        async with started(tmp_path, workers, log=told.append) as pool:
             workers.errors = [error, error, error]
             died, other = ask(pool, "die", "score")
             with pytest.raises(RewardError):

@@ -14,7 +14,7 @@ from areal_core.data import Episode, Trajectory
 from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters, WeightUpdate
 from areal_core.rollout.episodes import EpisodeError, EpisodeRunner
-from areal_core.runs.controller import CAUSES_TOLD, _telling_each_cause
+from areal_core.runs.controller import CAUSES_TOLD, _logging_each_cause
 from areal_core.runs.event_loops import run_through_exits
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeWorkflow
 
@@ -98,7 +98,7 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (spoiled("nothing", None), "must return an Episode"),
         (spoiled("reward", float("nan")), "Episode.reward is nan"),
@@ -125,7 +125,7 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
     ],
 )
 def test_one_bad_episode_costs_its_group_and_names_its_field(
-    tmp_path: Path, spoil: Callable[[Episode], Any], told: str, build: Build, audited: Audited
+    tmp_path: Path, spoil: Callable[[Episode], Any], message: str, build: Build, audited: Audited
 ) -> None:
     class Spoils(FakeWorkflow):
         async def run_episode(self, row: Mapping[str, Any], context: WorkflowContext) -> Episode:
@@ -143,7 +143,7 @@ def test_one_bad_episode_costs_its_group_and_names_its_field(
             await controller.sync(WeightUpdate(step + 1, tmp_path), step + 1)
         errors = ledger.database.execute("SELECT error FROM failures").fetchall()
         assert errors
-        assert all(re.search(told, error) for (error,) in errors), errors
+        assert all(re.search(message, error) for (error,) in errors), errors
         await controller.close()
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -306,7 +306,7 @@ def test_of_errors_in_a_group_the_last_line_tells_the_groups_words_and_the_first
 
 def test_each_cause_is_told_once_and_those_beyond_some_stand_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
-    failed = _telling_each_cause(lambda *_: None, told.append)
+    failed = _logging_each_cause(lambda *_: None, told.append)
     causes = [f"Traceback\nValueError: of kind {letter}" for letter in "abcdefghij"]
     for cause in [*causes, *causes]:
         failed(0, 0, 0, cause)

@@ -171,7 +171,7 @@ async def running(
             count=count,
             start_timeout_s=HANG_S,
             welcome=Welcome(trains=True, evaluates=True),
-            tell=said.append,
+            log=said.append,
         )
         processes = Workers(await made.listen(), workflow, engine or FakeEngine())
         try:

@@ -77,7 +77,7 @@ def main() -> int:
         with locked(folder.with_name(f"{folder.name}.lock")):
             make(folder, RECIPES[arguments.name])
     except (RuntimeError, OSError) as error:
-        say(f"error: {error}")
+        log(f"error: {error}")
         return 1
     sys.stdout.write(f"{python_of(folder)}\n")
     return 0
@@ -91,9 +91,9 @@ def make(folder: Path, recipe: Recipe) -> None:
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
             raise RuntimeError(f"{folder} is no virtual environment, so it is not replaced by one")
-        say(f"{folder} is incomplete or of another recipe; it is made anew")
+        log(f"{folder} is incomplete or of another recipe; it is made anew")
         shutil.rmtree(folder)
-    say(f"making {folder}: about two gigabytes and a few minutes")
+    log(f"making {folder}: about two gigabytes and a few minutes")
     venv.create(folder, with_pip=True)
     python = python_of(folder)
     refuse_cuda(python)
@@ -109,7 +109,7 @@ def make(folder: Path, recipe: Recipe) -> None:
         shutil.copy(HERE / recipe.at_start, site)
         (site / "areal_at_start.pth").write_text(f"import {Path(recipe.at_start).stem}\n")
     marker.write_text(digest)
-    say(f"{folder} is complete")
+    log(f"{folder} is complete")
 
 
 def refuse_cuda(python: Path) -> None:
@@ -136,7 +136,7 @@ def install(python: Path, *words: str) -> None:
     Raises:
         RuntimeError: it failed.
     """
-    say(f"pip install {' '.join(words)}")
+    log(f"pip install {' '.join(words)}")
     code = subprocess.run([python, *PIP, *words], stdout=sys.stderr, check=False, close_fds=False).returncode
     if code:
         raise RuntimeError(f"pip install {' '.join(words)} ended with exit code {code}")
@@ -163,7 +163,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"another process makes it; waiting for {path}")
+            log(f"another process makes it; waiting for {path}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -173,7 +173,7 @@ def python_of(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Progress, to stderr: stdout holds the path alone."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

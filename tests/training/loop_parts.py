@@ -171,12 +171,12 @@ def train(
     settings: Any,
     step: int = 0,
     consumption_log: ConsumptionLog | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     **others: Role,
 ) -> bool:
     folder.mkdir(exist_ok=True)
     written = step - (consumption_log is not None and consumption_log.unevaluated is not None)
-    metrics_logger = MetricsLogger(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), tell=tell)
+    metrics_logger = MetricsLogger(folder / "metrics.jsonl", written, phase=lambda _: nullcontext(), log=log)
     roles = {"actor": ACTOR, **others}
     engines = dict.fromkeys(roles, parts)
     learner = Learner(settings, parts, roles, engines)

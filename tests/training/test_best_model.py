@@ -36,10 +36,10 @@ class Engine:
 
 def exports(run_dir: Path, weights: str = "", told: list[str] | None = None) -> tuple[Exports, Any]:
     """Of a run in a folder, with its engine."""
-    tell = (told if told is not None else []).append
+    log = (told if told is not None else []).append
     engine: Any = Engine(weights)
     return Exports(
-        run_dir, engine, MetricsLogger(run_dir / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=tell)
+        run_dir, engine, MetricsLogger(run_dir / "m.jsonl", 0, phase=lambda _: nullcontext(), log=log)
     ), engine
 
 

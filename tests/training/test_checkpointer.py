@@ -158,7 +158,7 @@ def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
     told: list[str] = []
     settings = config(3, checkpoint=CheckpointSection(every=1, keep=9))
     large = Snapshots(size=8_100_000_000)
-    train(tmp_path / "large", large, settings, tell=told.append)
+    train(tmp_path / "large", large, settings, log=told.append)
     assert told == [
         "checkpoints are written while training waits: a copy of 8.1 GB is too much for the 10.0 GB of host memory "
         "that are available"
@@ -166,7 +166,7 @@ def test_without_memory_for_a_copy_training_waits_and_that_is_said_once(
     assert in_order(large, "commit 1", "batch 1", "commit 2", "batch 2", "commit 3")
     assert "snapshot 1" not in large.asked
     small = Snapshots(size=7_900_000_000)
-    train(tmp_path / "small", small, settings, tell=told.append)
+    train(tmp_path / "small", small, settings, log=told.append)
     assert "snapshot 1" in small.asked
     assert len(told) == 1
 
@@ -182,7 +182,7 @@ def test_only_the_ranks_of_one_host_share_its_memory(
     monkeypatch.setattr("areal_core.training.checkpointer.gather", lambda value: answers[value])
     told: list[str] = []
     parts = Snapshots(size=6_000_000_000)
-    train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), tell=told.append)
+    train(tmp_path, parts, config(2, checkpoint=CheckpointSection(every=1)), log=told.append)
     assert ("snapshot 1" in parts.asked) == goes_on
     assert ["12.0 GB is too much for the 10.0 GB" in line for line in told] == [True] * (not goes_on)
 

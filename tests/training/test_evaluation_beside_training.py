@@ -140,9 +140,9 @@ def test_what_ends_it_after_the_next_batch_was_trained_on_loses_no_step(
     settings = config(5, evaluation=section(every))
     if isinstance(error, RunError):
         with pytest.raises(RunError, match="the engine is lost"):
-            train(tmp_path, parts, settings, tell=told.append)
+            train(tmp_path, parts, settings, log=told.append)
     else:
-        assert not train(tmp_path, parts, settings, tell=told.append)
+        assert not train(tmp_path, parts, settings, log=told.append)
     step = every + 1
     assert told == [f"the evaluation of step {every} was given up: step {step} has been trained already"]
     assert parts.patience == [15.0], "a run that was asked to stop gives it a moment"

@@ -32,7 +32,7 @@ def test_a_tracker_that_fails_is_switched_off_and_the_run_goes_on(tmp_path: Path
 
     told: list[str] = []
     metrics_logger = MetricsLogger(
-        tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), tell=told.append
+        tmp_path / "m.jsonl", 0, trackers=[Broken()], phase=lambda _: nullcontext(), log=told.append
     )
     metrics_logger.finish_step(1, {})
     metrics_logger.finish_step(2, {})
@@ -51,7 +51,7 @@ def test_metrics_wait_for_a_disk_that_is_full_for_a_moment(tmp_path: Path, monke
 
     monkeypatch.setattr("areal_core.training.metrics_logger.append_line", append_line)
     told: list[str] = []
-    metrics_logger = MetricsLogger(tmp_path / "m.jsonl", 0, phase=lambda _: nullcontext(), tell=told.append)
+    metrics_logger = MetricsLogger(tmp_path / "m.jsonl", 0, phase=lambda _: nullcontext(), log=told.append)
     metrics_logger.finish_step(1, {"loss": 2.0})
     metrics_logger.finish_step(2, {})
     assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2]

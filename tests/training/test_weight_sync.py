@@ -67,9 +67,9 @@ def test_weights_go_to_the_disk_while_memory_has_no_room(synced, capsys):
     assert synced() == "memory"
     assert capsys.readouterr().err == ""
     assert synced(memory=1) == "disk"
-    told = capsys.readouterr().err
-    assert "0.0 GB are free in" in told
-    assert f"{os.sep}disk: only" in told
+    message = capsys.readouterr().err
+    assert "0.0 GB are free in" in message
+    assert f"{os.sep}disk: only" in message
     assert synced(memory=100) == "memory"
 
 

@@ -139,8 +139,8 @@ def test_log_probabilities_are_those_of_the_trainer(kind, family, mode, fleet_of
     assert any(written), "the policy wrote no image token, behind which generation goes on"
     exact = [*before, *after, *(crossing if mode == "recompute" else [])]
     for (row, generation), gap in zip(exact, distances(models, exact), strict=True):
-        told = f"{len(row.files)} images, versions {set(generation.versions)}"
-        assert gap.max() < TOLERANCE, f"{told}: {gap}"
+        message = f"{len(row.files)} images, versions {set(generation.versions)}"
+        assert gap.max() < TOLERANCE, f"{message}: {gap}"
 
 
 def test_an_update_that_forgets_any_one_tensor_shows(image, tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 from areal_core.cli.request import require_folder
 
 if TYPE_CHECKING:
@@ -32,15 +32,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
     report = audit_run(arguments.run_dir.resolve())
     if arguments.json:
-        say(json.dumps(report))
+        print_out(json.dumps(report))
     else:
-        say(f"committed step: {report['committed_step']}")
+        print_out(f"committed step: {report['committed_step']}")
         for state, count in sorted(report["groups"].items()):
-            say(f"  {state:20s} {count:8,d} groups")
+            print_out(f"  {state:20s} {count:8,d} groups")
         if report["provisional"]:
-            say(f"  of those consumed, {report['provisional']:,d} are behind that step: a resume trains on them again")
+            print_out(
+                f"  of those consumed, {report['provisional']:,d} are behind that step: a resume trains on them again"
+            )
         for problem in report["problems"]:
-            say(f"problem: {problem}")
+            print_out(f"problem: {problem}")
         if not report["problems"]:
-            say("clean: every group has one fate, and ledger, trainer and data set agree")
+            print_out("clean: every group has one fate, and ledger, trainer and data set agree")
     return 1 if report["problems"] else 0

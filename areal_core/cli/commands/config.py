@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import complain, say
+from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import Request, add_request_arguments, read_request
 from areal_core.errors import ConfigError, PluginError, UsageError
 
@@ -49,7 +49,7 @@ def _show(request: Request) -> int:
         origin = resolved.origins.get(".".join(str(part) for part in path))
         if origin and lines[line - 1].count('"') % 2 == 0 and lines[line - 1].count("'") % 2 == 0:
             lines[line - 1] = f"{lines[line - 1]:<56}  # {origin}"
-    say("\n".join(lines))
+    print_out("\n".join(lines))
     return 0
 
 
@@ -60,11 +60,11 @@ def _check(request: Request) -> int:
         resolved = _resolve(request)
         check_model(resolved)
     except (ConfigError, PluginError) as error:
-        complain(f"error: {error}")
+        print_error(f"error: {error}")
         return 1
     for note in resolved.config.cross_notes():
-        say(f"note: {note}")
-    say(f"{resolved.name} is valid; plugins: {', '.join(resolved.plugins.names) or 'the core alone'}")
+        print_out(f"note: {note}")
+    print_out(f"{resolved.name} is valid; plugins: {', '.join(resolved.plugins.names) or 'the core alone'}")
     return 0
 
 
@@ -75,7 +75,7 @@ def _schema(request: Request) -> int:
     if request.config or request.overrides:
         raise UsageError("areal config schema describes every config; name plugins with --plugins")
     manager = PluginManager.load(request.plugins)
-    say(json.dumps(json_schema(manager), indent=2))
+    print_out(json.dumps(json_schema(manager), indent=2))
     return 0
 
 
@@ -85,7 +85,7 @@ def _init(request: Request) -> int:
     chosen = _preset(request)
     text = _starting_text(request, chosen)
     if request.config is None:
-        say(text.rstrip("\n"))
+        print_out(text.rstrip("\n"))
         return 0
     path = Path(f"{chosen.rpartition('/')[2]}.yaml" if chosen else request.config)
     try:
@@ -95,7 +95,7 @@ def _init(request: Request) -> int:
         raise UsageError(f"{path} exists already", hints=("name another file",)) from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
-    say(f"wrote {path}; run it with: areal run {path}")
+    print_out(f"wrote {path}; run it with: areal run {path}")
     return 0
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 
 if TYPE_CHECKING:
     import argparse
@@ -38,14 +38,14 @@ def execute(arguments: argparse.Namespace) -> int:
     plugins = survey(Catalog.scan())
     found = [*(_loads(plugin) for plugin in plugins), *_asked(plugins)]
     if arguments.json:
-        say(json.dumps(found, indent=2))
+        print_out(json.dumps(found, indent=2))
     else:
         meaning = ""
         for one in found:
-            say(f"{'well' if one['is_well'] else 'WRONG':5}  {one['check']}: {one['found']}")
+            print_out(f"{'well' if one['is_well'] else 'WRONG':5}  {one['check']}: {one['found']}")
             if meaning != one["meaning"]:
                 meaning = one["meaning"]
-                say(f"       ({meaning})")
+                print_out(f"       ({meaning})")
     return 0 if all(one["is_well"] for one in found) else 1
 
 

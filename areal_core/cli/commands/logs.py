@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from areal_core.cli.output import complain, say
+from areal_core.cli.output import print_error, print_out
 from areal_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def execute(arguments: argparse.Namespace) -> int:
         for name, path in logs.items():
             status = path.stat()
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.st_mtime))
-            say(f"{name:22s} {status.st_size:12,d} bytes, last written {when}")
+            print_out(f"{name:22s} {status.st_size:12,d} bytes, last written {when}")
         return 0
     if arguments.name not in logs:
         raise UsageError(
@@ -55,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     path = logs[arguments.name]
     with path.open("rb") as file:
         for line in _last_lines(file, lines):
-            say(line)
+            print_out(line)
         if arguments.follow:
             _follow(path, file, RunFolder(arguments.run_dir))
     return 0
@@ -75,16 +75,16 @@ def _follow(path: Path, file: IO[bytes], run: RunFolder) -> None:
     was_over = False
     while True:
         if data := file.read():
-            say(data.decode(errors="replace").rstrip("\n"))
+            print_out(data.decode(errors="replace").rstrip("\n"))
             continue
         if path.exists() and path.stat().st_ino != _number(file):
             rest = file.read()
             file = path.open("rb")
             if rest:
-                say(rest.decode(errors="replace").rstrip("\n"))
+                print_out(rest.decode(errors="replace").rstrip("\n"))
             continue
         if was_over:
-            complain(f"the run in {run.path} has ended: nothing more is written")
+            print_error(f"the run in {run.path} has ended: nothing more is written")
             return
         was_over = is_over(run)  # what it wrote last may be there only now
         time.sleep(0 if was_over else POLL_S)

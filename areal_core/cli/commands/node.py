@@ -51,13 +51,13 @@ def execute(arguments: argparse.Namespace) -> int:
         if rank.rank == 0:
             return _run(run_dir, rank.nodes, arguments)
     from areal_core.driver.joining import join_run
-    from areal_core.driver.terminal import say
+    from areal_core.driver.terminal import log
     from areal_core.runs.folder import RunFolder
 
     if rank is not None and rank.local_rank:
-        say(f"local rank {rank.local_rank}: the first process of this machine does its part, and this one ends")
+        log(f"local rank {rank.local_rank}: the first process of this machine does its part, and this one ends")
         return 0
-    return join_run(RunFolder(run_dir), patience_s=arguments.wait, say=say, is_started=any(request))
+    return join_run(RunFolder(run_dir), patience_s=arguments.wait, log=log, is_started=any(request))
 
 
 def _require_possible(run_dir: Path) -> None:
@@ -71,7 +71,7 @@ def _require_possible(run_dir: Path) -> None:
 def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int:
     """Run the driver, or go on with the run; this machine's own agent is a process beside it."""
     from areal_core.cli.commands import run
-    from areal_core.driver.terminal import say
+    from areal_core.driver.terminal import log
     from areal_core.runs.folder import RunFolder
 
     request = read_request(arguments)
@@ -81,7 +81,7 @@ def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int
         raise UsageError("the scheduler does not say how many nodes there are", hints=["add: launcher.nodes=N"])
     goes_on = RunFolder(run_dir).last_attempt is not None
     if goes_on:
-        say(f"{run_dir} is there already: the run goes on, with the config that it has")
+        log(f"{run_dir} is there already: the run goes on, with the config that it has")
     words += [*request.overrides, *([] if goes_on else [f"run_dir={run_dir}"])]
     agent = subprocess.Popen([sys.executable, "-m", "areal_core", "node", str(run_dir)], start_new_session=True)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 
 if TYPE_CHECKING:
     import argparse
@@ -36,12 +36,12 @@ def execute(arguments: argparse.Namespace) -> int:
         raise catalog.missing([name])
     plugins = survey(catalog, skip=known - {name} if name else ())
     if arguments.json:
-        say(json.dumps([_as_json(plugin) for plugin in plugins], indent=2))
+        print_out(json.dumps([_as_json(plugin) for plugin in plugins], indent=2))
     elif name is None:
         for plugin in plugins:
             _list(plugin)
         for line in _shared_names(plugins):
-            say(line)
+            print_out(line)
     else:
         for plugin in plugins:
             _describe(plugin, catalog)
@@ -50,17 +50,17 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _list(plugin: Plugin) -> None:
     """One plugin in a few lines."""
-    say(f"{plugin.installed.name}  {plugin.installed.distribution} {plugin.installed.version}")
+    print_out(f"{plugin.installed.name}  {plugin.installed.distribution} {plugin.installed.version}")
     if plugin.cause:
-        say("  BROKEN: " + str(plugin.cause).replace("\n", "\n  "))
+        print_out("  BROKEN: " + str(plugin.cause).replace("\n", "\n  "))
     kinds: dict[str, list[str]] = {}
     for kind, record in plugin.records:
         kinds.setdefault(kind, []).append(record.name)
     for kind, names in kinds.items():
-        say(f"  {kind}: {', '.join(sorted(names))}")
+        print_out(f"  {kind}: {', '.join(sorted(names))}")
     events = _events(plugin)
     if events:
-        say(f"  hears: {', '.join(events)}")
+        print_out(f"  hears: {', '.join(events)}")
 
 
 def _shared_names(plugins: Sequence[Plugin]) -> list[str]:
@@ -78,19 +78,21 @@ def _shared_names(plugins: Sequence[Plugin]) -> list[str]:
 
 def _describe(plugin: Plugin, catalog: Catalog) -> None:
     """Everything about one plugin, the settings of its components included."""
-    say(f"plugin {plugin.installed.name}, distribution {plugin.installed.distribution} {plugin.installed.version}")
+    print_out(
+        f"plugin {plugin.installed.name}, distribution {plugin.installed.distribution} {plugin.installed.version}"
+    )
     if plugin.cause:
-        say("BROKEN: " + str(plugin.cause))
+        print_out("BROKEN: " + str(plugin.cause))
         return
-    say(f"hooks: {', '.join(plugin.hooks) or 'none'}")
+    print_out(f"hooks: {', '.join(plugin.hooks) or 'none'}")
     for kind, record in plugin.records:
-        say(f"\n{kind}: {record.reference}\n  {record.summary}")
+        print_out(f"\n{kind}: {record.reference}\n  {record.summary}")
         for key in record.LOCATIONS:
             location = getattr(record, key)
             if location:
-                say(f"  {key}: {location}")
+                print_out(f"  {key}: {location}")
         for line in _settings(plugin, record, catalog):
-            say(f"    {line}")
+            print_out(f"    {line}")
 
 
 def _settings(plugin: Plugin, record: Any, catalog: Catalog) -> list[str]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import complain, say
+from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.errors import ConfigError, UsageError
 
@@ -75,7 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json and not arguments.dry_run:
         raise UsageError("--json has a meaning only with --dry-run")
     if arguments.resume is not None:
-        resolved, run_dir = _resumed(arguments.resume, request, complain if arguments.json else say), None
+        resolved, run_dir = _resumed(arguments.resume, request, print_error if arguments.json else print_out), None
     elif arguments.allow_changed_plugins:
         raise UsageError("--allow-changed-plugins has a meaning only with --resume RUN_DIR")
     else:
@@ -91,7 +91,7 @@ def execute(arguments: argparse.Namespace) -> int:
         resume=arguments.resume,
         dry_run=arguments.dry_run,
         as_json=arguments.json,
-        show=say,
+        show=print_out,
         allow_changed_plugins=arguments.allow_changed_plugins,
     )
 
@@ -116,7 +116,7 @@ def _new_folder(resolved: Resolved) -> Path:
     return folder
 
 
-def _resumed(folder: Path, request: Request, tell: Callable[[str], None]) -> Resolved:
+def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Resolved:
     """The saved config with the overrides that may change in the middle of a run."""
     from areal_core.config import load_run
     from areal_core.config.tree import leaves
@@ -143,9 +143,9 @@ def _resumed(folder: Path, request: Request, tell: Callable[[str], None]) -> Res
             problems=unsafe,
         )
     for line in lines:
-        tell(f"changed on resume: {line}")
+        log(f"changed on resume: {line}")
     if "steps" in paths and {value for path, value in after.items() if path.endswith(".schedule")} != {"constant"}:
-        tell("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
+        log("a learning rate that decays over the run decays over all its steps as they are now: it changes at once")
     return changed
 
 

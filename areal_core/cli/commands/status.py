@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 from areal_core.cli.request import require_folder
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def execute(arguments: argparse.Namespace) -> int:
     run = RunFolder(arguments.run_dir.resolve())
     status = run_status(run)
     if arguments.json:
-        say(json.dumps(status))
+        print_out(json.dumps(status))
     else:
         for line in _lines(status, run.path):
-            say(line)
+            print_out(line)
     return 0 if status["state"] in ("running", "recovering", "done") else 1
 
 

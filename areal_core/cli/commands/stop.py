@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import complain, say
+from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import require_folder
 from areal_core.errors import UsageError
 
@@ -37,10 +37,10 @@ def execute(arguments: argparse.Namespace) -> int:
     from areal_core.runs.folder import RunFolder
 
     run = RunFolder(arguments.run_dir.resolve())
-    state = stop_run(run, now=arguments.now, patience_s=arguments.wait, say=complain)
+    state = stop_run(run, now=arguments.now, patience_s=arguments.wait, log=print_error)
     if state == "running":
-        say(f"asked to stop; how far it is: areal status {run.path}")
+        print_out(f"asked to stop; how far it is: areal status {run.path}")
         return 0
     way = resume_hint(run, has_failed=state == "failed")
-    say(f"{state}; {way}" if state != "done" else "done before it could be stopped")
+    print_out(f"{state}; {way}" if state != "done" else "done before it could be stopped")
     return 0 if state in ("interrupted", "done") or arguments.now else 1

@@ -87,7 +87,7 @@ class EventsSuite:
 
     plugin = ""
 
-    def _tell(self, run_dir: Path, outcome: str, steps: range) -> Any:
+    def _call_hooks(self, run_dir: Path, outcome: str, steps: range) -> Any:
         """Everything that a run tells, as it tells it; the events, which know who was silenced."""
         run_dir.mkdir(exist_ok=True)
         events, config = PluginManager.load([self.plugin]).events, small_config()
@@ -110,14 +110,14 @@ class EventsSuite:
     def test_it_hears_a_whole_run_without_an_exception(self, tmp_path: Path) -> None:
         """For each way in which a run may end."""
         for outcome in ("done", "interrupted", "failed"):
-            events = self._tell(tmp_path / outcome, outcome, range(1, 4))
+            events = self._call_hooks(tmp_path / outcome, outcome, range(1, 4))
             assert not events.silenced, f"it raised an exception and hears no more ({outcome}): see the log"
 
     def test_it_hears_a_run_that_was_resumed(self, tmp_path: Path) -> None:
         """In a new process, over a folder that it knows already."""
-        self._tell(tmp_path / "run", "interrupted", range(1, 2))
-        assert not self._tell(tmp_path / "run", "done", range(2, 4)).silenced
+        self._call_hooks(tmp_path / "run", "interrupted", range(1, 2))
+        assert not self._call_hooks(tmp_path / "run", "done", range(2, 4)).silenced
 
     def test_it_hears_a_run_that_ended_before_its_first_step(self, tmp_path: Path) -> None:
         """The folder is nearly empty then."""
-        assert not self._tell(tmp_path / "run", "failed", range(0)).silenced
+        assert not self._call_hooks(tmp_path / "run", "failed", range(0)).silenced

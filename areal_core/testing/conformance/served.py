@@ -76,13 +76,13 @@ class Served:
 
     async def _listen(self) -> None:
         with private_folder() as folder:
-            server = await serve(f"unix:{folder / 'socket'}", self._hear)
+            server = await serve(f"unix:{folder / 'socket'}", self._on_message)
             self._grant = Grant("served", server.address, 0, "", labels_tokens=True, context=0, vocabulary=0)
             for holder in self._waiting or ():
                 holder.give(self._grant)
             await asyncio.Event().wait()
 
-    async def _hear(self, peer: Peer) -> None:
+    async def _on_message(self, peer: Peer) -> None:
         while True:
             asked, number = await peer.receive_request()
             start_task(self._answer(peer, asked, number), "an answer of an engine of this process")

@@ -113,20 +113,20 @@ class Policy:
 
     Args:
         template: of the tokenizer.
-        say: the text of the next answer, from how many were given.
+        log: the text of the next answer, from how many were given.
         seed: of the spelling.
         forward: gives the log-probabilities; None where nobody looks at them.
     """
 
     def __init__(
-        self, template: str, say: Callable[[int], str], seed: int = 0, forward: Callable[..., Any] | None = None
+        self, template: str, log: Callable[[int], str], seed: int = 0, forward: Callable[..., Any] | None = None
     ) -> None:
         self.tokenizer = make_tokenizer(template)
         self.said: list[tuple[list[int], Generation]] = []
         self.wait_s = 0.0
         self.scored: list[dict[str, Any]] = []
         self._end = self.tokenizer.convert_tokens_to_ids(ENDS[template])
-        self._say = say
+        self._log = log
         self._random = random.Random(seed)
         self._forward = forward
 
@@ -144,7 +144,7 @@ class Policy:
     async def generate(
         self, input_ids: list[int], *, max_new_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Generation:
-        text = self._say(len(self.said))
+        text = self._log(len(self.said))
         for ending in stop:
             head, sign, _ = text.partition(ending)
             text = head + sign

@@ -38,7 +38,7 @@ TOOLS = [
 def make_speaker(seed: int) -> Any:
     """What the policy says: thoughts, texts and calls, some of them malformed, some cut."""
 
-    def say(number: int) -> str:
+    def log(number: int) -> str:
         chance = random.Random(f"{seed}/{number}")
 
         def words() -> str:
@@ -53,7 +53,7 @@ def make_speaker(seed: int) -> Any:
             text += f"<tool_call>\n{call}\n</tool_call>\n"
         return text
 
-    return say
+    return log
 
 
 async def converse(seed: int, base_url: str, api_key: str, **_: Any) -> float:

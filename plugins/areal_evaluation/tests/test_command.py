@@ -77,8 +77,8 @@ def test_the_evaluation_section_is_the_default(place):
         "evaluation={dataset: {type: 'parts.py:Rows', count: 3}, samples_per_prompt: 5, limit: 2, temperature: 0.5}"
     )
     assert "asked [5, 2, 0.5, 'parts.py:Rows'] tiny [1, 5]" in evaluated(place, section, "run.yaml").err
-    told = evaluated(place, section, "run.yaml", "--samples", "2").err
-    assert "asked [2, 2, 0.5, 'parts.py:Rows'] tiny [1, 2]" in told
+    message = evaluated(place, section, "run.yaml", "--samples", "2").err
+    assert "asked [2, 2, 0.5, 'parts.py:Rows'] tiny [1, 2]" in message
 
 
 def test_a_run_brings_its_config_and_its_best_model(folders):

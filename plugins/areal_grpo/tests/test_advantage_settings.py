@@ -21,8 +21,8 @@ def test_a_critic_comes_with_what_asks_it(read):
 
 def test_a_critic_that_nothing_teaches_is_told(read):
     (note,) = read("algorithm.advantage=gae").cross_notes()
-    told = "algorithm.advantage: gae asks a critic, and nothing teaches it: choose an auxiliary loss such as "
-    assert note == f"{told}value_regression"
+    message = "algorithm.advantage: gae asks a critic, and nothing teaches it: choose an auxiliary loss such as "
+    assert note == f"{message}value_regression"
 
 
 def test_a_penalty_in_the_reward_brings_the_reference_and_both_passes(read):

@@ -29,8 +29,8 @@ def _root_folder(folder: Path) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     wanted = {path for path in [*programs, *library.glob("lib-dynload/*.so")] if path.exists()}
     for path in list(wanted):
-        told = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False).stdout
-        wanted |= {Path(word) for word in told.split() if word.startswith("/")}
+        message = subprocess.run(["ldd", str(path)], capture_output=True, text=True, check=False).stdout
+        wanted |= {Path(word) for word in message.split() if word.startswith("/")}
     for path in wanted:
         target = folder / path.relative_to("/")
         target.parent.mkdir(parents=True, exist_ok=True)

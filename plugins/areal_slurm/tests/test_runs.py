@@ -309,19 +309,19 @@ def test_a_turn_without_progress_is_not_repeated(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("is_reported", [False, True])
 def test_a_lost_node_of_the_driver_begins_the_job_again(
-    workplace: Workplace, cluster: Any, wait_for: Callable[..., None], is_told: bool
+    workplace: Workplace, cluster: Any, wait_for: Callable[..., None], is_reported: bool
 ) -> None:
     job = workplace.submit("--nodes=2", "steps=12", "launcher.setup=export TEST_SLOWNESS_S=0.2")
     wait_for(lambda: 2 in workplace.steps(), "two steps")
     host = cluster.job(job)["BatchHost"]
-    if is_told:  # connections break, as when a machine begins anew
+    if is_reported:  # connections break, as when a machine begins anew
         cluster.kill(host)
     else:  # as when the power fails
         cluster.signal(host, signal.SIGSTOP)
     wait_for(lambda: cluster.job(job)["Restarts"] == "1", "the job to be queued again by the other node")
-    if not is_told:
+    if not is_reported:
         cluster.kill(host)
     log = workplace.finish(job)
     assert "the job was queued again; its turn 2 goes on after step " in log

@@ -67,8 +67,8 @@ def test_a_missing_library_names_its_extra(name, read, without):
     without(library)
     with pytest.raises(ConfigError) as caught:
         read(f"trackers=[trackers/{name}]")
-    told = f"the tracker {name} needs the library {library}, which is not installed: pip install "
-    assert f"{told}'./plugins/areal_trackers[{name}]'" in str(caught.value)
+    message = f"the tracker {name} needs the library {library}, which is not installed: pip install "
+    assert f"{message}'./plugins/areal_trackers[{name}]'" in str(caught.value)
     manager = PluginManager.load(["trackers"])
     record = manager.find("trackers", f"trackers/{name}")
     tracker, settings = manager.import_from(record, record.target), manager.import_from(record, record.config)

@@ -123,7 +123,7 @@ def test_a_run_is_told_once_also_when_it_goes_on(tmp_path: Path, monkeypatch: py
     for begins in (0, STEPS):
         monkeypatch.setattr(plugin, "_of_runs", {})
         events = PluginManager.load(["view"]).events
-        events.say = told.append
+        events.log = told.append
         for line in lines[begins:]:
             with (tmp_path / "metrics.jsonl").open("a") as file:
                 file.write(f"{json.dumps(line)}\n" if not begins else "")

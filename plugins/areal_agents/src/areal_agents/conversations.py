@@ -149,7 +149,7 @@ class Conversations:
         history = (*parent.messages, *later)
         before, said = parent.prompt.messages, parent.answer.message
         try:
-            with _told_to_the_agent():
+            with _sent_to_the_agent():
                 ids, _ = between_turns(self._tokenizer, before, said, later, parent.generation.output_ids, **arguments)
         except RewrittenPrefixError:
             return self._first(history, keys[-1], arguments, "rewritten")
@@ -191,7 +191,7 @@ class Conversations:
             yield key
 
     def _first(self, messages: tuple[Message, ...], key: bytes, arguments: Mapping[str, Any], broken: str) -> Prompt:
-        with _told_to_the_agent():
+        with _sent_to_the_agent():
             ids, _ = apply_template(self._tokenizer, messages, **arguments)
         return Prompt(None, ids, messages, key, broken)
 
@@ -207,7 +207,7 @@ class Conversations:
 
 
 @contextmanager
-def _told_to_the_agent() -> Iterator[None]:
+def _sent_to_the_agent() -> Iterator[None]:
     """A chat template may raise anything at messages that it does not expect."""
     try:
         yield

@@ -72,7 +72,7 @@ class AgentEndpoint:
         self._reader = reader
         self._refuses = refuses_other_sampling
         self._on_other_sampling = on_other_sampling
-        self._has_told = False
+        self._has_reported = False
         self._sessions: dict[str, Session] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._runner: web.AppRunner | None = None
@@ -175,12 +175,12 @@ class AgentEndpoint:
     def _see_sampling(self, asked: AgentRequest) -> None:
         if not asked.other_sampling:
             return
-        told = f"agents ask for {', '.join(asked.other_sampling)}, and the run samples as it is configured"
+        message = f"agents ask for {', '.join(asked.other_sampling)}, and the run samples as it is configured"
         if self._refuses:
-            raise RefusedError(f"{told}: workflow.other_sampling is 'refuse'", code="other_sampling")
-        if not self._has_told:
-            self._has_told = True
-            self._on_other_sampling(told)
+            raise RefusedError(f"{message}: workflow.other_sampling is 'refuse'", code="other_sampling")
+        if not self._has_reported:
+            self._has_reported = True
+            self._on_other_sampling(message)
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         session, asked = self._session_of(request), anthropic_messages.read(await _body(request))
@@ -202,8 +202,10 @@ async def _refuse_in_words(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except web.HTTPException as error:
-        told = f"{request.method} {request.path:.200}: {error.text}; served are {', '.join(PROTOCOLS)} and /v1/models"
-        refused = RefusedError(told, error.status, error.reason.lower().replace(" ", "_"))
+        message = (
+            f"{request.method} {request.path:.200}: {error.text}; served are {', '.join(PROTOCOLS)} and /v1/models"
+        )
+        refused = RefusedError(message, error.status, error.reason.lower().replace(" ", "_"))
     except (RefusedError, RunError) as error:
         refused = as_refused(error)
     return web.json_response(_problem(request, refused), status=refused.status)

@@ -68,8 +68,8 @@ def reward_of_agents(outcome: Outcome, agent_ids: Iterable[str]) -> float | None
     """
     rewards, asked = outcome.agent_rewards, sorted(set(agent_ids))
     if unknown := sorted(rewards.keys() - set(asked)):
-        told = f"{', '.join(unknown)}; the models that were asked for are {', '.join(asked)}"
-        raise ValueError(f"agent_rewards names {told}")
+        message = f"{', '.join(unknown)}; the models that were asked for are {', '.join(asked)}"
+        raise ValueError(f"agent_rewards names {message}")
     if outcome.reward is not None or outcome.answer is not None or not rewards:
         return outcome.reward
     if missing := [agent_id for agent_id in asked if agent_id not in rewards]:

@@ -99,8 +99,8 @@ def tools_of(
     for number, tool in enumerate(objects(body, "tools") if choice != "none" else ()):
         where, found, function = f"tools[{number}]", tool.get("type", kind), function_of(tool)
         if found != kind:
-            told = f"a hosted tool of type {found!r:.40} is not served: only functions that the agent calls are"
-            raise RefusedError(f"{where}: {told}")
+            message = f"a hosted tool of type {found!r:.40} is not served: only functions that the agent calls are"
+            raise RefusedError(f"{where}: {message}")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RefusedError(f"{where}: the function has no name")
         schema = function.get("parameters") or {}

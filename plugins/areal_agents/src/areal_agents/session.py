@@ -71,11 +71,13 @@ class Session:
         """
         prompt = await self.find_place(request)
         if self.max_tokens <= len(prompt.ids):
-            told = f"the conversation has {len(prompt.ids)} tokens, and this run's conversations have at most"
-            raise RefusedError(f"{told} {self.max_tokens}: workflow.max_tokens", code="context_length_exceeded")
+            message = f"the conversation has {len(prompt.ids)} tokens, and this run's conversations have at most"
+            raise RefusedError(f"{message} {self.max_tokens}: workflow.max_tokens", code="context_length_exceeded")
         if self.counts["answers"] + request.count > self._most_answers:
-            told = f"the episode has asked for {self.counts['answers']} answers, asks for {request.count} more, and may"
-            raise RefusedError(f"{told} for {self._most_answers}: workflow.max_answers", 429, "too_many_answers")
+            message = (
+                f"the episode has asked for {self.counts['answers']} answers, asks for {request.count} more, and may"
+            )
+            raise RefusedError(f"{message} for {self._most_answers}: workflow.max_answers", 429, "too_many_answers")
         self.counts["answers"] += request.count
         if prompt.broken:
             self.counts[f"{prompt.broken}_prefixes"] += 1

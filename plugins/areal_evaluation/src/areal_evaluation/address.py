@@ -64,8 +64,10 @@ class Address:
         except ValueError:
             raise UsageError(f"{self.key_variable!r:.60} is no name of an environment variable") from None
         except ConfigError:
-            told = f"the environment variable {self.key_variable}, which is to hold the key of {self.url}, is not set"
-            raise ConfigError(told, hints=(f"set it first: export {self.key_variable}=...",)) from None
+            message = (
+                f"the environment variable {self.key_variable}, which is to hold the key of {self.url}, is not set"
+            )
+            raise ConfigError(message, hints=(f"set it first: export {self.key_variable}=...",)) from None
         return {"Authorization": f"Bearer {key}", "x-api-key": key}
 
 
@@ -87,12 +89,12 @@ async def look_for(address: Address, client: aiohttp.ClientSession) -> None:
                     hints=("name the variable that holds its key: --api-key-variable NAME",),
                 )
     except TimeoutError:
-        told = f"{address.url} does not answer: not a word within {FIRST_ANSWER_S:g} s"
+        message = f"{address.url} does not answer: not a word within {FIRST_ANSWER_S:g} s"
     except aiohttp.ClientError as error:
-        told = f"{address.url} cannot be reached: {error}"
+        message = f"{address.url} cannot be reached: {error}"
     else:
         return
-    raise RunError(told, hints=("see that the server runs, and that --endpoint is what its SDK calls base_url",))
+    raise RunError(message, hints=("see that the server runs, and that --endpoint is what its SDK calls base_url",))
 
 
 def shown(text: Any) -> str:

@@ -64,7 +64,7 @@ async def _play(run: RunFolder, address: Address, concurrency: int, member: Memb
         proxy = RecordingProxy(address, client)
         try:
             await proxy.start()
-            watch_event_loop(config.rollout.blocked_timeout_s, member.say)
+            watch_event_loop(config.rollout.blocked_timeout_s, member.log)
             member.enter("evaluating")
             evaluator = AddressEvaluator(config, rows, way, scorer, proxy, member.notify)
             await evaluator.play(concurrency or config.rollout.episodes_at_once)
@@ -88,7 +88,7 @@ async def _scorer(run: RunFolder, config: RunConfig, member: Member) -> RewardPo
         count=rollout.reward_processes,
         timeout_s=rollout.reward_timeout_s,
         start_timeout_s=config.training.phase_timeout_s,
-        tell=member.say,
+        log=member.log,
     )
     try:
         await pool.start()
@@ -199,8 +199,8 @@ class AddressEvaluator:
                 self._post(EpisodePlayed({**line, "seconds": time.monotonic() - self._began}))
                 ended, failed = ended + 1, failed + ("error" in line)
                 if failed == ended == self._rollout.max_consecutive_failures:
-                    told = f"the first {failed} episodes all failed: rollout.max_consecutive_failures"
-                    raise RunError(f"{told}; the last:\n{line['cause']}")
+                    message = f"the first {failed} episodes all failed: rollout.max_consecutive_failures"
+                    raise RunError(f"{message}; the last:\n{line['cause']}")
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, count * samples))]
         try:

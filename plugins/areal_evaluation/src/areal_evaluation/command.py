@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import complain, say
+from areal_core.cli.output import print_error, print_out
 from areal_core.cli.request import add_request_arguments, read_request, require_place
 from areal_core.errors import UsageError
 
@@ -122,24 +122,24 @@ def execute(arguments: argparse.Namespace) -> int:
         )
     if address is not None:
         address = replace(address, temperature=section.temperature)
-    return _tell(evaluate(resolved, replace(asked, ks=ks, address=address)), arguments)
+    return _log(evaluate(resolved, replace(asked, ks=ks, address=address)), arguments)
 
 
-def _tell(measured: Measured, arguments: argparse.Namespace) -> int:
+def _log(measured: Measured, arguments: argparse.Namespace) -> int:
     """Show the figures, and say what else there is to say; the exit code."""
     import json
 
     figures, signal, failure = measured
     if arguments.json:
-        say(json.dumps(figures))
+        print_out(json.dumps(figures))
     else:
         from areal_evaluation.report import report
 
-        say(report(figures))
+        print_out(report(figures))
         if arguments.output is not None:
-            say(f"written to {arguments.output}")
+            print_out(f"written to {arguments.output}")
     if signal or failure is not None:
-        complain(
+        print_error(
             f"{'interrupted' if signal else 'not complete'}: these are the figures of {figures['finished']} of "
             f"{figures['episodes']} episodes; short answers end first and weigh too much in them"
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from areal_core.cli.output import complain
+from areal_core.cli.output import print_error
 from areal_core.config import EvaluationSection
 from areal_core.driver import Driver, RunState, claim, make_plan, model_group, rollout_groups
 from areal_core.errors import RunError, UsageError
@@ -138,8 +138,8 @@ def read_categories(resolved: Resolved, key: str) -> dict[int, str]:
     except UsageError:
         raise
     except Exception as error:  # a data set is anybody's code
-        told = f"--category {key}: {section.dataset.reference} cannot be read: {type(error).__name__}: {error}"
-        raise UsageError(told) from error
+        message = f"--category {key}: {section.dataset.reference} cannot be read: {type(error).__name__}: {error}"
+        raise UsageError(message) from error
     return found
 
 
@@ -212,7 +212,7 @@ class Episodes:
         self.refusal: OSError | None = None
         self.lines: list[dict[str, Any]] = []
 
-    def hear(self, said: Any) -> None:
+    def on_message(self, said: Any) -> None:
         """The evaluator says something."""
         if isinstance(said, EpisodesExpected):
             self.expected = said.count
@@ -254,18 +254,18 @@ async def _supervise(
     except OSError as error:
         raise RunError(f"{folder.path} cannot be written: {error.strerror}") from error
 
-    def hear(_: Process, said: Any) -> None:
-        episodes.hear(said)
+    def on_message(_: Process, said: Any) -> None:
+        episodes.on_message(said)
 
     def prepare() -> None:
         episodes.show_preparation(preparation.preparation())
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         if asked.address is not None:  # what agents do to their process is their author's business
-            complain(text)
+            print_error(text)
 
     preparation = RunState(folder)
-    driver = Driver(resolved.config.launcher.build(), folder, hear, tell, signals)
+    driver = Driver(resolved.config.launcher.build(), folder, on_message, log, signals)
     try:
         address = await driver.listen()
         driver.begin(folder.attempt(1))

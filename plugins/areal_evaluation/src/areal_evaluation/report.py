@@ -41,8 +41,8 @@ def temperature_of(figures: dict[str, Any]) -> str:
 def length_of(figures: dict[str, Any]) -> str:
     """How long answers are, where that is known."""
     length = figures["response_length"]
-    told = "tokens are not counted by the endpoint" if length is None else f"{length:.1f} tokens"
-    return f"{told}; {figures['truncated']:.1%} truncated"
+    message = "tokens are not counted by the endpoint" if length is None else f"{length:.1f} tokens"
+    return f"{message}; {figures['truncated']:.1%} truncated"
 
 
 def interval(estimate: dict[str, float] | None) -> str:

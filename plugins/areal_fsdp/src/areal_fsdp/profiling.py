@@ -41,10 +41,10 @@ def profiled(settings: ProfileSettings | None, update: int, who: str) -> Iterato
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         trace.export_chrome_trace(str(path))
-        told = f"is in {path}"
+        message = f"is in {path}"
     except (OSError, RuntimeError) as error:
-        told = f"cannot be written to {path}: {error}"
-    sys.stderr.write(f"the trace of update {update} {told}\n")
+        message = f"cannot be written to {path}: {error}"
+    sys.stderr.write(f"the trace of update {update} {message}\n")
 
 
 def meter_of(

@@ -48,7 +48,7 @@ class Alone:
 
     def watch(self, role: str, changed: Callable[[Servers], None]) -> None:
         """See `Member.watch`: now they are started."""
-        self._tell: Callable[[], None] = lambda: changed(Servers(tuple(self._serving.values()), self._failed))
+        self._log: Callable[[], None] = lambda: changed(Servers(tuple(self._serving.values()), self._failed))
         folder = self._cleanup.enter_context(private_folder())
         names = [f"server-{number}" for number in range(self._settings.bounds.maximum)]
         self._tasks = [start_task(self._keep(name, folder), f"keeping {name}") for name in names]
@@ -75,12 +75,12 @@ class Alone:
             assert process.stdout is not None
             if is_up := bool(await process.stdout.readline()):
                 self._serving[name] = Server(name, address, is_fresh=True)
-                self._tell()
+                self._log()
             code = await process.wait()
             self._serving.pop(name, None)
             if not is_up:
                 self._failed[name] = f"{describe_exit(code)}; the end of its log:\n{last_words(log)}"
-            self._tell()
+            self._log()
             if not is_up:
                 return
 

@@ -167,11 +167,11 @@ class Scheduler:
             return None
         outputs = rows.take(ended)
         if self.experts is not None:
-            self._tell_experts(outputs, ended)
+            self._report_experts(outputs, ended)
         self._remove(ended)
         return outputs
 
-    def _tell_experts(self, outputs: Outputs, ended: list[int]) -> None:
+    def _report_experts(self, outputs: Outputs, ended: list[int]) -> None:
         """Of all tokens that rows `ended` had computed: all but their newest."""
         assert self.experts is not None
         rows = torch.tensor(ended, device=self._rows.device)

@@ -102,7 +102,7 @@ class Server:
         told = () if (experts := self._scheduler.experts) is None else (experts.moe.shape, experts.moe.dtype)
         self._loaded = Loaded(program, reference.path, reference.dtype, limits.sequence_length, *told)
 
-    async def hear(self, peer: Peer) -> None:
+    async def on_message(self, peer: Peer) -> None:
         """Let a peer ask for things until it is gone."""
         peer.notify(self._loaded)
         self._peers.add(peer)
@@ -156,8 +156,8 @@ class Server:
                 request.images = self._read(new.images)
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - an image may make a library raise anything
-            told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            peer.notify(Refused(new.number, told))
+            message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            peer.notify(Refused(new.number, message))
         else:
             self._requests[number] = peer, new.number, request
 
@@ -213,7 +213,7 @@ async def main(settings: HFConfig, model: ModelReference, address: str, ready: C
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     server = Server(settings, model)
-    listening = await serve(address, server.hear, lambda: Credentials(settings.key))
+    listening = await serve(address, server.on_message, lambda: Credentials(settings.key))
     gc.freeze()  # what the model is made of is not walked again and again
     ready(listening.address)
     await server.run()

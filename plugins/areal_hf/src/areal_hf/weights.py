@@ -83,9 +83,9 @@ class WeightLoader:
             _listed("unexpected", found.keys() - self._tensors.keys()),
             _listed("mismatching", mismatching),
         )
-        told = "; ".join(fault for fault in faults if fault)
-        if told:
-            raise RunError(f"the weights in {folder} do not fit the model: {told}")
+        message = "; ".join(fault for fault in faults if fault)
+        if message:
+            raise RunError(f"the weights in {folder} do not fit the model: {message}")
         for name, value in chosen.items():
             self._tensors[name].copy_(value)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal_core.cli.commands import run
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 from areal_core.cli.request import read_request
 from areal_core.errors import RunError, UsageError
 from areal_ray.config import INSTALL, RaySettings
@@ -61,5 +61,5 @@ def main(words: Sequence[str]) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         hints = ["say where Ray takes jobs: RAY_API_SERVER_ADDRESS=http://HEAD:8265", f"jobs need: {INSTALL}"]
         raise RunError(f"Ray does not take the job: {error}", hints=hints) from error
-    say(f"submitted as {job}\n  ray job logs --follow {job}\n  ray job status {job}\n  ray job stop {job}")
+    print_out(f"submitted as {job}\n  ray job logs --follow {job}\n  ray job status {job}\n  ray job stop {job}")
     return 0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from areal_core.cli.output import complain
+from areal_core.cli.output import print_error
 from areal_core.errors import RunError
 from areal_core.interfaces.launcher import Node
 from areal_core.launchers import member_environment
@@ -115,7 +115,7 @@ class RayLauncher:
                 raise RunError(problem, hints=[NO_ROOM])
             if now - told > PROGRESS_S:
                 told = now
-                complain(f"waiting since {now - began:.0f} s for room in the Ray cluster for {what}")
+                print_error(f"waiting since {now - began:.0f} s for room in the Ray cluster for {what}")
             await asyncio.sleep(POLL_S)
         # Members that run know GPUs by their numbers: what is new on a node comes last.
         self._held = [*(one for one in self._held if one in held), *(one for one in held if one not in self._held)]
@@ -159,7 +159,7 @@ class RayLauncher:
                 await self._ask(ray.shutdown, limit_s=SHUTDOWN_S)
         except RunError as error:
             atexit.unregister(ray.shutdown)
-            complain(f"{error.message}: it ends what is left when it sees this program gone")
+            print_error(f"{error.message}: it ends what is left when it sees this program gone")
 
 
 class RayGroup:

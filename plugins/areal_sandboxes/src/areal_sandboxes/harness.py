@@ -34,8 +34,8 @@ def run_code(path: str, ready: int, handed: int) -> None:
         return
     space = {"__name__": "solution", "__file__": path}
     exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), space)
-    tell = os.fdopen(ready, "w", buffering=1)
-    tell.write(READY)
+    log = os.fdopen(ready, "w", buffering=1)
+    log.write(READY)
     nonce, statements = json.loads(hand.read())
     for number, (text, is_test) in enumerate(statements):
         try:
@@ -46,7 +46,7 @@ def run_code(path: str, ready: int, handed: int) -> None:
             sys.stderr.write(f"{text[:200]}: {type(error).__name__}: {error}\n")
         else:
             if is_test:
-                tell.write(f"{nonce} {number}\n")
+                log.write(f"{nonce} {number}\n")
 
 
 def judge(ready: int, handing: int) -> None:

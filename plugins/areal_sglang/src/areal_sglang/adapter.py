@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
-from areal_core.servers.connection import HTTPAdapter, raise_told
+from areal_core.servers.connection import HTTPAdapter, raise_refusal
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import MoEShape, column_of
 from areal_core.servers.images import ImagePrompts
@@ -198,7 +198,7 @@ class SGLangAdapter(HTTPAdapter):
                 if event.error.get("code") == _ABORTED:
                     yield Chunk([], [], "abort")
                     return
-                raise_told(event.error)
+                raise_refusal(event.error)
             told = event.meta_info
             if partial.images and told.prompt_tokens not in (0, len(partial.input_ids)):
                 raise ValueError(

@@ -67,8 +67,8 @@ def slurm(*command: str) -> str:
         hint = "run this where SLURM's commands are, in its PATH"
         raise RunError(f"there is no {command[0]} on this machine", hints=[hint]) from None
     except subprocess.TimeoutExpired:
-        told = f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s"
-        raise RunError(told, hints=["ask SLURM: scontrol ping"]) from None
+        message = f"{' '.join(command)}: no answer within {TIMEOUT_S:g} s"
+        raise RunError(message, hints=["ask SLURM: scontrol ping"]) from None
     if done.returncode:
         raise RunError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout

@@ -10,7 +10,7 @@ import os
 import signal as signals
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import complain
+from areal_core.cli.output import print_error
 from areal_core.errors import RunError
 from areal_core.runs import RunFolder
 from areal_slurm.allocation import own_job, read_job, slurm
@@ -28,7 +28,7 @@ _steps: dict[Path, int] = {}
 def note_start(run_dir: Path) -> None:
     """Remember how far a run has come; where something was lost in it, what came before counts as well."""
     if run_dir not in _steps and VARIABLE in os.environ and (turns := int(os.environ.get("SLURM_RESTART_COUNT", "0"))):
-        complain(f"the job was queued again; its turn {turns + 1} goes on after step {last_step(run_dir)}")
+        print_error(f"the job was queued again; its turn {turns + 1} goes on after step {last_step(run_dir)}")
     _steps.setdefault(run_dir, last_step(run_dir))
 
 
@@ -56,12 +56,12 @@ def requeue(run_dir: Path, outcome: str, signal: int) -> None:
             return
         if not is_preempted and last_step(run_dir) <= _steps.get(run_dir, 0):
             limit = f"the time limit of the job {number} ({job['TimeLimit']})"
-            complain(f"no step was committed within {limit}, so the job is not queued again; give it more: {again}")
+            print_error(f"no step was committed within {limit}, so the job is not queued again; give it more: {again}")
             return
         if "ArrayJobId" in job:  # the number of the last one of an array would mean all of it
             number = f"{job['ArrayJobId']}_{job['ArrayTaskId']}"
         slurm("scontrol", "requeue", number)
     except RunError as error:
-        complain(f"the job cannot be queued again: {error}; {again}")
+        print_error(f"the job cannot be queued again: {error}; {again}")
         return
-    complain(f"the job {number} is queued again and goes on after step {last_step(run_dir)}")
+    print_error(f"the job {number} is queued again and goes on after step {last_step(run_dir)}")

@@ -35,8 +35,8 @@ def check_sizes(config: RunConfig, nodes: str, gres: str | None, further: Sequen
     """
     needed = len({*(config.placement.training or ()), *(config.placement.generation or ())})
     each, least = gpus_of(gres), re.fullmatch(r"(\d+)(?:-\d+)?", nodes)
-    is_more_said = any(re.match(r"hetjob\b|-N|-G|--(nodes|gres|gpus)", option) for option in further)
-    if not each or least is None or is_more_said or int(least[1]) * each >= needed:
+    has_more = any(re.match(r"hetjob\b|-N|-G|--(nodes|gres|gpus)", option) for option in further)
+    if not each or least is None or has_more or int(least[1]) * each >= needed:
         return
     has = f"{int(least[1]) * each}{'' if least[1] == nodes else ' at least'}"
     raise UsageError(

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal_core.cli.output import say
+from areal_core.cli.output import print_out
 from areal_core.cli.request import Request, add_request_arguments, read_request, require_place
 from areal_core.config import Resolved, load_run, resolve
 from areal_core.driver import execute, write_down
@@ -80,7 +80,7 @@ def submit(arguments: argparse.Namespace) -> int:
     folder, runs, resolved = _again(arguments, request) if arguments.resume else _new(arguments, request)
     text = _script(arguments, folder, resolved)
     if arguments.dry_run:
-        say(text)
+        print_out(text)
         return 0
     for run, one in list(runs.items())[:1]:  # an array's differ in their seeds alone
         execute(one, run_dir=run, resume=None, dry_run=True, allow_changed_plugins=False)
@@ -104,7 +104,7 @@ def submit(arguments: argparse.Namespace) -> int:
         "go on later": f"areal slurm submit --resume {next(iter(runs), folder)}{nodes}",
     }
     for label, value in rows.items():
-        say(f"{label:<15}{value}")
+        print_out(f"{label:<15}{value}")
     return 0
 
 
@@ -149,8 +149,10 @@ def _script(arguments: argparse.Namespace, folder: Path, resolved: Resolved) -> 
     """The batch script."""
     settings = resolved.config.launcher.settings
     if not isinstance(settings, SlurmSettings):
-        told = f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of a job's nodes"
-        raise UsageError(told, hints=["leave launcher.type out, or set launcher=slurm"])
+        message = (
+            f"the launcher of the run is {resolved.config.launcher.reference}, which knows nothing of a job's nodes"
+        )
+        raise UsageError(message, hints=["leave launcher.type out, or set launcher=slurm"])
     check_sizes(resolved.config, arguments.nodes, arguments.gres, arguments.sbatch)
     given = {option: getattr(arguments, option.replace("-", "_")) for option in PASSED_ON}
     options = [

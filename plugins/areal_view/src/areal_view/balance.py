@@ -114,10 +114,10 @@ class Balance:
                 "rollout.workers, have more episodes at once (rollout.max_pending_batches), make clients once for all"
             )
         if share >= other:
-            told = f"generation is the bottleneck: the trainer waits {share:.0%} of the time"
+            message = f"generation is the bottleneck: the trainer waits {share:.0%} of the time"
         else:
-            told = f"training is the bottleneck: for {other:.0%} of the time there is nothing to generate"
-        return told if now is None else f"{told}; {self._advice(now)}"
+            message = f"training is the bottleneck: for {other:.0%} of the time there is nothing to generate"
+        return message if now is None else f"{message}; {self._advice(now)}"
 
     def _advice(self, now: Split) -> str:
         best = min(now.others(), key=lambda split: self.seconds(now, split))

@@ -142,7 +142,7 @@ class Diagnostics:
     def __init__(self, split: Split | None = None) -> None:
         self._split = split
         self._left = list(DIAGNOSTICS)
-        self._balance_told = split is None
+        self._balance_reported = split is None
         self._first: dict[str, list[float]] = {}
         self.lines: deque[Mapping[str, Any]] = deque(maxlen=KEPT_STEPS)
 
@@ -181,7 +181,7 @@ class Diagnostics:
         self._left = [one for one in self._left if one not in found]
         numbers = {key.replace("/", "_"): value for key, value in line.items()}
         told = [one.words.format(**numbers) for one in found]
-        if not self._balance_told and (words := bottleneck(every, self._split)):
-            self._balance_told = True
+        if not self._balance_reported and (words := bottleneck(every, self._split)):
+            self._balance_reported = True
             told.append(words)
         return told

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_core.cli.output import complain, say
+from areal_core.cli.output import print_error, print_out
 from areal_core.config import CONFIG_FILE, load_run
 from areal_core.errors import UsageError
 from areal_view.page import render_page
@@ -23,19 +23,19 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="areal view report", description="Write the HTML report of a run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
     run_dir = parser.parse_args(words).run_dir
-    path = write_report(run_dir, complain)
+    path = write_report(run_dir, print_error)
     if path is None:
         raise UsageError(f"there is nothing to report: {run_dir} has no metrics yet")
-    say(str(path))
+    print_out(str(path))
     return 0
 
 
-def write_report(run_dir: Path, tell: Callable[[str], None] = lambda _: None) -> Path | None:
+def write_report(run_dir: Path, log: Callable[[str], None] = lambda _: None) -> Path | None:
     """Write `report.html` into a run folder; its path, or None where the run has no metrics yet.
 
     Args:
         run_dir: the folder.
-        tell: takes a sentence on the lines that cannot be read; it stands on the page as well.
+        log: takes a sentence on the lines that cannot be read; it stands on the page as well.
 
     Raises:
         UsageError: it is no run folder.
@@ -46,7 +46,7 @@ def write_report(run_dir: Path, tell: Callable[[str], None] = lambda _: None) ->
     note = ""
     if odd_lines or odd_samples:
         note = f"{odd_lines} lines of metrics.jsonl and {odd_samples} of samples.jsonl cannot be read and are left out"
-        tell(note)
+        log(note)
     if not lines:
         return None
     config = (run_dir / CONFIG_FILE).read_text(encoding="utf-8")

@@ -107,8 +107,8 @@ def _open(file: ImageFile, most_pixels: int) -> tuple[Image, bool]:
             return _upright(opened)
     except Exception as error:  # noqa: BLE001 - a damaged file may make the library raise anything
         is_other = isinstance(error, UnidentifiedImageError)
-        told = "it is no image, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{file.name} cannot be read: {told}: mend it, or take its row out of the data") from None
+        message = "it is no image, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{file.name} cannot be read: {message}: mend it, or take its row out of the data") from None
     if pixels <= most_pixels:
         raise ValueError(
             f"{file.name} has values of 32 bits (mode {opened.mode}), of which nobody knows what is white: save it "

@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from areal_core.errors import RunError
 from areal_core.interfaces import InferenceCapabilities
 from areal_core.servers.answer import is_resumable
-from areal_core.servers.connection import HTTPAdapter, raise_told
+from areal_core.servers.connection import HTTPAdapter, raise_refusal
 from areal_core.servers.errors import RequestRefusedError, ServerRefusedError, UpdateRefusedError
 from areal_core.servers.experts import MoEShape, column_of
 from areal_core.servers.images import ImagePrompts
@@ -221,7 +221,7 @@ class VLLMAdapter(HTTPAdapter):
         seen = 0
         async for event in connection.stream("/inference/v1/generate", body, _EVENTS):
             if event.error is not None:
-                raise_told(event.error)
+                raise_refusal(event.error)
             for choice in event.choices:
                 spans, reason = choice.weight_versions, choice.finish_reason
                 if self._settings.adapter_rank is not None:

@@ -41,8 +41,8 @@ class OpenEnvEnvironment:
         if absent := [key for key in (*settings.reset_keys, settings.opening_key) if key and key not in row]:
             raise ValueError(f"the row has no {', '.join(absent)}, only {', '.join(row)}: see reset_keys, opening_key")
         result = await self._ask("reset", **{key: row[key] for key in settings.reset_keys})
-        told = str(row[settings.opening_key]) if settings.opening_key else self._told(result.observation)
-        return [{"role": "user", "content": told}]
+        message = str(row[settings.opening_key]) if settings.opening_key else self._told(result.observation)
+        return [{"role": "user", "content": message}]
 
     async def step(self, completion: str) -> tuple[str | None, float]:
         """See `Environment.step`; a turn without a reward of the server's has 0."""

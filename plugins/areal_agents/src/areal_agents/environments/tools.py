@@ -82,8 +82,8 @@ class ToolWorkflow:
             results = await asyncio.gather(*(self._call(call, functions, session) for call in turn.answer.calls))
             messages = [*turn.messages, *results]
             if turn.answer.malformed:
-                told = "error: a call of a tool could not be read; write it as described"
-                messages.append({"role": "user" if not results else "tool", "content": told})
+                message = "error: a call of a tool could not be read; write it as described"
+                messages.append({"role": "user" if not results else "tool", "content": message})
         return await make_episode(session, Outcome(), context, settings, time.monotonic() - began)
 
     def _opening(self, row: Mapping[str, Any]) -> list[Message]:

@@ -91,7 +91,7 @@ class LoraSettings(Settings):
         return value
 
     @model_validator(mode="after")
-    def _says_it_once(self) -> LoraSettings:
+    def _logs_it_once(self) -> LoraSettings:
         told = {name: field.default for name, field in type(self).model_fields.items() if name in _OF_FILES}
         said = sorted(name for name, default in told.items() if getattr(self, name) != default)
         if self.from_folder is not None and said:

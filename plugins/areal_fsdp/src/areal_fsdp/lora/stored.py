@@ -35,12 +35,12 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             shapes = {name: tuple(part.get_shape()) for name, part in found.items()}
             odd = [name for name, part in found.items() if not _FLOATING.fullmatch(part.get_dtype())]
-            told = f"'{odd[0]}' is {found[odd[0]].get_dtype()}, and no floating-point number" if odd else ""
+            message = f"'{odd[0]}' is {found[odd[0]].get_dtype()}, and no floating-point number" if odd else ""
     except (OSError, SafetensorError) as error:
-        told = str(error)
-    if told:
+        message = str(error)
+    if message:
         raise RunError(
-            f"the adapter '{path}' cannot be read: {told}",
+            f"the adapter '{path}' cannot be read: {message}",
             hints=[f"name a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, as PEFT and exports write it"],
         )
     return shapes
@@ -66,8 +66,10 @@ def refuse_misfit(folder: Path, rank: int, matrices: Mapping[str, tuple[int, ...
         own = tuple(found.pop((place[1], part), None) for part in "AB")
         fitting = ((rank, columns), (rows, rank)), ((rank, rows), (columns, rank))  # GPT-2's are stored transposed
         if own not in fitting:
-            told = " and ".join(str(shape or "none") for shape in own)
-            raise _misfit(folder, f"for '{name}' A and B must be {fitting[0][0]} and {fitting[0][1]}, and are {told}")
+            message = " and ".join(str(shape or "none") for shape in own)
+            raise _misfit(
+                folder, f"for '{name}' A and B must be {fitting[0][0]} and {fitting[0][1]}, and are {message}"
+            )
     strange = [name for name, place in places.items() if (place and (place[1], place[2]) in found)]
     strange += [name for name, place in places.items() if not place and "lora_" in name]  # the others are of a head
     if strange:

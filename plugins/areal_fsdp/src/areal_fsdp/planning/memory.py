@@ -215,8 +215,8 @@ def memory_of(load: RankLoad, parallel: ParallelSettings, choices: MemoryChoices
         learning=choices.learning,
     )
     holders = max(1, load.ranks // (parallel.replicas * parallel.tensor))
-    told = again.words(model.layers) if load.role.trains else ""
-    return replace(peak_memory(part, replace(load, ranks=holders), way), recomputing=told)
+    message = again.words(model.layers) if load.role.trains else ""
+    return replace(peak_memory(part, replace(load, ranks=holders), way), recomputing=message)
 
 
 def remedies(need: Callable[..., Memory | None], load: RankLoad, room: int, choices: MemoryChoices) -> list[str]:
