@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal_core.data import packing
 from areal_core.data.trajectory import Episode
@@ -14,7 +14,7 @@ from areal_core.errors import RunError
 from areal_core.messages.workflows import RunGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from areal_core.config.sections import EvaluationSection, RolloutSection
     from areal_core.interfaces.inference import SamplingParameters
@@ -29,31 +29,52 @@ class Played(NamedTuple):
         sample: which of the answers to its prompt.
         episode: None where it failed.
         error: why it failed; empty where it did not.
+        facts: what else its player noted of it, for whoever takes the episodes.
     """
 
     row: int
     sample: int
     episode: Episode | None
     error: str = ""
+    facts: Mapping[str, Any] = {}
 
 
-class Evaluator:
-    """Runs the same held-out prompts each time, with the same seeds.
+async def play_in_workers(
+    runner: RolloutWorkers, sampling: SamplingParameters, row: int, sample: int, timeout_s: float
+) -> Played:
+    """Play an episode as a group of one, with the same seeds each time.
 
     The trainer syncs nothing while an evaluation runs, so all of its tokens are of one weight version.
 
     Args:
         runner: runs prompt groups.
+        sampling: of the evaluation; its own temperature, for example.
+        row: of the held-out data.
+        sample: which of the answers to its prompt.
+        timeout_s: that it may take.
+    """
+    # An epoch of its own: evaluation and training never share random numbers.
+    ended = await runner.run(RunGroup(-1 - row, row, -1, (sample,), sampling, True, timeout_s))
+    if not ended.packed:
+        return Played(row, sample, None, ended.facts.failure)
+    (shown,) = ended.facts.shown
+    said = dict(shown.rewards), shown.text, dict(ended.facts.metrics)
+    return Played(row, sample, Episode(packing.unpack(packing.from_bytes(ended.packed)), shown.reward, *said))
+
+
+class Evaluator:
+    """Plays the same held-out prompts each time.
+
+    Args:
+        play_one: plays one episode to its end, given its row, its sample, and the seconds that it may take.
         rows: how many held-out rows there are.
         section: how many rows and answers.
-        sampling: of the evaluation; its own temperature, for example.
     """
 
     def __init__(
-        self, runner: RolloutWorkers, rows: int, section: EvaluationSection, sampling: SamplingParameters
+        self, play_one: Callable[[int, int, float], Awaitable[Played]], rows: int, section: EvaluationSection
     ) -> None:
-        self._runner = runner
-        self._sampling = sampling
+        self._play_one = play_one
         self._samples = section.samples_per_prompt
         self._rows = min(rows, section.limit or rows)
         self.progress = ""
@@ -85,7 +106,7 @@ class Evaluator:
             """Take one place after another until there are no more."""
             nonlocal ended, failed
             for row, sample in places:
-                played = await self._played(row, sample, rollout.episode_timeout_s)
+                played = await self._play_one(row, sample, rollout.episode_timeout_s)
                 take(played)
                 ended, failed = ended + 1, failed + (played.episode is None)
                 self.progress = f"{ended} of {self.episodes} episodes of the evaluation ended, {failed} failed"
@@ -108,15 +129,6 @@ class Evaluator:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _played(self, row: int, sample: int, timeout_s: float) -> Played:
-        # An epoch of its own: evaluation and training never share random numbers.
-        ended = await self._runner.run(RunGroup(-1 - row, row, -1, (sample,), self._sampling, True, timeout_s))
-        if not ended.packed:
-            return Played(row, sample, None, ended.facts.failure)
-        (shown,) = ended.facts.shown
-        said = dict(shown.rewards), shown.text, dict(ended.facts.metrics)
-        return Played(row, sample, Episode(packing.unpack(packing.from_bytes(ended.packed)), shown.reward, *said))
-
     async def run(self, rollout: RolloutSection) -> dict[str, float]:
         """Mean reward, its components and lengths over all episodes; failed episodes are counted, not scored.
 
@@ -129,7 +141,7 @@ class Evaluator:
         played: list[Played] = []
         await self.play(played.append, rollout)
         # Ended in any order: sums are made in one, so that equal evaluations give equal figures.
-        finished = [episode for _, _, episode, _ in sorted(played, key=lambda p: p[:2]) if episode is not None]
+        finished = [each.episode for each in sorted(played, key=lambda p: p[:2]) if each.episode is not None]
         metrics = {"episodes": float(len(finished)), "failed": float(len(played) - len(finished))}
         if failures := [each for each in played if each.episode is None]:
             first = min(failures, key=lambda each: (each.row, each.sample))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import os
 import re
@@ -11,6 +10,7 @@ import sqlite3
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from areal_core.messages import Failed, FrameDecoder, PeerCorrupt, encode_frame,
 from areal_core.messages.hub import Forward, Forwarded, Status
 from areal_core.messages.workflows import Welcome
 from areal_core.rollout.controller import RolloutController
-from areal_core.rollout.evaluation import Evaluator
+from areal_core.rollout.evaluation import Evaluator, play_in_workers
 from areal_core.rollout.samples import SampleLog
 from areal_core.rollout.service import RolloutService
 from areal_core.rollout.workers import RolloutWorkers
@@ -113,7 +113,7 @@ class RolloutHalf:
     def evaluator(self, section: EvaluationSection) -> Evaluator:
         """Plays the episodes of an evaluation."""
         sampling = sampling_parameters(self.config, self.ends, section.temperature)
-        return Evaluator(self.workers, self.workers.held_out_rows, section, sampling)
+        return Evaluator(partial(play_in_workers, self.workers, sampling), self.workers.held_out_rows, section)
 
     async def close(self) -> None:
         """End both; safe to call twice."""
@@ -172,7 +172,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
         if config.evaluation is not None:
             evaluator = half.evaluator(config.evaluation)
             evaluator.on_failure = log
-        audit_now = functools.partial(_audit, controller, ledger, run, sampler)
+        audit_now = partial(_audit, controller, ledger, run, sampler)
         service = RolloutService(controller, half.engine, evaluator, audit_now)
         await _serve_trainer(service, controller, half, config, member)
     finally:

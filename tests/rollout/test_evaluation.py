@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from areal_core.errors import RunError
 from areal_core.interfaces import SamplingParameters
 from areal_core.rewards.scoring import RewardSum
 from areal_core.rollout.episodes import EpisodeRunner
-from areal_core.rollout.evaluation import Evaluator
+from areal_core.rollout.evaluation import Evaluator, play_in_workers
 from areal_core.rollout.groups import GroupRunner
 from areal_core.testing.fakes import CountingDataset, FakeEngine, FakeTokenizer, FakeWorkflow
 
@@ -38,7 +39,7 @@ def evaluator(
     told: list[str] = []
     rows = dataset or CountingDataset(40)
     groups = GroupRunner(runner, None, rows, [], RolloutSection(), None)
-    made = Evaluator(groups, len(rows), section, SamplingParameters())
+    made = Evaluator(partial(play_in_workers, groups, SamplingParameters()), len(rows), section)
     made.on_failure = told.append
     return made, told
 

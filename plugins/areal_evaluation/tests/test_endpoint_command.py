@@ -56,6 +56,15 @@ async def fails(prompt, number, base_url, api_key):
         await asyncio.sleep(10_000)
     return await ask(base_url, api_key, prompt + (" 500" if number == 2 else " nonsense" if number == 3 else ""))
 
+tried = set()
+
+async def judges(prompt, number, base_url, api_key):
+    await ask(base_url, api_key, prompt)
+    if number not in tried:
+        tried.add(number)
+        raise ValueError("not at once")
+    return 0.25
+
 async def dies(prompt, number, base_url, api_key):
     if number == 7:
         await asyncio.sleep(1.0)
@@ -145,6 +154,14 @@ def test_episodes_that_fail_are_counted_by_their_cause(place, ask):
     assert "ValueError: no zeros" in done.out
     page = (place.folder / "out/report.html").read_text()
     assert "out of &lt;order&gt;" in page
+
+
+def test_an_attempt_that_fails_is_made_again_and_an_agent_may_judge_itself(place, ask):
+    done = place.python(*ask("agent.py:judges", "rewards=[]", "rollout.max_retries=1", "--json"))
+    assert done.code == 0, done.err
+    figures = json.loads(done.out)
+    assert (figures["finished"], figures["reward"]["value"], figures["metrics"]["attempts"]) == (8, 0.25, 2.0)
+    assert figures["metrics"]["agents/turns"] == 1.0, "of the attempt that ended well"
 
 
 def test_a_program_that_is_killed_is_a_failed_episode(place, ask):

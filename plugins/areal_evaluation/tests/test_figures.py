@@ -11,7 +11,7 @@ from areal_core.config import resolve
 from areal_core.errors import RunError
 from areal_evaluation.evaluation import Asked, Episodes, for_evaluation, work_out_figures
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
-from areal_evaluation.page import write_page
+from areal_evaluation.report import write_page
 
 
 def line(row, sample, reward, **facts):
@@ -37,14 +37,14 @@ def failed(row, sample):
 @pytest.fixture
 def resolved(place, monkeypatch):
     monkeypatch.chdir(place.folder)
-    return for_evaluation(resolve("run.yaml", [], []), Asked(samples=2, limit=2))
+    return for_evaluation(resolve("run.yaml", [], []), samples_per_prompt=2, limit=2)
 
 
 @pytest.fixture
 def episodes(tmp_path):
     """Of an evaluation of two prompts with two answers each; `shown` is what the terminal was told."""
     shown = []
-    made = Episodes(tmp_path / "samples.jsonl", lambda *said: shown.append(said))
+    made = Episodes(tmp_path / "samples.jsonl", lambda *said: shown.append(said), "starting the engine")
     made.shown = shown
     made.show()
     made.on_message(EpisodesExpected(4))
@@ -93,7 +93,7 @@ def test_without_an_episode_that_ended_well_there_are_no_figures(resolved, episo
 
 
 def test_figures_by_category_are_those_of_its_rows(resolved, tmp_path):
-    episodes = Episodes(tmp_path / "samples.jsonl", lambda *_: None, {0: "easy", 1: "hard", 2: "hopeless"})
+    episodes = Episodes(tmp_path / "samples.jsonl", lambda *_: None, "", {0: "easy", 1: "hard", 2: "hopeless"})
     for said in (line(0, 0, 1.0), line(0, 1, 0.0), line(1, 0, 0.0), failed(1, 1), failed(2, 0)):
         episodes.on_message(EpisodePlayed(said))
     found = work_out_figures(resolved, episodes, Asked(ks=[1, 2], category="kind"))["categories"]
@@ -127,7 +127,7 @@ def test_what_no_text_can_hold_takes_no_report_away(resolved, episodes, tmp_path
 
 
 def test_a_disk_that_is_full_takes_no_figure_away(resolved):
-    episodes = Episodes(Path("/dev/full"), lambda *_: None)
+    episodes = Episodes(Path("/dev/full"), lambda *_: None, "")
     episodes.on_message(EpisodePlayed(line(0, 0, 1.0)))
     assert "No space left" in str(episodes.refusal)
     assert work_out_figures(resolved, episodes, Asked())["reward"]["value"] == 1.0

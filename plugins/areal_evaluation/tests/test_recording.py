@@ -15,7 +15,7 @@ from areal_core.errors import RunError
 from areal_evaluation import address as address_module
 from areal_evaluation.address import Address, look_for
 from areal_evaluation.recording import RecordingProxy
-from areal_evaluation.transcripts import Transcript, answers_of
+from areal_evaluation.transcripts import Transcript, answers_of, whole_answer
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -32,17 +32,14 @@ def recorded(url, key, agent, **settings):
     async def play() -> Any:
         address = Address(url, "sum-9", key, **settings)
         limits = aiohttp.ClientTimeout(total=None)
-        async with aiohttp.ClientSession(headers=address.headers, timeout=limits) as client:
-            proxy = RecordingProxy(address, client)
-            await proxy.start()
-            recording = proxy.open()
-            where = recording.endpoint
-            try:
+        async with (
+            aiohttp.ClientSession(headers=address.headers, timeout=limits) as client,
+            RecordingProxy(address, client) as proxy,
+        ):
+            with proxy.episode() as recording:
+                where = recording.endpoint
                 async with openai.AsyncOpenAI(base_url=where.base_url, api_key=where.api_key, max_retries=0) as sdk:
                     await agent(sdk.chat.completions)
-            finally:
-                proxy.end(recording)
-                await proxy.close()
         return recording
 
     return asyncio.run(play())
@@ -203,3 +200,27 @@ def test_responses_and_messages_are_read_as_well():
     content = [{"type": "text", "text": "I add."}, {"type": "tool_use", "name": "add", "input": {"a": 1}}]
     (said,) = answers_of({"type": "message", "content": content})
     assert (said["text"], said["calls"]) == ("I add.", [{"name": "add", "arguments": '{"a": 1}'}])
+
+
+def test_streams_of_other_protocols_are_read_as_well():
+    block, start, end = "content_block_delta", "content_block_start", {"stop_reason": "max_tokens"}
+    call, text = {"type": "tool_use", "name": "add", "input": {}}, {"type": "text_delta", "text": "I add."}
+    pieces = ({"type": "input_json_delta", "partial_json": piece} for piece in ('{"a"', ": 1}"))
+    events = [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 5, "output_tokens": 1}}},
+        {"type": block, "index": 0, "delta": text},
+        {"type": start, "index": 1, "content_block": call},
+        *({"type": block, "index": 1, "delta": piece} for piece in pieces),
+        {"type": "message_delta", "delta": end, "usage": {"output_tokens": 9}},
+    ]
+    answer = whole_answer(events)
+    (said,) = answers_of(answer)
+    assert (said["text"], said["calls"]) == ("I add.", [{"name": "add", "arguments": '{"a": 1}'}])
+    assert answer["usage"] == {"input_tokens": 5, "output_tokens": 9}
+    assert answer["choices"][0]["finish_reason"] == "max_tokens"
+    whole = {"output": [{"type": "message", "role": "assistant", "content": [{"text": "Three."}]}]}
+    events = [
+        {"type": "response.output_text.delta", "delta": "Three."},
+        {"type": "response.completed", "response": whole},
+    ]
+    assert whole_answer(events) == whole

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import aiohttp
 
-from areal_core.config import Secret
 from areal_core.errors import ConfigError, RunError, UsageError
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ class Address:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
-            raise UsageError(
-                f"--endpoint {self.url!r:.80} is no address",
-                hints=("write what OpenAI's SDK calls base_url, such as http://127.0.0.1:8000/v1",),
-            )
+            hint = "write what OpenAI's SDK calls base_url, such as http://127.0.0.1:8000/v1"
+            raise UsageError(f"--endpoint {self.url!r:.80} is no address", hints=(hint,))
         if not 0 < self.request_timeout_s < float("inf"):
             raise UsageError(f"--request-timeout is {self.request_timeout_s:g}; it must be a number of seconds above 0")
 
@@ -59,15 +57,11 @@ class Address:
         """
         if not self.key_variable:
             return {}
-        try:
-            key = Secret(f"env:{self.key_variable}").get()
-        except ValueError:
-            raise UsageError(f"{self.key_variable!r:.60} is no name of an environment variable") from None
-        except ConfigError:
+        if not (key := os.environ.get(self.key_variable)):
             message = (
                 f"the environment variable {self.key_variable}, which is to hold the key of {self.url}, is not set"
             )
-            raise ConfigError(message, hints=(f"set it first: export {self.key_variable}=...",)) from None
+            raise ConfigError(message, hints=(f"set it first: export {self.key_variable}=...",))
         return {"Authorization": f"Bearer {key}", "x-api-key": key}
 
 
@@ -77,24 +71,20 @@ async def look_for(address: Address, client: aiohttp.ClientSession) -> None:
     Raises:
         RunError: nobody answers, or the key is refused.
     """
+    hint = "see that the server runs, and that --endpoint is what its SDK calls base_url"
     try:
-        async with (
-            asyncio.timeout(FIRST_ANSWER_S),
-            client.get(f"{address.url}/models", allow_redirects=False) as answer,
-        ):
-            if answer.status in (401, 403):
+        async with asyncio.timeout(FIRST_ANSWER_S):
+            async with client.get(f"{address.url}/models", allow_redirects=False) as answer:
+                if answer.status not in (401, 403):
+                    return
                 key = f"the key in {address.key_variable}" if address.key_variable else "a request without a key"
-                raise RunError(
-                    f"{address.url} refuses {key} ({answer.status}): {shown(await answer.text(errors='replace'))}",
-                    hints=("name the variable that holds its key: --api-key-variable NAME",),
-                )
+                message = f"refuses {key} ({answer.status}): {shown(await answer.text(errors='replace'))}"
+                hint = "name the variable that holds its key: --api-key-variable NAME"
     except TimeoutError:
-        message = f"{address.url} does not answer: not a word within {FIRST_ANSWER_S:g} s"
+        message = f"does not answer: not a word within {FIRST_ANSWER_S:g} s"
     except aiohttp.ClientError as error:
-        message = f"{address.url} cannot be reached: {error}"
-    else:
-        return
-    raise RunError(message, hints=("see that the server runs, and that --endpoint is what its SDK calls base_url",))
+        message = f"cannot be reached: {error}"
+    raise RunError(f"{address.url} {message}", hints=(hint,))
 
 
 def shown(text: Any) -> str:

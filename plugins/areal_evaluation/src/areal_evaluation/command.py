@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,44 +42,25 @@ def main(words: Sequence[str]) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal eval`."""
     add_request_arguments(parser)
-    parser.add_argument(
-        "--run", metavar="RUN_DIR", type=Path, help="config and exported model of this run: best/, else model/"
-    )
-    parser.add_argument(
-        "--model", metavar="MODEL", help="a Hugging Face folder instead of that model; with --endpoint, its name there"
-    )
-    parser.add_argument(
-        "--endpoint", metavar="URL", help="evaluate the model behind this address, OpenAI's base_url; none is loaded"
-    )
-    parser.add_argument(
-        "--api-key-variable",
-        metavar="NAME",
-        help="environment variable with the endpoint's key; by default OPENAI_API_KEY, where that is set",
-    )
-    parser.add_argument(
-        "--request-timeout", metavar="S", type=float, help="seconds for one answer of the endpoint; by default 600"
-    )
-    parser.add_argument(
-        "--concurrency",
-        metavar="N",
-        type=int,
-        help="episodes at a time; by default as many as in a run, with --endpoint 32",
-    )
-    parser.add_argument("--category", metavar="KEY", help="give the figures for each value of this key of the rows too")
-    parser.add_argument("--samples", metavar="N", type=int, help="answers to each prompt; by default the config's")
-    parser.add_argument("--k", metavar="K,K", type=numbers, help="of pass@k; by default 1 and N")
-    parser.add_argument("--limit", metavar="N", type=int, help="use the first N prompts")
-    parser.add_argument("--temperature", metavar="T", type=float, help="of sampling; 0 is greedy")
-    parser.add_argument(
-        "--threshold", metavar="R", type=reward, default=1.0, help="reward from which an answer passes; by default 1"
-    )
-    parser.add_argument("--json", action="store_true", help="write the figures as one JSON object")
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        type=Path,
-        help="write report.html, evaluation.json, samples.jsonl and logs into a new folder",
-    )
+    add = parser.add_argument
+    add("--run", metavar="RUN_DIR", type=Path, help="config and exported model of this run: best/, else model/")
+    add("--model", help="a Hugging Face folder instead of that model; with --endpoint, its name there")
+    add("--endpoint", metavar="URL", help="evaluate the model behind this address, OpenAI's base_url; none is loaded")
+    key = "environment variable with the endpoint's key; by default OPENAI_API_KEY, where that is set"
+    add("--api-key-variable", metavar="NAME", help=key)
+    add("--request-timeout", metavar="S", type=float, help="seconds for one answer of the endpoint; by default 600")
+    width = "episodes at a time; by default as many as in a run, with --endpoint 32"
+    add("--concurrency", metavar="N", type=int, help=width)
+    add("--category", metavar="KEY", help="give the figures for each value of this key of the rows too")
+    add("--samples", metavar="N", type=int, help="answers to each prompt; by default the config's")
+    add("--k", metavar="K,K", type=numbers, help="of pass@k; by default 1 and N")
+    add("--limit", metavar="N", type=int, help="use the first N prompts")
+    add("--temperature", metavar="T", type=float, help="of sampling; 0 is greedy")
+    passes = "reward from which an answer passes; by default 1"
+    add("--threshold", metavar="R", type=reward, default=1.0, help=passes)
+    add("--json", action="store_true", help="write the figures as one JSON object")
+    files = "write report.html, evaluation.json, samples.jsonl and logs into a new folder"
+    add("--output", metavar="FOLDER", type=Path, help=files)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -91,53 +71,36 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.output.exists():
             raise UsageError(f"{arguments.output} exists already", hints=(other,))
     address = _address(arguments)
-    if address is None and arguments.model is not None and not (Path(arguments.model) / "config.json").is_file():
-        raise UsageError(
-            f"{arguments.model} is no model folder: it has no config.json",
-            hints=("name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best",),
-        )
-    resolved, model = _resolved(arguments, address)
+    resolved, model = _resolved(arguments)
     from areal_evaluation.evaluation import Asked, evaluate, for_evaluation
 
-    asked = Asked(
-        model=model,
-        address=address,
-        samples=arguments.samples,
-        limit=arguments.limit,
-        temperature=arguments.temperature,
-        concurrency=AT_ONCE if address is not None and arguments.concurrency is None else arguments.concurrency,
-        category=arguments.category,
-        threshold=arguments.threshold,
-        output=arguments.output,
-    )
-    resolved = for_evaluation(resolved, asked)
-    section = resolved.config.evaluation
+    given = {"samples_per_prompt": arguments.samples, "limit": arguments.limit, "temperature": arguments.temperature}
+    resolved = for_evaluation(resolved, model, **given)
+    section, concurrency = resolved.config.evaluation, arguments.concurrency
     assert section is not None
-    samples = section.samples_per_prompt
-    ks = arguments.k or sorted({1, samples})
-    if ks[0] < 1 or ks[-1] > samples:
-        raise UsageError(
-            f"pass@k needs k from 1 to the number of answers to each prompt, {samples}; --k has {ks[0]} to {ks[-1]}",
-            hints=(f"ask for more answers: --samples {max(ks[-1], 1)}", "or for another k: --k 1"),
-        )
-    if address is not None:
-        address = replace(address, temperature=section.temperature)
-    return _log(evaluate(resolved, replace(asked, ks=ks, address=address)), arguments)
+    ks = arguments.k or sorted({1, section.samples_per_prompt})
+    if ks[0] < 1 or ks[-1] > section.samples_per_prompt:
+        message = f"pass@k needs k from 1 to the number of answers to each prompt, {section.samples_per_prompt}"
+        hints = f"ask for more answers: --samples {max(ks[-1], 1)}", "or for another k: --k 1"
+        raise UsageError(f"{message}; --k has {ks[0]} to {ks[-1]}", hints=hints)
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
+    if address is not None and concurrency is None:
+        concurrency = AT_ONCE
+    asked = Asked(address, concurrency, arguments.category, ks, arguments.threshold, arguments.output)
+    return _log(evaluate(resolved, asked), arguments)
 
 
 def _log(measured: Measured, arguments: argparse.Namespace) -> int:
     """Show the figures, and say what else there is to say; the exit code."""
     import json
 
-    figures, signal, failure = measured
-    if arguments.json:
-        print_out(json.dumps(figures))
-    else:
-        from areal_evaluation.report import report
+    from areal_evaluation.report import report
 
-        print_out(report(figures))
-        if arguments.output is not None:
-            print_out(f"written to {arguments.output}")
+    figures, signal, failure = measured
+    print_out(json.dumps(figures) if arguments.json else report(figures))
+    if arguments.output is not None and not arguments.json:
+        print_out(f"written to {arguments.output}")
     if signal or failure is not None:
         print_error(
             f"{'interrupted' if signal else 'not complete'}: these are the figures of {figures['finished']} of "
@@ -166,31 +129,27 @@ def _address(arguments: argparse.Namespace) -> Address | None:
     return address
 
 
-def _resolved(arguments: argparse.Namespace, address: Address | None) -> tuple[Resolved, Path | None]:
-    """The config, and the folder of the model where it is not the config's."""
+def _resolved(arguments: argparse.Namespace) -> tuple[Resolved, Path | None]:
+    """The config, and the folder of the model that takes the place of the config's."""
     from areal_core.config import load_run, resolve
 
-    request = read_request(arguments)
-    named = Path(arguments.model) if arguments.model is not None and address is None else None
-    if arguments.run is None:
+    request, run = read_request(arguments), arguments.run
+    named = Path(arguments.model) if arguments.model is not None and arguments.endpoint is None else None
+    if named is not None and not (named / "config.json").is_file():
+        hint = "name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best"
+        raise UsageError(f"{named} is no model folder: it has no config.json", hints=(hint,))
+    if run is None:
         return resolve(request.config, request.plugins, request.overrides), named
     if request.config is not None:
-        raise UsageError(
-            f"--run takes the config from {arguments.run}, so CONFIG ({request.config}) cannot be named as well",
-            hints=("leave one of them out",),
-        )
-    resolved = load_run(arguments.run, request.overrides, request.plugins)
-    if address is not None:
-        return resolved, None
-    exported = [
-        folder for folder in (arguments.run / "best", arguments.run / "model") if (folder / "config.json").is_file()
-    ]
-    if named is None and not exported:
-        raise UsageError(
-            f"the run {arguments.run} has exported no model yet: it has neither best/ nor model/",
-            hints=(f"let it finish: areal run --resume {arguments.run}", "or name a model: --model FOLDER"),
-        )
-    return resolved, named or exported[0]
+        message = f"--run takes the config from {run}, so CONFIG ({request.config}) cannot be named as well"
+        raise UsageError(message, hints=("leave one of them out",))
+    resolved = load_run(run, request.overrides, request.plugins)
+    if named is None and arguments.endpoint is None:
+        named = next((folder for folder in (run / "best", run / "model") if (folder / "config.json").is_file()), None)
+        if named is None:
+            hints = f"let it finish: areal run --resume {run}", "or name a model: --model FOLDER"
+            raise UsageError(f"the run {run} has exported no model yet: it has neither best/ nor model/", hints=hints)
+    return resolved, named
 
 
 def numbers(text: str) -> list[int]:

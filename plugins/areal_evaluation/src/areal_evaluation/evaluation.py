@@ -1,8 +1,7 @@
 """Evaluation without a trainer: what `areal eval` calls.
 
-Engine, rewards and workflow live in a process of their own (`evaluator`, or `address_evaluator` where the model is
-somebody else's). It tells of each episode when it ends, and all figures are worked out from that, so that an evaluation
-may be stopped at any time, and what it measured is kept when it fails.
+Episodes are played from a process of their own (`evaluator`), which tells of each when it ends. All figures are worked
+out from that, so that an evaluation may be stopped at any time, and what it measured is kept when it fails.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ from areal_core.errors import RunError, UsageError
 from areal_core.interfaces import ProcessGroup
 from areal_core.messages import private_folder
 from areal_core.runs import RunFolder, model_reference
-from areal_evaluation.figures import by_category, work_out
+from areal_evaluation.figures import work_out
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
-from areal_evaluation.page import write_page
 from areal_evaluation.progress import show_progress
+from areal_evaluation.report import write_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from areal_core.config import Resolved
-    from areal_core.driver import Process
     from areal_evaluation.address import Address
     from areal_evaluation.progress import Show
 
@@ -45,26 +43,18 @@ FACTS = ("evaluation", "workflow", "rewards", "sampling", "inference_engine", "s
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an evaluation is asked for beside its config; None leaves what that says.
+    """What an evaluation is asked for beside its config.
 
     Attributes:
-        model: a Hugging Face folder that takes the place of the config's model.
-        address: of somebody else's model, in place of any folder.
-        samples: of each prompt.
-        limit: prompts, from the first.
-        temperature: of sampling; 0 is greedy.
-        concurrency: episodes under way at a time.
+        address: of somebody else's model, in place of the config's.
+        concurrency: episodes under way at a time; None for as many as in a run.
         category: key of the rows by whose value figures are given in groups as well.
         ks: of pass@k, each at most the number of samples.
         threshold: an episode passes when its reward reaches it.
         output: a new folder for figures, samples, report, config and logs.
     """
 
-    model: Path | None = None
     address: Address | None = None
-    samples: int | None = None
-    limit: int | None = None
-    temperature: float | None = None
     concurrency: int | None = None
     category: str | None = None
     ks: Sequence[int] = (1,)
@@ -86,36 +76,30 @@ class Measured(NamedTuple):
     failure: RunError | None = None
 
 
-def for_evaluation(resolved: Resolved, asked: Asked) -> Resolved:
+def for_evaluation(resolved: Resolved, model: Path | None = None, **given: float | None) -> Resolved:
     """The config with its `model` and `evaluation` sections as asked for.
 
     Args:
         resolved: of any run that generates; without an evaluation section its training prompts are used.
-        asked: what the command line says.
+        model: a Hugging Face folder that takes the place of the config's model.
+        given: values of the evaluation section; None leaves what the config says.
 
     Raises:
         UsageError: the config generates nothing, or a number is out of range.
     """
     config = resolved.config
     if config.inference_engine is None or config.workflow is None:
-        raise UsageError(
-            f"{resolved.name} generates nothing: it has no inference_engine and no workflow",
-            hints=["name a config that generates; --model FOLDER evaluates any model with it"],
-        )
-    given = {"samples_per_prompt": asked.samples, "limit": asked.limit, "temperature": asked.temperature}
-    base = dict(config.evaluation or {"dataset": config.dataset})
+        hint = "name a config that generates; --model FOLDER evaluates any model with it"
+        raise UsageError(f"{resolved.name} generates nothing: it has no inference_engine and no workflow", hints=[hint])
+    section = dict(config.evaluation or {"dataset": config.dataset})
+    section |= {key: value for key, value in given.items() if value is not None}
     try:
-        section = EvaluationSection(**base | {key: value for key, value in given.items() if value is not None})
+        changes: dict[str, Any] = {"evaluation": EvaluationSection(**section)}
     except ValidationError as error:
         told = [f"{fault['loc'][0]}: {fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
         raise UsageError("; ".join(told)) from None
-    changes: dict[str, Any] = {"evaluation": section}
-    if asked.model is not None:
-        changes["model"] = config.model.model_copy(update={"path": str(asked.model.resolve()), "source": None})
-    if asked.address is not None:
-        changes["roles"] = {}
-    if asked.concurrency is not None and asked.concurrency < 1:
-        raise UsageError(f"--concurrency is {asked.concurrency}; it must be at least 1")
+    if model is not None:
+        changes["model"] = config.model.model_copy(update={"path": str(model.resolve()), "source": None})
     return replace(resolved, config=config.model_copy(update=changes))
 
 
@@ -165,9 +149,9 @@ def evaluate(resolved: Resolved, asked: Asked) -> Measured:
     signals: list[int] = []
     with ExitStack() as stack:
         folder = RunFolder(output.resolve() if output is not None else stack.enter_context(private_folder()))
-        episodes = Episodes(folder.path / SAMPLES_FILE, stack.enter_context(show_progress()), categories)
-        if asked.address is not None:
-            episodes.starting = "loading the agent"
+        starting = "loading the agent" if asked.address is not None else "starting the engine"
+        show = stack.enter_context(show_progress())
+        episodes = Episodes(folder.path / SAMPLES_FILE, show, starting, categories)
         try:
             asyncio.run(_supervise(resolved, folder, episodes, asked, signals))
         except RunError as error:
@@ -194,21 +178,18 @@ class Episodes:
     Args:
         samples: file for their texts.
         show: shows how it goes.
+        starting: what is done before the first of them begins, in words.
         categories: of their rows, where such are asked for.
 
     Attributes:
         expected: how many there will be; 0 before the engine is ready.
         lines: those that have ended, without their texts.
-        starting: what is done before the first of them begins, in words.
         refusal: of the disk, to take one of them; None where it took all.
     """
 
-    def __init__(self, samples: Path, show: Show, categories: Mapping[int, str] | None = None) -> None:
-        self._samples = samples
-        self._show = show
-        self.categories = categories or {}
+    def __init__(self, samples: Path, show: Show, starting: str, categories: Mapping[int, str] | None = None) -> None:
+        self._samples, self._show, self._starting, self._categories = samples, show, starting, categories or {}
         self.expected = 0
-        self.starting = "starting the engine"
         self.refusal: OSError | None = None
         self.lines: list[dict[str, Any]] = []
 
@@ -218,8 +199,8 @@ class Episodes:
             self.expected = said.count
         elif isinstance(said, EpisodePlayed):
             line = dict(said.line)
-            if self.categories:
-                line["category"] = self.categories[line["row"]]
+            if self._categories:
+                line["category"] = self._categories[line["row"]]
             try:
                 with self._samples.open("a") as file:
                     file.write(json.dumps(line) + "\n")
@@ -232,16 +213,13 @@ class Episodes:
         """Those that ended well."""
         return [line for line in self.lines if "reward" in line]
 
-    def show(self) -> None:
-        """How it goes, in words and numbers."""
+    def show(self, preparing: str = "") -> None:
+        """How it goes, in words and numbers; or how the model is being prepared."""
         rewards = [line["reward"] for line in self.finished]
         failed = len(self.lines) - len(rewards)
-        words = f"reward {fmean(rewards):.3f}" if rewards else "generating" if self.expected else self.starting
-        self._show(f"{words}, {failed} failed" if failed else words, len(self.lines), self.expected)
-
-    def show_preparation(self, said: str) -> None:
-        """The model is being prepared."""
-        self._show(f"preparing the model  {said}", 0, 0)
+        words = f"reward {fmean(rewards):.3f}" if rewards else "generating" if self.expected else self._starting
+        words += f", {failed} failed" if failed else ""
+        self._show(preparing or words, len(self.lines), self.expected)
 
 
 async def _supervise(
@@ -254,18 +232,16 @@ async def _supervise(
     except OSError as error:
         raise RunError(f"{folder.path} cannot be written: {error.strerror}") from error
 
-    def on_message(_: Process, said: Any) -> None:
-        episodes.on_message(said)
-
-    def prepare() -> None:
-        episodes.show_preparation(preparation.preparation())
-
     def log(text: str) -> None:
         if asked.address is not None:  # what agents do to their process is their author's business
             print_error(text)
 
-    preparation = RunState(folder)
-    driver = Driver(resolved.config.launcher.build(), folder, on_message, log, signals)
+    def prepare() -> None:
+        episodes.show(f"preparing the model  {RunState(folder).preparation()}")
+
+    driver = Driver(
+        resolved.config.launcher.build(), folder, lambda _, message: episodes.on_message(message), log, signals
+    )
     try:
         address = await driver.listen()
         driver.begin(folder.attempt(1))
@@ -279,6 +255,8 @@ async def _supervise(
             await driver.watch("evaluator", episodes.show)
         episodes.show()
     except RunError as error:
+        if signals and not episodes.lines:  # interrupted while processes were started: there is nothing to report
+            return
         error.hints = (*error.hints, "--output FOLDER keeps the logs of an evaluation")
         raise
     finally:
@@ -287,13 +265,10 @@ async def _supervise(
 
 def evaluation_groups(resolved: Resolved, folder: RunFolder, asked: Asked) -> list[ProcessGroup]:
     """The process that plays the episodes, and those that generate for it."""
-    words = [str(folder.path), str(asked.concurrency or 0)]
-    if asked.address is not None:
-        words.append(json.dumps(asdict(asked.address)))
-    evaluator = ProcessGroup("evaluator", "evaluator", [sys.executable, "-m", "areal_evaluation", *words])
-    if asked.address is not None:
-        return [evaluator]
-    return [evaluator, *rollout_groups(resolved.config, folder.path, "evaluator")]
+    words = json.dumps({"concurrency": asked.concurrency, "address": asked.address and asdict(asked.address)})
+    command = [sys.executable, "-m", "areal_evaluation.evaluator", str(folder.path), words]
+    evaluator = ProcessGroup("evaluator", "evaluator", command)
+    return [evaluator, *([] if asked.address else rollout_groups(resolved.config, folder.path, "evaluator"))]
 
 
 def work_out_figures(
@@ -309,15 +284,13 @@ def work_out_figures(
         raise RunError("interrupted before the first episode ended", exit_code=128 + signals[0])
     if not episodes.finished:
         raise RunError(f"all {len(lines)} episodes failed; the last one:\n{lines[-1]['error']}")
-    address, categories = asked.address, episodes.categories
     return {
         "complete": len(lines) == episodes.expected,
         "episodes": episodes.expected,
         **work_out(lines, asked.ks, asked.threshold),
         "category": asked.category,
-        "categories": by_category(lines, categories, asked.ks, asked.threshold) if categories else {},
         "name": resolved.name,
-        "endpoint": address and address.url,
+        "endpoint": asked.address and asked.address.url,
         "config": resolved.config.model_dump(mode="json", include=set(FACTS)),
         "plugins": {record.name: record.version for record in resolved.provenance()},
     }

@@ -1,64 +1,94 @@
-"""The process that plays the episodes of an evaluation."""
+"""The process that plays the episodes of an evaluation: `python -m areal_evaluation.evaluator RUN_DIR WORDS`.
+
+WORDS is a JSON object: `concurrency`, how many episodes are under way at a time, null for as many as in a run; and
+`address`, that of somebody else's model, null where the config's own engine generates.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import sys
 import time
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_core.config import load_run
-from areal_core.data import FinishReason
 from areal_core.driver import ASKED_TO_STOP
-from areal_core.runs import run_event_loop
-from areal_core.runs.controller import RolloutHalf
+from areal_core.runs import RunFolder, run_event_loop, run_role
 from areal_evaluation.messages import EpisodePlayed, EpisodesExpected
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from areal_core.config import Resolved
     from areal_core.data import Episode
-    from areal_core.rollout.evaluation import Played
-    from areal_core.runs import Member, RunFolder
+    from areal_core.rollout.evaluation import Evaluator, Played
+    from areal_core.runs import Member
+
+    Describe = Callable[[Played], Mapping[str, Any]]
+    """What is noted of an episode."""
 
 
-def play(run: RunFolder, concurrency: int, member: Member) -> int:
-    """Play all episodes, or those that end before somebody interrupts; so many at a time, 0 for as many as in a run."""
-    try:
-        run_event_loop(_play(run, concurrency, member))
-    except asyncio.CancelledError:
-        return ASKED_TO_STOP
-    return 0
+def main(run_dir: str, words: str) -> int:
+    """Play all episodes, or those that end before somebody interrupts; the exit code."""
+
+    def play(member: Member) -> int:
+        try:
+            run_event_loop(_play(RunFolder(Path(run_dir)), member, **json.loads(words)))
+        except asyncio.CancelledError:
+            return ASKED_TO_STOP
+        return 0
+
+    return run_role(play)
 
 
-async def _play(run: RunFolder, concurrency: int, member: Member) -> None:
-    task = asyncio.current_task()
+async def _play(run: RunFolder, member: Member, concurrency: int | None, address: dict[str, Any] | None) -> None:
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    loop = asyncio.get_running_loop()
     member.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
     resolved = load_run(run.path)
-    rollout, section = resolved.config.rollout, resolved.config.evaluation
-    assert section is not None
-    half = await RolloutHalf.begin(resolved, run, member, trains=False)
-    evaluator = half.evaluator(section)
-    try:
-        with member.phase("starting the inference engine"):
-            await half.starting
+    if address is not None:
+        from areal_evaluation.endpoint import open_endpoint
+
+        opened = open_endpoint(resolved.config, run, member, **address)
+    else:
+        opened = _open_engine(resolved, run, member)
+    async with opened as (evaluator, describe):
         member.notify(EpisodesExpected(evaluator.episodes))
         member.enter("evaluating")
         began = time.monotonic()
 
         def take(played: Played) -> None:
             line = {"row": played.row, "sample": played.sample, "seconds": time.monotonic() - began}
-            facts = describe_episode(played.episode, half.tokenizer) if played.episode else {"error": played.error}
-            member.notify(EpisodePlayed({**line, **facts}))
+            member.notify(EpisodePlayed({**line, **describe(played)}))
 
         width = {"batch_size": concurrency, "group_size": 1, "max_pending_batches": 1} if concurrency else {}
-        await evaluator.play(take, rollout.model_copy(update=width))
+        await evaluator.play(take, resolved.config.rollout.model_copy(update=width))
+
+
+@asynccontextmanager
+async def _open_engine(resolved: Resolved, run: RunFolder, member: Member) -> AsyncIterator[tuple[Evaluator, Describe]]:
+    """Episodes are played as those of a run are, by rollout workers and the config's engine."""
+    from areal_core.runs.controller import RolloutHalf  # torch takes long, and this process beats already
+
+    assert resolved.config.evaluation is not None
+    half = await RolloutHalf.begin(resolved, run, member, trains=False)
+    try:
+        with member.phase("starting the inference engine"):
+            await half.starting
+        evaluator = half.evaluator(resolved.config.evaluation)
+        yield evaluator, lambda p: describe_episode(p.episode, half.tokenizer) if p.episode else {"error": p.error}
     finally:
         await half.close()
 
 
 def describe_episode(episode: Episode, tokenizer: Any) -> dict[str, Any]:
     """An episode as it is noted. The completion is all that follows the first prompt, as the rewards see it."""
+    from areal_core.data import FinishReason
+
     prompt, completions, conversations, count = "", [], [], 0
     for trajectory in episode.trajectories:
         tokens, sampled = (trajectory.tokens[key].tolist() for key in ("input_ids", "loss_mask"))
@@ -86,3 +116,7 @@ def _messages(tokens: list[int], sampled: list[bool], tokenizer: Any) -> list[di
         text = tokenizer.decode([token for _, token in run])
         messages.append({"role": "assistant" if is_own else "context", "text": text, "sampled": is_own})
     return messages
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

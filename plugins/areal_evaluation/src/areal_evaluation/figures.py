@@ -27,12 +27,6 @@ def work_out(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any
         threshold: an episode passes when its reward reaches it.
     """
     finished = [line for line in lines if "reward" in line]
-    named, metrics = defaultdict(list), defaultdict(list)
-    for line in finished:
-        for name, value in line["rewards"].items():
-            named[name].append(value)
-        for name, value in line.get("metrics", {}).items():
-            metrics[name].append(value)
     seconds = max(line["seconds"] for line in lines)
     tokens = [line["tokens"] for line in finished if line["tokens"] is not None]
     return {
@@ -40,15 +34,25 @@ def work_out(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any
         "failed": len(lines) - len(finished),
         **rewards_of(finished, ks, threshold),
         "threshold": threshold,
-        "rewards": {name: fmean(values) for name, values in named.items()},
-        "metrics": {name: fmean(values) for name, values in sorted(metrics.items())},
+        "rewards": _means(finished, "rewards"),
+        "metrics": dict(sorted(_means(finished, "metrics").items())),
         "response_length": fmean(tokens) if tokens else None,
         "truncated": fmean(line["truncated"] for line in finished),
         "seconds": seconds,
         "tokens_per_s": sum(tokens) / seconds,
         "episodes_per_s": len(lines) / seconds,
         "failures": causes_of(lines),
+        "categories": by_category(lines, ks, threshold),
     }
+
+
+def _means(finished: Lines, key: str) -> dict[str, float]:
+    """Of each of the named numbers that episodes have under a key; over those that have it."""
+    named = defaultdict(list)
+    for line in finished:
+        for name, value in line.get(key, {}).items():
+            named[name].append(value)
+    return {name: fmean(values) for name, values in named.items()}
 
 
 def rewards_of(finished: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any]:
@@ -61,18 +65,18 @@ def rewards_of(finished: Lines, ks: Sequence[int], threshold: float) -> dict[str
     return {"reward": mean._asdict(), "pass_at_k": {k: found and found._asdict() for k, found in passes.items()}}
 
 
-def by_category(lines: Lines, names: Mapping[int, str], ks: Sequence[int], threshold: float) -> dict[str, Any]:
-    """Mean reward, pass@k and failures of the rows of each category.
+def by_category(lines: Lines, ks: Sequence[int], threshold: float) -> dict[str, Any]:
+    """Mean reward, pass@k and failures of the rows of each category; nothing where no line has a `category`.
 
     Args:
         lines: of all episodes that have ended.
-        names: of the categories, by row.
         ks: of pass@k.
         threshold: an episode passes when its reward reaches it.
     """
     groups = defaultdict(list)
     for line in lines:
-        groups[names[line["row"]]].append(line)
+        if "category" in line:
+            groups[line["category"]].append(line)
     found = {}
     for name, own in sorted(groups.items()):
         finished = [line for line in own if "reward" in line]

@@ -6,7 +6,8 @@ import math
 import sys
 import time
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from areal_core.driver import Terminal
 
@@ -25,38 +26,22 @@ def show_progress() -> Iterator[Show]:
 
     What is shown is written by a thread: a terminal that nobody reads does not hold up the evaluation.
     """
-    with _show() as show, closing(Terminal()) as terminal:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        def show_quietly(*told: Any) -> None:
+    console, shown = Console(stderr=True), -math.inf
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(words: str, done: int, total: int) -> None:
+            nonlocal shown
             with suppress(OSError):  # a terminal that is gone
-                show(*told)
+                bar.update(task, description=words, completed=done, total=total or None)
+                if bar.disable and time.monotonic() - shown > LINE_INTERVAL_S:
+                    shown = time.monotonic()
+                    sys.stderr.write(f"{f'{done}/{total} episodes  ' if total else ''}{words}\n")
+                    sys.stderr.flush()
 
-        yield lambda *told: terminal.draw(lambda: show_quietly(*told))
-
-
-@contextmanager
-def _show() -> Iterator[Show]:
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda words, done, total: bar.update(task, description=words, completed=done, total=total or None)
-        return
-    shown = -math.inf
-
-    def show(words: str, done: int, total: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > LINE_INTERVAL_S:
-            shown = time.monotonic()
-            sys.stderr.write(f"{f'{done}/{total} episodes  ' if total else ''}{words}\n")
-            sys.stderr.flush()
-
-    yield show
+        with closing(Terminal()) as terminal:
+            yield lambda *told: terminal.draw(partial(show, *told))

@@ -1,48 +1,76 @@
-"""The figures of an evaluation as a text for the terminal."""
+"""The figures of an evaluation for people: as a text for the terminal, and as an HTML page with every episode."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal_evaluation.pass_at_k import TOLERANCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SHOWN_CAUSES = 5
+MOST_EPISODES = 2000
+"""On the page; a browser opens no more at once. The others stand in `samples.jsonl`."""
 
 
 def report(figures: dict[str, Any]) -> str:
     """A line for each figure; below them a table of categories and the causes of failures, where there are such."""
-    evaluation = figures["config"]["evaluation"]
-    samples = f"{evaluation['samples_per_prompt']} answers to each at {temperature_of(figures)}"
-    rows = {"model": figures["model"]}
-    if figures["endpoint"]:
-        rows["endpoint"] = figures["endpoint"]
-    rows |= {
-        "data": f"{evaluation['dataset']['type']}: {figures['reward']['prompts']} prompts, {samples}",
-        "mean reward": interval(figures["reward"]),
-        **{f"pass@{k}": interval(estimate) for k, estimate in figures["pass_at_k"].items()},
-        **{f"reward {name}": f"{value:.3f}" for name, value in figures["rewards"].items()},
-        **{name: f"{value:,.4g}" for name, value in figures["metrics"].items() if value},
-        "response length": length_of(figures),
-        "episodes": f"{figures['finished']} of {figures['episodes']}, {figures['failed']} failed",
-        "speed": f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['episodes_per_s']:,.1f} episodes/s",
-        "time": f"{figures['seconds']:,.2f} s",
-    }
+    rows = _rows(figures)
     width = max(len(label) for label in rows)
     lines = [figures["name"], *(f"  {label:<{width}}  {text}" for label, text in rows.items())]
     return "\n".join([*lines, *_categories(figures), *_failures(figures)])
 
 
-def temperature_of(figures: dict[str, Any]) -> str:
-    """The temperature in words; an agent chooses its own where a model of others is asked and nothing is said."""
-    asked, sampling = figures["config"]["evaluation"]["temperature"], figures["config"]["sampling"]
+def write_page(path: Path, figures: dict[str, Any], samples: Path) -> None:
+    """Write the page: figures, and what was said in every episode, folded.
+
+    Args:
+        path: of the file.
+        figures: as they stand in `evaluation.json`.
+        samples: file of JSON lines, one for each episode that has ended.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    from jinja2 import Environment
+
+    with samples.open(encoding="utf-8") as lines:
+        episodes = sorted(islice(map(json.loads, lines), MOST_EPISODES), key=lambda e: (e["row"], e["sample"]))
+    environment = Environment(autoescape=True)
+    environment.globals |= {
+        "interval": interval,
+        "has_passed": lambda e: e["reward"] >= figures["threshold"] - TOLERANCE,
+    }
+    page = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    written = page.stream(figures=figures, rows=_rows(figures), episodes=episodes)
+    written.dump(str(path), encoding="utf-8", errors="backslashreplace")
+
+
+def _rows(figures: dict[str, Any]) -> dict[str, str]:
+    evaluation, sampling = figures["config"]["evaluation"], figures["config"]["sampling"]
+    asked, length = evaluation["temperature"], figures["response_length"]
+    temperature = f"temperature {sampling['temperature'] if asked is None else asked:g}"
     if figures["endpoint"] and asked is None:
-        return "the agent's temperature"
-    return f"temperature {sampling['temperature'] if asked is None else asked:g}"
-
-
-def length_of(figures: dict[str, Any]) -> str:
-    """How long answers are, where that is known."""
-    length = figures["response_length"]
-    message = "tokens are not counted by the endpoint" if length is None else f"{length:.1f} tokens"
-    return f"{message}; {figures['truncated']:.1%} truncated"
+        temperature = "the agent's temperature"
+    samples = f"{evaluation['samples_per_prompt']} answers to each at {temperature}"
+    lengths = "tokens are not counted by the endpoint" if length is None else f"{length:.1f} tokens"
+    return {
+        "model": figures["model"],
+        **({"endpoint": figures["endpoint"]} if figures["endpoint"] else {}),
+        "data": f"{evaluation['dataset']['type']}: {figures['reward']['prompts']} prompts, {samples}",
+        "mean reward": interval(figures["reward"]),
+        **{f"pass@{k}": interval(estimate) for k, estimate in figures["pass_at_k"].items()},
+        **{f"reward {name}": f"{value:.3f}" for name, value in figures["rewards"].items()},
+        **{name: f"{value:,.4g}" for name, value in figures["metrics"].items() if value},
+        "response length": f"{lengths}; {figures['truncated']:.1%} truncated",
+        "episodes": f"{figures['finished']} of {figures['episodes']}, {figures['failed']} failed",
+        "speed": f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['episodes_per_s']:,.1f} episodes/s",
+        "time": f"{figures['seconds']:,.2f} s",
+    }
 
 
 def interval(estimate: dict[str, float] | None) -> str:
@@ -55,25 +83,25 @@ def interval(estimate: dict[str, float] | None) -> str:
     return f"{estimate['value']:.3f}  (95%: {estimate['low']:.3f} to {estimate['high']:.3f}{error})"
 
 
-def _categories(figures: dict[str, Any]) -> list[str]:
+def _categories(figures: dict[str, Any]) -> Iterator[str]:
     if not figures["categories"]:
-        return []
-    width = max(len(name) for name in (figures["category"], *figures["categories"]))
-    passes = [f"pass@{k}" for k in figures["pass_at_k"]]
-    head = "".join(f"{name:>12}" for name in ("prompts", "reward", *passes, "failed"))
-    lines = ["", f"  {figures['category']:<{width}}{head}"]
+        return
+    ks = figures["pass_at_k"]
+    table: list[tuple[Any, ...]] = [(figures["category"], "prompts", "reward", *(f"pass@{k}" for k in ks), "failed")]
     for name, own in figures["categories"].items():
         prompts = own["reward"]["prompts"] if own["reward"] else 0
-        values = [own["reward"], *(own["pass_at_k"].get(k) for k in figures["pass_at_k"])]
-        cells = [f"{prompts}", *("-" if v is None else f"{v['value']:.3f}" for v in values), f"{own['failed']}"]
-        lines.append(f"  {name:<{width}}{''.join(f'{cell:>12}' for cell in cells)}")
-    return lines
+        values = [own["reward"], *(own["pass_at_k"].get(k) for k in ks)]
+        cells = ("-" if value is None else f"{value['value']:.3f}" for value in values)
+        table.append((name, prompts, *cells, own["failed"]))
+    width = max(len(name) for name, *_ in table)
+    yield ""
+    yield from (f"  {name:<{width}}{''.join(f'{cell:>12}' for cell in cells)}" for name, *cells in table)
 
 
-def _failures(figures: dict[str, Any]) -> list[str]:
+def _failures(figures: dict[str, Any]) -> Iterator[str]:
     causes = list(figures["failures"].items())
-    if not causes:
-        return []
-    more = sum(count for _, count in causes[SHOWN_CAUSES:])
-    shown = [f"  {count:>6}  {cause}" for cause, count in causes[:SHOWN_CAUSES]]
-    return ["", "  failed of", *shown, *([f"  {more:>6}  other causes (evaluation.json)"] if more else [])]
+    if causes:
+        yield "\n  failed of"
+    yield from (f"  {count:>6}  {cause}" for cause, count in causes[:SHOWN_CAUSES])
+    if more := sum(count for _, count in causes[SHOWN_CAUSES:]):
+        yield f"  {more:>6}  other causes (evaluation.json)"
