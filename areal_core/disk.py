@@ -85,7 +85,7 @@ def refused(what: str, path: Path, reason: str) -> DiskError:
         f"{what} cannot be written to {path}: {reason}",
         hints=[
             f"{_told(usage.free)} of {_told(usage.total)} are free on the disk of {place}",
-            "nothing committed is lost: mend it, then go on with --resume",
+            "nothing committed is lost: make room, then continue with --resume",
         ],
     )
 
@@ -115,7 +115,7 @@ def patiently(write: Callable[[], None], log: Callable[[str], None]) -> None:
             if time.monotonic() > deadline:
                 raise
             if not is_reported:
-                log(f"{error.message}; it is tried again for {PATIENCE_S:g} s")
+                log(f"{error.message}; retrying for {PATIENCE_S:g} s")
             is_reported = True
         time.sleep(RETRY_INTERVAL_S)
 

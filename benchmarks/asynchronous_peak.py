@@ -24,7 +24,7 @@ KEEP_ALIVE_S = 2.0
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """A port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

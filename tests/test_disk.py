@@ -124,4 +124,4 @@ def test_a_disk_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(DiskError, match="no room"):
         patiently(write, told.append)
-    assert told == ["no room; it is tried again for 0.3 s"]
+    assert told == ["no room; retrying for 0.3 s"]

@@ -69,7 +69,7 @@ class PolicyGradient:
             raise RunError(
                 f"the advantage '{self._settings.advantage.target}' gave {wrong} values that are NaN or infinite, of "
                 f"{int(mask.sum())} tokens (step {context.step})",
-                hints=["a group whose rewards are all equal, or all but one, is where divisions by 0 hide"],
+                hints=["check groups whose rewards are all equal: divisions by 0 hide there"],
             )
         size = advantages.abs()
         metrics = {
@@ -108,9 +108,7 @@ class PolicyGradient:
             weights, also = correction(terms)
             losses, logged = losses * weights, logged | also
         if terms.logprobs.requires_grad and not losses.requires_grad:
-            raise RunError(
-                "nothing in the loss depends on the model: from it nothing is learned", hints=["a detach()?"]
-            )
+            raise RunError("nothing in the loss depends on the model, so nothing is learned", hints=["a detach()?"])
         # Where the mask is off a value may be anything, infinite included: select, do not multiply.
         counts = terms.mask if (trusted := batch.get("trusted")) is None else terms.mask & trusted
         losses = torch.where(counts, losses, 0.0)

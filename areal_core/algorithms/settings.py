@@ -90,7 +90,7 @@ class PolicyGradientSettings(Settings):
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="batches of which only the auxiliary losses learn; the policy stays, and nothing is synced",
+        description="batches from which only the auxiliary losses learn; the policy stays, and nothing is synced",
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
@@ -110,7 +110,7 @@ class PolicyGradientSettings(Settings):
     def check(self, config: RunConfig) -> Iterable[str]:
         """Mistakes that show only beside the rest of the run's config."""
         if config.workflow is None:
-            yield "it learns from what the policy writes, and nothing generates: set workflow and inference_engine"
+            yield "it learns from generated text, and nothing generates: set workflow and inference_engine"
         weighing = [c.target for c in self.corrections if not getattr(c.settings, "only_masks", False)]
         if self._anchor == "behavior" and weighing:
             yield (
@@ -121,11 +121,11 @@ class PolicyGradientSettings(Settings):
             for one in getattr(self, key):
                 home = one.settings.belongs_in if isinstance(one.settings, BatchTransformSettings) else None
                 if home not in {None, key}:
-                    yield f"'{one.target}' stands in {key} and belongs into {home}, where what it computes is read"
+                    yield f"'{one.target}' is in {key} and belongs in {home}, where its result is read"
         for key, value in self:
             parts = [part for part in value if isinstance(part, Selection)] if isinstance(value, list) else []
             for part in (part for number, part in enumerate(parts) if part in parts[:number]):
-                yield f"'{part.target}' stands twice in {key}, with the same settings: leave one out"
+                yield f"'{part.target}' occurs twice in {key}, with the same settings: leave one out"
         if self.warmup_steps >= config.steps:
             yield f"warmup_steps is {self.warmup_steps} of {config.steps} steps: the policy would never learn"
         if self.warmup_steps and not self.auxiliary_losses:
@@ -135,8 +135,8 @@ class PolicyGradientSettings(Settings):
         """What works and is biased."""
         if self._anchor == "none" and config.training.updates > 1:
             yield (
-                f"'{self.policy_loss.target}' knows no ratio, and of the {config.training.updates} updates on a batch "
-                "all but the first learn from tokens that are no longer the policy's own: choose a loss such as "
+                f"'{self.policy_loss.target}' has no importance ratio, and of {config.training.updates} updates on a "
+                "batch all but the first learn from tokens that are no longer the policy's own: choose a loss such as "
                 "grpo/ppo_clip, or training.num_minibatches: 1"
             )
 

@@ -35,7 +35,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         help="set one value: a YAML scalar or flow list; rewards.0.weight=2 reaches into a list, key=null clears",
     )
     parser.add_argument(
-        "--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well; no:A takes one away"
+        "--plugins", action="append", default=[], metavar="A,B", help="load these plugins as well; no:A removes one"
     )
 
 

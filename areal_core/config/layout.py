@@ -55,9 +55,9 @@ class Layout:
         for word in words[:-1] if colocated else words:
             key, equals, value = word.partition("=")
             if key not in ("train", "generate") or not equals:
-                raise LayoutError(f"'{word}' is no part of a placement", f"write {FORM}")
+                raise LayoutError(f"'{word}' is not a part of a placement", f"write {FORM}")
             if key in given:
-                raise LayoutError(f"'{key}' stands there twice", f"write {FORM}")
+                raise LayoutError(f"'{key}' occurs twice", f"write {FORM}")
             given[key] = value
         if "train" not in given:
             raise LayoutError(f"'{text}' does not say how many GPUs train", "for 8 GPUs: train=8")
@@ -93,7 +93,7 @@ class Layout:
 
 def _read_train(value: str) -> int:
     if not _TRAIN.fullmatch(value):
-        raise LayoutError(f"'train={value}' is no number of GPUs", "train=8 is 8 GPUs, on however many nodes")
+        raise LayoutError(f"'train={value}' is not a number of GPUs", "train=8 is 8 GPUs, on however many nodes")
     return int(value)
 
 

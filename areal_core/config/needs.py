@@ -65,7 +65,7 @@ def _check_ema(role: Role, roles: dict[str, Role]) -> None:
         return
     source = roles.get(ema.role)
     if role.trains or source is None or not source.trains or source.head != role.head:
-        words = "which is no role of the same head that learns"
+        words = "which is not a role of the same head that learns"
         raise ConfigError(f"the role '{role.name}' is an EMA of '{ema.role}', {words}")
     if ema.every < 1 or not 0 <= ema.decay < 1:
         words = "every must be at least 1, decay from 0 to below 1"

@@ -47,8 +47,8 @@ def _served(engine: Selection | None, layout: Layout) -> Selection | None:
     if not layout.servers:
         if has_servers:
             raise LayoutError(
-                "the placement says nothing of the inference engine's servers",
-                f"say how many, on how many GPUs each: {layout} generate=tp1x8",
+                "the placement does not mention the inference engine's servers",
+                f"add how many, and on how many GPUs each: {layout} generate=tp1x8",
             )
         return engine
     if engine is None or not has_servers or not isinstance(engine.settings, Settings):

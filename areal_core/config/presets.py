@@ -76,7 +76,7 @@ def default_preset(manager: PluginManager, plugins: Sequence[str], errors: Seque
     """The preset that the first plugin of the list marks as its default; without one, an error with what there is."""
     if not plugins:
         raise UsageError(
-            "nothing says what to run: name a config file, or a plugin that has a preset",
+            "nothing to run: name a config file, or a plugin that has a preset",
             hints=("areal run CONFIG, or areal run --plugins NAME", _listing(manager)),
         )
     if plugins[0] in manager.failed:

@@ -106,7 +106,7 @@ def from_validation(error: ValidationError, fields: Mapping[str, FieldInfo] | No
             problems.append(Problem(path, "is required", (f"it is: {description}",) if description else ()))
         elif kind == "model_type":
             hints = (f"keys here: {', '.join(sorted(fields))}",) if fields and not path else ()
-            problems.append(Problem(path, "is a section with keys of its own, and a single value stands there", hints))
+            problems.append(Problem(path, "is a section with its own keys, not a single value", hints))
         else:
             message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
             message = _PLAINER.get(kind, message)

@@ -120,7 +120,7 @@ def load_run(run_dir: Path, overrides: Sequence[str] = (), plugins: Sequence[str
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
         raise UsageError(
-            f"{run_dir} is no run folder: it has no {CONFIG_FILE}",
+            f"{run_dir} is not a run folder: it has no {CONFIG_FILE}",
             hints=("name the folder that `areal run` printed first",),
         )
     source = read_file(path)

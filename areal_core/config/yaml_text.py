@@ -136,7 +136,7 @@ def _construct(node: Any, path: Path, lines: dict[Path, int], name: str) -> Any:
         if not isinstance(key, str):
             raise ConfigError(f"{name}:{key_line}: a key must be a plain word")
         if key in values:
-            raise ConfigError(f"{name}:{key_line}: the key '{key}' is given twice")
+            raise ConfigError(f"{name}:{key_line}: the key '{key}' occurs twice")
         _refuse_unwritable(key, f"{name}:{key_line}")
         lines[*path, key] = key_line
         values[key] = _construct(value_node, (*path, key), lines, name)
@@ -152,7 +152,7 @@ def _scalar(node: yaml.ScalarNode, name: str) -> Any:
         raise ConfigError(f"{place}: the tag {node.tag} is not allowed in a config")
     pattern, _, meaning = _WORDS[kind]
     if len(text) > LONGEST_NUMBER or not re.fullmatch(pattern, text):
-        raise ConfigError(f"{place}: {text[:40]!r} is no {kind} of at most {LONGEST_NUMBER} characters")
+        raise ConfigError(f"{place}: {text[:40]!r} is not a {kind} of at most {LONGEST_NUMBER} characters")
     return meaning(text)
 
 

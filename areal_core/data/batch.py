@@ -88,7 +88,7 @@ class PackedBatch:
         tokens: per-token values, flat [sum(T), ...]; `input_ids` is always among them.
         sequences: per-sequence values, [B, ...].
         turns: per-turn values, flat [sum(turns), ...].
-        levels: values of further things that a sequence has some of, such as its images, by what they are; flat.
+        multimodal: values of further things that a sequence has some of, such as its images, by what they are; flat.
         units: per-unit values, [U, ...].
         unit_index: [B] int64, the unit of each sequence, from 0 to U - 1; None where every sequence is its own.
     """
@@ -98,10 +98,10 @@ class PackedBatch:
     turns: Ragged | None = None
     units: dict[str, torch.Tensor] = field(default_factory=dict)
     unit_index: torch.Tensor | None = None
-    levels: dict[str, Ragged] = field(default_factory=dict)
+    multimodal: dict[str, Ragged] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, level in self.levels.items():
+        for name, level in self.multimodal.items():
             if len(level.lengths) != len(self):
                 raise ValueError(f"{name} are given for {len(level.lengths)} of {len(self)} sequences")
         if self.unit_index is not None and len(self.unit_index) != len(self):
@@ -138,7 +138,7 @@ class PackedBatch:
 
     def _levels(self) -> list[dict[str, torch.Tensor]]:
         turns = self.turns.values if self.turns is not None else {}
-        return [self.tokens.values, self.sequences, turns, self.units, *(lv.values for lv in self.levels.values())]
+        return [self.tokens.values, self.sequences, turns, self.units, *(lv.values for lv in self.multimodal.values())]
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -224,7 +224,7 @@ class PackedBatch:
             self.turns.select(index) if self.turns is not None else None,
             {key: value[kept] for key, value in self.units.items()},
             unit_index,
-            {name: level.select(index) for name, level in self.levels.items()},
+            {name: level.select(index) for name, level in self.multimodal.items()},
         )
 
     def to(self, device: torch.device | str) -> PackedBatch:
@@ -235,7 +235,7 @@ class PackedBatch:
             self.turns.to(device) if self.turns is not None else None,
             {key: value.to(device) for key, value in self.units.items()},
             self.unit_index.to(device) if self.unit_index is not None else None,
-            {name: level.to(device) for name, level in self.levels.items()},
+            {name: level.to(device) for name, level in self.multimodal.items()},
         )
 
     def jagged(self, key: str) -> torch.Tensor:
@@ -248,14 +248,14 @@ class PackedBatch:
         turns = [batch.turns for batch in batches if batch.turns is not None]
         if turns and len(turns) != len(batches):
             raise ValueError(f"turn keys are given in {len(turns)} of {len(batches)} batches")
-        names = packing.keys_in_common([batch.levels for batch in batches])
+        names = packing.keys_in_common([batch.multimodal for batch in batches])
         return PackedBatch(
             Ragged.concatenate([batch.tokens for batch in batches]),
             _concatenate_columns([batch.sequences for batch in batches]),
             Ragged.concatenate(turns) if turns else None,
             _concatenate_columns([batch.units for batch in batches]),
             _concatenate_units(batches),
-            {name: Ragged.concatenate([batch.levels[name] for batch in batches]) for name in names},
+            {name: Ragged.concatenate([batch.multimodal[name] for batch in batches]) for name in names},
         )
 
     def columns(self) -> packing.Columns:
@@ -266,9 +266,9 @@ class PackedBatch:
         if self.turns is not None:
             flat["turns/lengths"] = self.turns.lengths
             flat |= {f"turns.{key}": value for key, value in self.turns.values.items()}
-        for name, level in self.levels.items():
-            flat |= {f"levels.{name}/lengths": level.lengths}
-            flat |= {f"levels.{name}.{key}": value for key, value in level.values.items()}
+        for name, level in self.multimodal.items():
+            flat |= {f"multimodal.{name}/lengths": level.lengths}
+            flat |= {f"multimodal.{name}.{key}": value for key, value in level.values.items()}
         flat |= {f"units.{key}": value for key, value in self.units.items()}
         if self.unit_index is not None:
             flat["units/index"] = self.unit_index
@@ -281,9 +281,10 @@ class PackedBatch:
         level = partial(packing.level_of, flat)
         turns = Ragged(flat["turns/lengths"], level("turns")) if "turns/lengths" in flat else None
         tokens = Ragged(flat["tokens/lengths"], level("tokens"))
-        named = [key[len("levels.") : -len("/lengths")] for key in flat if key.startswith("levels.") and "/" in key]
-        levels = {name: Ragged(flat[f"levels.{name}/lengths"], level(f"levels.{name}")) for name in named}
-        return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"), levels)
+        found = [key.removeprefix("multimodal.") for key in flat if key.startswith("multimodal.") and "/" in key]
+        named = [key.removesuffix("/lengths") for key in found]
+        multimodal = {name: Ragged(flat[f"multimodal.{name}/lengths"], level(f"multimodal.{name}")) for name in named}
+        return cls(tokens, level("sequences"), turns, level("units"), flat.get("units/index"), multimodal)
 
     def to_bytes(self) -> bytes:
         """The batch as one safetensors buffer."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from areal_core.data.trajectory import Episode
 
 Columns = dict[str, Values]
-"""`tokens.KEY`, `turns.KEY` and `levels.LEVEL.KEY`: [sum of lengths, ...]; their lengths: `tokens/lengths` and so on,
+"""`tokens.KEY`, `turns.KEY` and `multimodal.NAME.KEY`: [sum of lengths, ...]; lengths: `tokens/lengths` and so on,
 [B] int64; `sequences.KEY`: [B, ...]."""
 
 _Numbers = TypeVar("_Numbers")
@@ -42,8 +42,8 @@ def pack(trajectories: Sequence[Trajectory]) -> Columns:
     levels = {"tokens": [t.tokens for t in trajectories]}
     if any(t.turns for t in trajectories):
         levels["turns"] = [t.turns for t in trajectories]
-    for name in keys_in_common([t.levels for t in trajectories]):
-        levels[f"levels.{name}"] = [t.levels[name] for t in trajectories]
+    for name in keys_in_common([t.multimodal for t in trajectories]):
+        levels[f"multimodal.{name}"] = [t.multimodal[name] for t in trajectories]
     columns: Columns = {}
     for name, rows in levels.items():
         columns[f"{name}/lengths"] = np.array([len(next(iter(row.values()), ())) for row in rows])
@@ -68,14 +68,16 @@ def unpack(columns: Mapping[str, Values]) -> list[Trajectory]:
             tokens=row["tokens"],
             sequence={key: value[place] for key, value in sequences.items()},
             turns=row.get("turns", {}),
-            levels={name.removeprefix("levels."): part for name, part in row.items() if name.startswith("levels.")},
+            multimodal={
+                name.removeprefix("multimodal."): part for name, part in row.items() if name.startswith("multimodal.")
+            },
         )
         for place, row in enumerate(rows)
     ]
 
 
 def level_of(columns: Mapping[str, _Numbers], name: str) -> dict[str, _Numbers]:
-    """The columns of one level, by key: of `tokens`, `sequences`, `turns`, `levels.NAME` or `units`."""
+    """The columns of one level, by key: of `tokens`, `sequences`, `turns`, `multimodal.NAME` or `units`."""
     return {key.removeprefix(f"{name}."): values for key, values in columns.items() if key.startswith(f"{name}.")}
 
 

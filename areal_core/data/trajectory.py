@@ -128,7 +128,7 @@ class Trajectory:
             trajectories of the episode), `agent_id` int64 (a digest of its name), `finish_reason` int8; and `prompt_id`
             [2] int64.
         turns: values of shape [turns, ...]; `turn_rewards` float32, where there are, are parts of `reward`.
-        levels: further values with lengths of their own, by what they are of, such as `images` and their `patches`.
+        multimodal: further values with lengths of their own, by what they are of, such as `images` and their `patches`.
         agent_id: who wrote it, in an episode in which the policy plays several parts, such as a planner and a solver.
             What is compared within a group is compared for each agent by itself.
         reward: its own, beside the episode's; the `reward` of its sequence is the sum.
@@ -142,7 +142,7 @@ class Trajectory:
     turns: dict[str, Values] = field(default_factory=dict)
     agent_id: str = ""
     reward: float = 0.0
-    levels: dict[str, dict[str, Values]] = field(default_factory=dict)
+    multimodal: dict[str, dict[str, Values]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.check()
@@ -150,13 +150,13 @@ class Trajectory:
     def check(self) -> None:
         """Take what was put into it as arrays; raises as making one does."""
         self.tokens, self.sequence, self.turns = map(_arrays, (self.tokens, self.sequence, self.turns))
-        self.levels = {name: _arrays(level) for name, level in self.levels.items()}
+        self.multimodal = {name: _arrays(level) for name, level in self.multimodal.items()}
         for key, dtype in TOKEN_DTYPES.items():
             if key not in self.tokens:
                 raise ValueError(f"a trajectory needs the token key '{key}'; it has {sorted(self.tokens)}")
             if self.tokens[key].dtype != dtype:
                 raise ValueError(f"token key '{key}' has dtype {self.tokens[key].dtype}, it must be {dtype}")
-        for name, values in (("token", self.tokens), ("turn", self.turns), *self.levels.items()):
+        for name, values in (("token", self.tokens), ("turn", self.turns), *self.multimodal.items()):
             if len({*map(len, values.values())}) > 1:
                 lengths = {key: len(value) for key, value in values.items()}
                 raise ValueError(f"the {name} keys of a trajectory differ in length: {lengths}")
@@ -232,7 +232,7 @@ class TrajectoryBuilder:
         *,
         agent_id: str = "",
         reward: float = 0.0,
-        levels: Mapping[str, dict[str, Values]] | None = None,
+        multimodal: Mapping[str, dict[str, Values]] | None = None,
     ) -> Trajectory:
         """The trajectory; `sequence` adds per-sequence values such as named rewards, `turns` values of each turn."""
         count, turn_ids = len(self), np.array(self._turn_ids)
@@ -252,7 +252,7 @@ class TrajectoryBuilder:
             turns=dict(turns or {}),
             agent_id=agent_id,
             reward=reward,
-            levels=dict(levels or {}),
+            multimodal=dict(multimodal or {}),
         )
 
 

@@ -87,10 +87,10 @@ class CodeCheck:
                 code = self._process.wait(TOLD_S)
             except subprocess.TimeoutExpired:
                 with suppress(OSError):  # no result: `--dry-run --json` writes those to standard output
-                    sys.stderr.write(f"still importing the components of the config, since {waited + TOLD_S:.0f} s\n")
+                    sys.stderr.write(f"still importing the components of the config, for {waited + TOLD_S:.0f} s\n")
                 continue
             if code or not (answer := self._folder / "answer.json").is_file():
-                return [f"importing the components {describe_exit(code)}: {self._last_words() or 'without a word'}"]
+                return [f"importing the components {describe_exit(code)}: {self._last_words() or 'with no output'}"]
             problems, files = json.loads(answer.read_text(encoding="utf-8"))
             if not problems and files:
                 self._remember(files)

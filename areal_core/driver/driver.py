@@ -115,7 +115,7 @@ class Driver:
         # A batch system's notice. A script may ignore it for the time before there is anybody to hear it.
         loop.add_signal_handler(signal.SIGUSR1, self._see_signal, signal.SIGUSR1)
         loop.add_signal_handler(
-            signal.SIGTSTP, self._log, "a run cannot be suspended, its processes would end: Ctrl-C stops it in order"
+            signal.SIGTSTP, self._log, "a run cannot be suspended: press Ctrl-C to stop it after a checkpoint"
         )
         watch_event_loop(math.inf, self._log)
         return self._hub.address
@@ -256,12 +256,12 @@ class Driver:
         how = process.why or (said.text if said else end.describe())
         pause_s, reason = self._restarts.after(process, said, how)
         if not reason:
-            self._log(f"{process.name} {how if process.why or said else end.describe()}: it is started again")
+            self._log(f"{process.name} {how if process.why or said else end.describe()}: it is restarted")
             self._members.restart(process, pause_s)
             return
         role = process.group.role
         if role == "server":
-            self._log(f"{process.name} is not started again: {reason}")
+            self._log(f"{process.name} is not restarted: {reason}")
         self._hub.failed.setdefault(role, {})[process.name] = reason
         if not self._hub.notify_watchers(role) and role != "server" and self._given_up is None:
             hints = [*(said.hints if said else ()), f"its log: {self._run.log_path(process.name)}"]
@@ -271,7 +271,7 @@ class Driver:
         """That a process ends with 0 says nothing: any library may call `os._exit`. It says itself that it is done."""
         if not process.has_finished:
             raise RunError(
-                f"{process.name} ended before its work was done, with exit code {process.code}: something in it did it",
+                f"{process.name} ended before its work was done, with exit code {process.code}",
                 hints=[f"its log: {self._run.log_path(process.name)}"],
             )
 
@@ -291,7 +291,7 @@ class Driver:
             case Restart(name, why):
                 named = next((p for p in self._hub.processes.values() if p.name == name), None)
                 if named is not None:
-                    self._hub.hang_up(named, f"is ended, for it {why}")
+                    self._hub.hang_up(named, f"is stopped: it {why}")
             case TrainersTurn(True):
                 self._members.may_share.clear()
                 start_task(self._wait_for_loading(process, number), "servers that load")
@@ -344,7 +344,7 @@ class Driver:
         """The answer of a role to a visitor's question."""
         asked = next((p for p in self._members.essential if p.group.role == role and not p.ended.done()), None)
         if asked is None or asked.peer is None:
-            return Failed(f"the run has no {role} now")
+            return Failed(f"the run has no {role} at the moment")
         try:
             answer: Forwarded = await asked.peer.request(Forward(role, request), FORWARD_TIMEOUT_S, "its answer")
         except (RunError, PeerClosed) as error:

@@ -151,7 +151,7 @@ async def _drive(
             outcome = "interrupted"
         if owned is not None and run.last_attempt != owned:
             raise RunError(
-                f"somebody else has taken over the run in {run.path} while this program was stopped or "
+                f"another process has taken over the run in {run.path} while this program was stopped or "
                 "could not be reached; it has ended its own processes"
             ) from error
         if owned is not None and not any("areal run --resume" in hint for hint in error.hints):  # it may know better
@@ -166,7 +166,7 @@ async def _drive(
     if not code:
         return 0
     stopped = "stopped after a checkpoint" if any(run.checkpoints()) else "stopped before the first checkpoint"
-    log(f"{stopped}; go on with: areal run --resume {run.word}")
+    log(f"{stopped}; continue with: areal run --resume {run.word}")
     return code
 
 
@@ -184,7 +184,7 @@ def _begin(resolved: Resolved, run: RunFolder, attempt: AttemptFolder, address: 
     except DiskError as error:
         if is_new:
             shutil.rmtree(run.path, ignore_errors=True)
-            error.hints = (error.hints[0], "nothing has begun: mend it, then start it again")
+            error.hints = (error.hints[0], "nothing was started: fix it, then run again")
         raise
 
 

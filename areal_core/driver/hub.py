@@ -210,7 +210,7 @@ class Hub:
         process = self.processes.get((join.group, join.index)) if isinstance(join, Join) else None
         refusal = ""
         if process is None or process.join is not None:
-            refusal = "nobody waits for this process, or it is there already"
+            refusal = "this process is not expected, or has joined already"
         elif not join.sees_run:
             refusal = self._unseen()
             process.why = f"{join.host}: {refusal}"
@@ -269,4 +269,4 @@ class Hub:
             self._asking.append((asker, name, number))
 
     def _unseen(self) -> str:
-        return "its machine does not see the run's folder, or another one under this name"
+        return "its machine does not see the run folder, or sees another one under this name"

@@ -36,7 +36,7 @@ def join_run(run: RunFolder, *, patience_s: float, log: Callable[[str], None], i
             was done before says nothing for a while.
 
     Raises:
-        RunError: the run is not there in time, its driver is gone, or it does not take this machine.
+        RunError: the run is not there in time, its driver has exited, or it does not take this machine.
     """
     began = told = time.monotonic()
     served: int | None = None
@@ -54,7 +54,7 @@ def join_run(run: RunFolder, *, patience_s: float, log: Callable[[str], None], i
             continue
         now, limit_s = time.monotonic(), GONE_S if served is not None else patience_s
         if now - began > limit_s:
-            what = "its driver is gone" if served is not None else "no driver of it answers"
+            what = "its driver has exited" if served is not None else "no driver of it answers"
             raise RunError(
                 f"there is no run to join in {run.path} within {limit_s:g} s: {what}",
                 hints=[f"start it: areal run ... launcher.type=external launcher.nodes=N run_dir={run.path}", _at(run)],

@@ -54,7 +54,7 @@ class Liveness:
         name, is_late = process.name, 0 < beat.limit_s < beat.seconds + silent
         if name in self._silent and silent <= TOLD_S:
             self._silent.discard(name)
-            self._log(f"{name} is heard again")
+            self._log(f"{name} responds again")
         if silent > TOLD_S:
             state = "stopped" if process.join and is_stopped(process.join.pid) else "silent"
             message = f"{name} is {state} since {silent:.0f} s (phase {beat.phase})"
@@ -62,7 +62,7 @@ class Liveness:
                 self._silent.add(name)
                 self._log(message)
             if silent > beat.silence_s > 0:
-                self._lose(process, f"{message}: it counts as lost")
+                self._lose(process, f"{message}: it is considered lost")
         elif is_late:
             self._lose(
                 process,

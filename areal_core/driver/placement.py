@@ -54,7 +54,7 @@ def _named(group: ProcessGroup, index: int, nodes: Sequence[Node]) -> Place:
     if len(nodes) > 1:
         raise RunError(
             f"the placement names GPUs by number, and the run has {len(nodes)} nodes",
-            hints=["say how many instead: placement='train=8 generate=tp2x4'"],
+            hints=["give numbers instead: placement='train=8 generate=tp2x4'"],
         )
     if node.gpus and max(own) >= node.gpus:
         raise RunError(f"{group.member(index)} is to use GPU {max(own)}, and {node.name} has {node.gpus}, from 0")

@@ -215,7 +215,7 @@ def _stored(folder: Path, path: str, key: str, problems: list[str]) -> StoredMod
         if not (folder / "config.json").is_file():
             raise OSError("there is no such file")
         description = json.loads((folder / "config.json").read_text())
-        wrong = "" if isinstance(description, dict) else "it is no mapping"
+        wrong = "" if isinstance(description, dict) else "it is not a mapping"
     except (OSError, ValueError, RecursionError) as error:
         wrong = str(error)
     if wrong:
@@ -264,7 +264,7 @@ def _dataset_rows(resolved: Resolved, problems: list[str]) -> int:
             dataset = selection.build()
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise ConfigError(
-                    f"{selection.reference} is no data set: it has no __len__ and __getitem__",
+                    f"{selection.reference} is not a data set: it has no __len__ and __getitem__",
                     hints=["name a class that has both; its settings are the arguments of its __init__"],
                 )
             rows = len(dataset)

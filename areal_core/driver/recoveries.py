@@ -18,9 +18,9 @@ def resume_hint(run: RunFolder, *, has_failed: bool) -> str:
     newest = max(run.checkpoints(), key=lambda path: (path.name, path), default=None)
     if newest is not None and (lost := lost_files(newest)):
         return f"the checkpoint is damaged: {lost}; {'; '.join(resume_hints(newest))}"
-    anew = "no step is kept yet: mend it and start again with another run_dir or without this one; else "
+    anew = "nothing was saved: fix the error and run again (the run folder can be deleted), or "
     has_trained = newest is not None and int(newest.name.rpartition("-")[2])
-    return f"{anew if has_failed and not has_trained else ''}go on with: areal run --resume {run.word}"
+    return f"{anew if has_failed and not has_trained else ''}continue with: areal run --resume {run.word}"
 
 
 class Recoveries:
@@ -50,9 +50,9 @@ class Recoveries:
             raise RunError(error.message, hints=error.hints, exit_code=error.exit_code) from error
         if self._in_vain > self._limit:
             raise RunError(
-                f"{error.message}\nthe run has gone back {self._limit} times without coming to a new checkpoint",
-                hints=(*error.hints, "where that is no fault of its own: launcher.max_attempts_without_checkpoint"),
+                f"{error.message}\nthe run went back {self._limit} times without reaching a new checkpoint",
+                hints=(*error.hints, "or raise launcher.max_attempts_without_checkpoint"),
             ) from error
         is_kept = int(committed.rpartition("-")[2] or 0)
-        what = "going back to the last checkpoint" if is_kept else "no checkpoint yet: the run begins anew"
+        what = "going back to the last checkpoint" if is_kept else "no checkpoint yet: the run starts over"
         self._log(f"{error.message}\n{what} ({self._in_vain} of at most {self._limit} times without a new one)")

@@ -30,7 +30,7 @@ def run_status(run: RunFolder) -> dict[str, Any]:
     """What `areal status --json` writes.
 
     Returns:
-        `state` (running, done, interrupted, failed; recovering, between two attempts; lost, where its driver is gone
+        `state` (running, done, interrupted, failed; recovering, between two attempts; lost, where its driver has exited
         without a word; unreachable, where it does not answer and cannot be seen from here), `attempt`, `step`, `steps`,
         `checkpoint` (its step, or None), `seconds_since_step`, `metrics`; of a running one `host`, `pid`, `is_ending`,
         `processes`: by name the fields of `areal_core.messages.hub.Process`.
@@ -87,7 +87,7 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, log: Callable[[str
     if state in ("done", "interrupted"):
         return state
     if state not in ("running", "unreachable"):
-        raise UsageError(f"the run in {run.path} does not run: areal status says '{state}'")
+        raise UsageError(f"the run in {run.path} is not running: areal status says '{state}'")
     answer = ask_driver(attempt, StopRun(now), ANSWER_S)
     if not isinstance(answer, Done):
         why = answer.text if isinstance(answer, Failed) else "its driver does not answer"
@@ -104,7 +104,7 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, log: Callable[[str
         return "running"
     raise RunError(
         f"the run has not stopped within {patience_s:g} s: {waits_for(run_status(run))}",
-        hints=[f"it goes on stopping: areal status {run.path}; at once: areal stop {run.path} --now"],
+        hints=[f"it is still stopping: areal status {run.path}; at once: areal stop {run.path} --now"],
     )
 
 
@@ -116,7 +116,7 @@ def waits_for(status: dict[str, Any]) -> str:
 
 def _last_attempt(run: RunFolder) -> AttemptFolder:
     if run.last_attempt is None:
-        raise UsageError(f"{run.path} is no run that was ever started", hints=["name the folder of a run: runs/..."])
+        raise UsageError(f"{run.path} is not a run that was started", hints=["name the folder of a run: runs/..."])
     return run.last_attempt
 
 

@@ -22,11 +22,11 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         if not file.is_file():
-            raise ValueError(f"{file.name} is no file")
+            raise ValueError(f"{file.name} is not a file")
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             if size > LONGEST_HEADER:
-                raise ValueError(f"{file.name} is no safetensors file")
+                raise ValueError(f"{file.name} is not a safetensors file")
             header: dict[str, Any] = json.loads(opened.read(size))
         header.pop("__metadata__", None)
         needed = 8 + size + max((int(tensor["data_offsets"][1]) for tensor in header.values()), default=0)
@@ -45,7 +45,7 @@ def _check_index(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     try:
         places = dict(json.loads(index.read_text())["weight_map"])
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{index.name} is no index: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{index.name} is not an index: {type(error).__name__}: {error}") from error
     missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
     if missing:
         raise ValueError(f"{index.name} names files that are missing: {', '.join(missing[:3])}")

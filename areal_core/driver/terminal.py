@@ -36,7 +36,7 @@ def log(line: str) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.stderr.write("areal: nobody reads the output any more; the run goes on and writes to its folder\n")
+            sys.stderr.write("areal: the terminal is gone; the run continues and writes to its folder\n")
 
 
 class Terminal:

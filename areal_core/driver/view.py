@@ -224,7 +224,7 @@ class LiveView:
         step = self._state.lines[-1]["step"] if self._state.lines else 0
         table = Table.grid(padding=(0, 2))
         for label, text in self._rows():
-            table.add_row(Text(label, style="bold"), Text(text))  # what is shown is no markup
+            table.add_row(Text(label, style="bold"), Text(text))  # what is shown is not a markup
         bar = Table.grid()
         bar.add_row(ProgressBar(total=self._steps, completed=step, width=60))
         return Panel(

@@ -104,7 +104,7 @@ def describe_exit(code: int | None) -> str:
     import signal
 
     if code is None:
-        return "was lost: it, its guard and its node say nothing more"
+        return "was lost: it, its guard and its node no longer respond"
     names = {number.value: number.name for number in signal.Signals}  # of real-time signals only two have names
     return f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
 

@@ -75,7 +75,7 @@ class ExternalLauncher:
             del self._nodes[name]
             for node, group in list(self._groups):
                 if node == name:
-                    self._end(node, group, f"the machine {node} has gone")
+                    self._end(node, group, f"the machine {node} has left")
 
     def _end(self, node: str, group: str, how: str) -> None:
         ended = self._groups.pop((node, group), None)
@@ -93,7 +93,7 @@ class ExternalLauncher:
         key = f"{group.name}/{next(self._numbers)}"  # a late word of a former start means nothing to this one
         for node, own in by_node.items():
             if node not in self._nodes:
-                raise RunError(f"the machine {node} has gone")
+                raise RunError(f"the machine {node} has left")
             peer, _ = self._nodes[node]
             told = tuple(
                 {**environment, **group.environment, **member_environment(group, {index: place})}

@@ -37,7 +37,7 @@ class TakesNodes(Protocol):
 
 
 async def serve_node(address: str, credentials: Credentials, on_taken: Callable[[], None]) -> None:
-    """Be a machine of a run until its driver is gone; on return nothing of the run is left here.
+    """Be a machine of a run until its driver has exited; on return nothing of the run is left here.
 
     Args:
         address: of the driver's hub.

@@ -112,7 +112,7 @@ def _check_numbers(rows: list[GroupRow], audit: Audit) -> None:
     numbers = [row[0] for row in rows]
     missing = sorted(set(range(len(numbers))) - set(numbers))
     if missing:
-        audit.problems.append(f"groups were never issued although later ones were: {missing[:10]}")
+        audit.problems.append(f"groups were never dispatched although later ones were: {missing[:10]}")
     places = Counter((row[6], row[7]) for row in rows if row[3] == "consumed")
     audit.problems += [f"two groups have place {place} of step {step}" for (step, place), n in places.items() if n > 1]
 
@@ -125,13 +125,14 @@ def _check_fates(rows: list[GroupRow], facts: dict[str, str], running: Container
     else:
         lost = undecided if "closed" in facts else []
     if lost:
-        audit.problems.append(f"groups were issued and nobody knows what became of them: {lost[:10]}")
+        audit.problems.append(f"groups were dispatched and have no outcome: {lost[:10]}")
 
 
 def _check_order(rows: list[GroupRow], sampler: PromptSampler | None, audit: Audit) -> None:
     """Each group asked the row that its number stands for; so no row comes twice in an epoch."""
     seen = Counter((row[1], row[2]) for row in rows)
-    audit.problems += [f"row {row} was issued {n} times in epoch {epoch}" for (row, epoch), n in seen.items() if n > 1]
+    twice = ((row, epoch, n) for (row, epoch), n in seen.items() if n > 1)
+    audit.problems += [f"row {row} was dispatched {n} times in epoch {epoch}" for row, epoch, n in twice]
     if sampler is None:
         return
     for number, row, epoch, *_ in rows:

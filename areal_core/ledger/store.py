@@ -200,7 +200,7 @@ class Ledger:
             DiskError: the disk refuses; all of it can be done again, also where the transaction is through.
         """
         if any(_attempt(path) > _attempt(self.folder.parent) for path in self._run_dir.glob("attempts/[0-9]*")):
-            raise RunError(f"somebody else has taken over the run in {self._run_dir}; this process has no say in it")
+            raise RunError(f"another process has taken over the run in {self._run_dir}; this process stops")
         name = checkpoint.relative_to(self._run_dir).as_posix()
         with self._transaction() as database:
             gone = [
@@ -284,7 +284,7 @@ class Ledger:
         """Undo what steps after the committed one did to groups; call once at the start of a resumed run.
 
         Args:
-            discard: forget every group issued since the commit, so that it is generated anew (deterministic mode);
+            discard: forget every group issued since the commit, so that it is generated again (deterministic mode);
                 otherwise finished work stays, and only what was running is issued again.
         """
         step, position = self.committed_step, int(self.facts().get("committed_position", 0))
@@ -319,7 +319,7 @@ class Ledger:
                 if record is not None:
                     read_record(self._run_dir, record)
             except RunError as error:
-                log(f"{error.message}: group {number} is generated anew")
+                log(f"{error.message}: group {number} is generated again")
                 damaged.append((number,))
             else:
                 groups.append(PromptGroup(number, (row, epoch), record, oldest))

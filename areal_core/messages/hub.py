@@ -19,7 +19,7 @@ class Join(Message):
         host: name of its machine.
         address: under which other machines reach it.
         pid: of the process.
-        sees_run: whether it has read the run's token in the run's folder: who does not see that is no part of the run.
+        sees_run: whether it has read the run's token in the run's folder: else it is not part of the run.
     """
 
     group: str
@@ -128,7 +128,7 @@ class StepMetrics(Message):
 
 
 class Restart(Message):
-    """A replaced member shall be ended and started again: it does not do what it should."""
+    """A replaced member shall be ended and restarted: it does not do what it should."""
 
     name: str
     why: str

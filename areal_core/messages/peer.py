@@ -246,7 +246,7 @@ async def serve(
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await peer.receive()
-            reason = accepted().refusal(hello) if isinstance(hello, Hello) else "the first message is no hello"
+            reason = accepted().refusal(hello) if isinstance(hello, Hello) else "the first message is not a hello"
             if reason:
                 peer.notify(Refused(reason))
                 return
@@ -264,7 +264,7 @@ async def serve(
     if scheme == "unix":
         return Server(await loop.create_unix_server(make, path=place), address)
     if scheme != "tcp":
-        raise ValueError(f"'{address}' is no address: write unix:/path or tcp:host:port")
+        raise ValueError(f"'{address}' is not an address: write unix:/path or tcp:host:port")
     if not accepted().token:
         raise ValueError("a TCP socket is served only behind a token")
     host, _, port = place.rpartition(":")
@@ -297,7 +297,7 @@ async def connect(address: str, timeout_s: float, name: str = "", credentials: C
                 _, peer = await loop.create_connection(Peer, host, int(port))
         except (FileNotFoundError, ConnectionError):
             if loop.time() > deadline:
-                raise TimeoutError(f"nobody listens on {address} after {timeout_s:g} s") from None
+                raise TimeoutError(f"nothing listens on {address} after {timeout_s:g} s") from None
             await asyncio.sleep(RETRY_S)
         else:
             peer.notify(Hello(shown.token, shown.attempt, name))

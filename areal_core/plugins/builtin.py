@@ -42,7 +42,7 @@ def areal_launchers() -> Iterable[Component]:
         ),
         Component(
             "external",
-            "machines that somebody else brings: areal node on each, under torchrun, MPI, Kubernetes or by hand",
+            "machines started by others: run areal node on each, under torchrun, MPI, Kubernetes or by hand",
             target="areal_core.launchers.external:ExternalLauncher",
             config="areal_core.launchers.settings:ExternalSettings",
         ),

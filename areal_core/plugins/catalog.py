@@ -190,7 +190,7 @@ class Catalog:
             if name not in FIRST_PARTY:
                 near = difflib.get_close_matches(name, {*self.names(), *FIRST_PARTY}, n=1)
                 question = f"; did you mean '{near[0]}'?" if near else ""
-                hints.append(f"'{name}' is no plugin of this project: install its distribution by its name{question}")
+                hints.append(f"'{name}' is not a plugin of areal: install its distribution by name{question}")
         hints.append(f"installed plugins: {', '.join(self.names()) or 'none besides the core'}")
         quoted = ", ".join(f"'{name}'" for name in names)
         subject = f"no plugin named {quoted} is" if len(names) == 1 else f"no plugins named {quoted} are"

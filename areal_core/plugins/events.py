@@ -67,7 +67,7 @@ class Events:
     def _observe(self, hook: str, **arguments: object) -> None:
         for name, error in self._call(hook, **arguments):
             self.silenced.add(name)
-            logger.error("plugin '%s' failed in %s and hears no further events", name, hook, exc_info=error)
+            logger.error("plugin '%s' failed in %s and receives no further events", name, hook, exc_info=error)
 
     def _call(self, hook: str, **arguments: object) -> list[tuple[str, BaseException]]:
         """Call every plugin that implements `hook`, in the order of names, and collect what they raise."""

@@ -140,7 +140,7 @@ class PluginManager:
     def _refuse(self, name: str, asked_by: str) -> None:
         if name in self.blocked:
             raise PluginError(
-                f"plugin '{name}' is needed{asked_by}, but 'no:{name}' takes it away",
+                f"plugin '{name}' is needed{asked_by}, but 'no:{name}' removes it",
                 hints=(f"leave out no:{name}, or what needs the plugin",),
             )
         if self.core_only:
@@ -160,10 +160,10 @@ def separate(words: Sequence[str]) -> tuple[list[str], list[str]]:
     asked = list(dict.fromkeys(normalize(word) for word in words if not word.startswith("no:")))
     for name in blocked:
         if name == CORE:
-            raise PluginError("the core's own components cannot be taken away with 'no:core'")
+            raise PluginError("the core's own components cannot be removed with 'no:core'")
         near = difflib.get_close_matches(name, asked, n=1)
         if near and name not in asked:
-            raise PluginError(f"'no:{name}' takes nothing away", hints=(f"did you mean 'no:{near[0]}'?",))
+            raise PluginError(f"'no:{name}' removes nothing", hints=(f"did you mean 'no:{near[0]}'?",))
     return [name for name in asked if name not in blocked and name != CORE], blocked
 
 

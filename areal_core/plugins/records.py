@@ -79,7 +79,7 @@ class Record:
         if not NAME.fullmatch(self.name):
             faults.append(f"the name {self.name!r} is not of the form [a-z][a-z0-9_]*")
         if not self.summary.strip():
-            faults.append(f"{self.name!r} has no summary; one line tells a reader what it is for")
+            faults.append(f"{self.name!r} has no summary; add one line that says what it is for")
         for key, (pattern, form) in self.LOCATIONS.items():
             location = getattr(self, key)
             if location is not None and not pattern.fullmatch(location):

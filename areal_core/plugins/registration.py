@@ -74,7 +74,7 @@ def _refuse_unknown_hooks(relay: pluggy.PluginManager, module: object, title: st
         near = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
         hints = (f"did you mean {', '.join(near)}?",) if near else ()
         raise PluginBrokenError(
-            f"{title} implements {', '.join(unknown)}, which is no hook of areal-core {areal_core.__version__}",
+            f"{title} implements {', '.join(unknown)}, which is not a hook of areal-core {areal_core.__version__}",
             hints=(*hints, f"hooks: {', '.join(known)}"),
         ) from None
 
@@ -106,6 +106,6 @@ def _records(kind: str, function: Callable[..., object], installed: Installed) -
         faults = [fault for record in records for fault in record.faults()]
         faults += [f"supplies '{name}' twice" for name in sorted(set(names)) if names.count(name) > 1]
     if faults:
-        raise PluginBrokenError(f"{installed.title}: {hook} is not in order: {'; '.join(faults)}")
+        raise PluginBrokenError(f"{installed.title}: {hook} is invalid: {'; '.join(faults)}")
     stamp = {"plugin": installed.name, "distribution": installed.distribution, "version": installed.version}
     return [dataclasses.replace(record, **stamp) for record in records]

@@ -3,7 +3,7 @@
 Each worker is sent requests ahead and works on the oldest: on one at a time, on several where rewards are coroutines.
 These have a deadline; a worker that misses one is killed and replaced. Only its oldest request fails, for that is the
 one whose reward is to blame where there is but one, and the others go to another worker. A replacement that
-cannot be started is tried again: the machine may be out of memory or of room for a moment.
+cannot be started will be retried: the machine may be out of memory or of room for a moment.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class RewardPool:
             while True:
                 answer = await worker.peer.receive()
                 if answer.number not in {request.number for request in worker.worked_on}:
-                    worker.killed_because = "the reward process answered what it was not asked"
+                    worker.killed_because = "the reward process sent an unexpected answer"
                     break
                 request = worker.sent.pop(answer.number)
                 worker.begin()
@@ -192,7 +192,7 @@ class RewardPool:
                 if not self._workers and asyncio.get_running_loop().time() > deadline:
                     raise RunError(f"no reward process is left: {error}") from error  # nothing can be scored any more
                 if not is_reported:
-                    self._log(f"{worker.process.name} cannot be replaced and is tried again: {error}")
+                    self._log(f"{worker.process.name} cannot be replaced and will be retried: {error}")
                 is_reported = True
             await asyncio.sleep(START_PAUSE_S)
 

@@ -52,7 +52,7 @@ class EpisodeChecks:
         episode.reward = _reward("reward", episode.reward)
         episode.rewards = {writable(name): _reward(f"rewards['{name}']", v) for name, v in episode.rewards.items()}
         if taken := sorted(OWN_REWARDS & episode.rewards.keys()):
-            raise ValueError(f"Episode.rewards has {', '.join(taken)}, as metrics of areal's own are called: rename it")
+            raise ValueError(f"Episode.rewards has {', '.join(taken)}, which areal's own metrics are called: rename it")
         episode.metrics = {writable(name): _reward(f"metrics['{name}']", v) for name, v in episode.metrics.items()}
         for place, trajectory in enumerate(episode.trajectories):
             if not isinstance(trajectory, Trajectory):
@@ -71,18 +71,18 @@ class EpisodeChecks:
         low, high = int(tokens["input_ids"].min()), int(tokens["input_ids"].max())
         if low < 0 or (self.vocabulary is not None and high >= self.vocabulary):
             raise ValueError(
-                f"{where}: input_ids hold the token {low if low < 0 else high}, which is none of the vocabulary's "
+                f"{where}: input_ids hold the token {low if low < 0 else high}, which is not among the vocabulary's "
                 f"{self.vocabulary or ''}"
             )
         reason = trajectory.sequence.get("finish_reason")
         if reason is None or reason.shape != () or int(reason) not in REASONS:
             raise ValueError(f"{where}: finish_reason is {reason!r}; it must be one of FinishReason")
         layout: Layout = {}
-        levels = {"tokens": tokens, "sequence": trajectory.sequence, "turns": trajectory.turns, **trajectory.levels}
+        levels = {"tokens": tokens, "sequence": trajectory.sequence, "turns": trajectory.turns, **trajectory.multimodal}
         for level, columns in levels.items():
             for name, values in columns.items():
                 if values.dtype.kind not in "biuf" or values.itemsize > 8:
-                    raise TypeError(f"{where}: {level}['{name}'] is of {values.dtype}, which no tensor of PyTorch is")
+                    raise TypeError(f"{where}: {level}['{name}'] is of {values.dtype}, which PyTorch has no tensor for")
                 if values.dtype.kind == "f" and not np.isfinite(values).all():
                     raise ValueError(f"{where}: {level}['{name}'] holds NaN or infinity")
                 layout[level, name] = values.dtype, values.shape if level == "sequence" else values.shape[1:]

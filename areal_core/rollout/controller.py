@@ -329,7 +329,7 @@ class RolloutController:
             raise RunError(
                 f"no group was finished within rollout.stall_timeout_s: {self.section.stall_timeout_s:g}; "
                 f"{self.describe()}; "
-                f"{self._runner.waiting} of {episodes} episodes wait for a place in the engine",
+                f"{self._runner.waiting} of {episodes} episodes wait for a slot of a server",
                 hints=["if groups are filtered or fail, see the counts above; else raise rollout.stall_timeout_s"],
             )
         self._changed.clear()

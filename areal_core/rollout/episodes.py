@@ -123,7 +123,7 @@ class EpisodeRunner:
             except asyncio.CancelledError:
                 if was_cancelled():
                     raise
-                failure = EpisodeError("the workflow has cancelled itself")
+                failure = EpisodeError("the workflow cancelled its own task")
                 self.on_failure(*place, str(failure))
         raise failure
 

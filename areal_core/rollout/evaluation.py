@@ -121,7 +121,7 @@ class Evaluator:
         except TimeoutError:
             raise RunError(
                 f"no episode of the evaluation ended within rollout.stall_timeout_s: {rollout.stall_timeout_s:g}; "
-                "those that wait for a place in the engine have no other deadline"
+                "those that wait for a slot of a server have no other deadline"
             ) from None
         finally:  # nobody goes on behind the first cause
             self.progress = ""

@@ -91,7 +91,7 @@ class RolloutService:
         handler = self._answers.get(type(message)) or getattr(self._engine, "answer", None)
         try:
             if handler is None:
-                raise RunError(f"nobody here answers {type(message).__name__}")
+                raise RunError(f"this process does not answer {type(message).__name__}")
             return await handler(message)
         except ArealError as error:
             return Failed(error.message, error.hints, isinstance(error, LostError))

@@ -221,7 +221,7 @@ async def _serve_trainer(
         watch_event_loop(config.rollout.blocked_timeout_s, member.log)
         await service.done.wait()
         if service.is_lost:  # servers that outlive it are not this process's to end
-            member.enter("waiting to be ended, for the trainer is gone")
+            member.enter("waiting to be stopped: the trainer has exited")
             await asyncio.sleep(LOST_S)
         server.close()
         await controller.close()
@@ -246,9 +246,9 @@ async def _answer(service: RolloutService, forwarded: Forward, number: int, memb
         (request,) = FrameDecoder().feed(forwarded.request)
         reply = await service.answer(request.message)
     except (PeerCorrupt, ValueError):
-        reply = Failed("the question is none that this run knows")
+        reply = Failed("this run does not know the request")
     except Exception as error:  # noqa: BLE001 - a visitor never ends a run
-        reply = Failed(f"the question could not be answered: {type(error).__name__}: {error}")
+        reply = Failed(f"the request could not be answered: {type(error).__name__}: {error}")
     member.notify(Forwarded(bytes(encode_frame(reply))), -number)
 
 

@@ -145,7 +145,7 @@ class PartialTokens:
         try:
             self.sampled.extend(chunk.output_ids, chunk.logprobs)
         except (TypeError, OverflowError) as error:
-            raise ServerLostError(f"sent tokens that are none: {error}") from None
+            raise ServerLostError(f"sent invalid tokens: {error}") from None
         self.finish, self.columns = chunk.finish, chunk.columns
         if chunk.spans is not None:
             self._spans = chunk.spans
@@ -176,7 +176,7 @@ class PartialTokens:
         """
         if len(versions := self.labels()) < (count := len(self.sampled)):
             message = f"labels {len(versions)} of {count} tokens with weights of this run: {self._spans!r:.200}"
-            raise ServerLostError(f"{message}; somebody else may have changed them")
+            raise ServerLostError(f"{message}; another program may have changed them")
         return versions
 
 

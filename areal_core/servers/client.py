@@ -70,7 +70,7 @@ class ServersClient:
                     await self._work(grant, answer)
                     empty = empty + 1 if len(answer.sampled) == before else 0
                     if empty > MOST_EMPTY_PARTIALS:
-                        raise ServerLostError("ends a request again and again without a token")
+                        raise ServerLostError("repeatedly ends a request without a token")
                     losses.clear()
             except ServerLostError as error:
                 if len(answer.sampled) > before:

@@ -44,4 +44,4 @@ def known_form() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise ServerLostError(f"answered in a form that is not known: {error!r:.200}") from error
+        raise ServerLostError(f"answered in an unknown form: {error!r:.200}") from error

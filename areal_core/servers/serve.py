@@ -45,7 +45,7 @@ def serve(
         0 after an interruption.
 
     Raises:
-        UsageError: the config's engine is no server, or would listen openly without a key.
+        UsageError: the config's engine is not a server, or would listen openly without a key.
         RunError: the server ended by itself, or the run will not use it.
     """
     chosen = resolved.config.inference_engine

@@ -208,9 +208,9 @@ class FleetSettings(ServerSettings):
     def _plain(cls, addresses: list[str]) -> list[str]:
         for address in addresses:
             if not address.startswith(("http://", "https://")) or address.count("/") > 2:
-                raise ValueError(f"'{address}' is no server's address; write it as http://host:port")
+                raise ValueError(f"'{address}' is not a server's address; write it as http://host:port")
         if len(set(addresses)) < len(addresses):
-            raise ValueError("the same address stands there twice")
+            raise ValueError("the same address occurs twice")
         return addresses
 
     @field_validator("program")

@@ -273,7 +273,7 @@ class Tending:
             raise ServerLostError(f"gives {fault}")
         if labels - set(map(member.label, versions)):
             message = f"labels its weights {', '.join(labels)} instead of {member.label(member.version)}"
-            raise ServerLostError(f"{message}: somebody else may have changed them")
+            raise ServerLostError(f"{message}: another program may have changed them")
         return True
 
     async def _watch(self, member: Member) -> None:

@@ -170,7 +170,7 @@ def write_checkpoint(
 def _own(name: str, value: object) -> torch.Tensor:
     """A tensor of the algorithm's state as safetensors can write it: whole, and sharing memory with no other."""
     if not isinstance(value, torch.Tensor):
-        raise RunError(f"the algorithm keeps '{name}' in its state, which is no tensor: {value!r:.80}")
+        raise RunError(f"the algorithm keeps '{name}' in its state, which is not a tensor: {value!r:.80}")
     return value.detach().to("cpu", copy=True).contiguous()
 
 

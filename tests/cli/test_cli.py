@@ -103,7 +103,7 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "a.yaml", "b.yaml"], "2 configs are named, a.yaml and b.yaml, and a run has one"),
         (
             ["run", "run.yaml", "run_dir=there"],
-            "the run folder there exists already, and is no run\n  choose another: run_dir=PATH",
+            "the run folder there exists already, and is not a run\n  choose another: run_dir=PATH",
         ),
         (
             ["run", "run.yaml", f"run_dir={'x' * 300}"],
@@ -115,8 +115,8 @@ def test_a_resume_with_another_learning_rate_is_refused(kit):
         (["run", "run.yaml", "--dry-run", "run_dir=run.yaml/x"], "run.yaml/x cannot be made: Not a directory"),
         (["run", "--resume", "there"], "there is no run folder: it has no config.yaml"),
         (["run", "run.yaml", "--resume", "there"], "CONFIG (run.yaml) cannot be named as well"),
-        (["run", "run.yaml", "--allow-changed-plugins"], "has a meaning only with --resume"),
-        (["run"], "nothing says what to run"),
+        (["run", "run.yaml", "--allow-changed-plugins"], "is only valid with --resume"),
+        (["run"], "nothing to run"),
         (["run", "--plugins", "kti"], "no plugin named 'kti' is installed"),
         (["run", "nix.yaml"], "there is no config file nix.yaml"),
         (["run", "run.yaml", "stepz=3"], "command line: stepz: unknown key"),
@@ -217,7 +217,7 @@ def test_plugins_lists_all_of_them_broken_ones_with_their_cause(kit):
     assert "kit  areal-kit 1.2.3\n" in outcome.out
     assert "  advantages: grouped, plain\n" in outcome.out
     assert "  BROKEN: plugin 'broken' (areal-broken 1.2.3) is installed but cannot be imported" in outcome.out
-    assert "  hears: step_finished\n" in outcome.out
+    assert "  event hooks:  step_finished\n" in outcome.out
 
 
 def test_one_plugin_is_described_with_its_settings(kit):

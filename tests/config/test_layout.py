@@ -57,14 +57,14 @@ def test_colocated_servers_take_the_trainers_gpus_and_all_of_them(gpus, tensor, 
     [
         ("", "does not say how many GPUs train", "train=8"),
         ("generate=tp2x8", "does not say how many GPUs train", "train=8"),
-        ("trian=8", "'trian=8' is no part", "train=GPUS"),
-        ("train", "'train' is no part", "train=GPUS"),
-        ("train=8,generate=tp1x8", "'train=8,generate=tp1x8' is no number", "train=8"),
-        ("train=8x2", "'train=8x2' is no number of GPUs", "on however many nodes"),
-        ("train=8 train=4", "'train' stands there twice", "generate=tp"),
+        ("trian=8", "'trian=8' is not a part", "train=GPUS"),
+        ("train", "'train' is not a part", "train=GPUS"),
+        ("train=8,generate=tp1x8", "'train=8,generate=tp1x8' is not a number", "train=8"),
+        ("train=8x2", "'train=8x2' is not a number of GPUs", "on however many nodes"),
+        ("train=8 train=4", "'train' occurs twice", "generate=tp"),
         ("train=8 generate=8", "'generate=8' is not", "generate=tp1x8 is 8 servers with a GPU each"),
         ("train=8 generate=tp2", "'generate=tp2' is not", "generate=tp8x1 one server on 8"),
-        ("train=8 generate=tp1x8 colocatd", "'colocatd' is no part", "'colocated' behind it"),
+        ("train=8 generate=tp1x8 colocatd", "'colocatd' is not a part", "'colocated' behind it"),
         ("train=8 colocated", "without servers", "generate=tp1x8 colocated"),
         ("train=999999", "more than 100,000", "as many as there are"),
     ],
@@ -145,7 +145,7 @@ def test_what_contradicts_the_words_is_refused_with_both(config, words, message)
 
 
 def test_servers_that_the_words_forget_and_lists_beside_words_are_refused(config):
-    with pytest.raises(ConfigError, match="says nothing of the inference engine's servers"):
+    with pytest.raises(ConfigError, match="does not mention the inference engine's servers"):
         resolve(config, [], ["placement=train=16"])
     with pytest.raises(ConfigError, match=r"in words .* and in lists"):
         resolve(config, [], ["placement.layout=train=8", "placement.training=[0]"])

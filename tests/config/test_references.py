@@ -145,7 +145,7 @@ def test_processes_of_a_run_execute_files_as_they_were_when_it_started(tmp_path,
         ("workflow=[]", "workflow: must be one component, not a list: write a component"),
         ("roles={critic: 3}", "roles.critic: write the name of a training engine, or a section with `type:` and path"),
         ("roles=null", "roles: must be a mapping of keys to values"),
-        ("placement=5", "placement: is a section with keys of its own, and a single value stands there"),
+        ("placement=5", "placement: is a section with its own keys, not a single value"),
     ],
 )
 def test_one_for_several_and_several_for_one(kit, override, told):

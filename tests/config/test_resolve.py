@@ -208,7 +208,7 @@ def test_presets(kit):
         "  name a config file or a preset: areal run CONFIG\n"
         "  presets: kit/needy (needs others), kit/small (a small run)\n"
     )
-    assert "nothing says what to run" in kit.resolve(config=None)
+    assert "nothing to run" in kit.resolve(config=None)
     assert "there is no config file 'small'" not in kit.resolve(config="small", plugins=["kit"])
     assert (
         "there is no config file 'smal', and the loaded plugins supply no preset named 'smal'\n"

@@ -52,7 +52,7 @@ class Method:
             "two",
             "two components mean different roles by 'actor': head is vocabulary and scalar, trains",
         ),
-        ("nobody", "the role 'ema' is an EMA of 'aktor', which is no role of the same head that learns"),
+        ("nobody", "the role 'ema' is an EMA of 'aktor', which is not a role of the same head that learns"),
         ("never", "every must be at least 1"),
     ],
 )

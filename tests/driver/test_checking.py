@@ -116,4 +116,4 @@ def test_that_it_takes_long_is_told_beside_the_result(problems, monkeypatch, cap
     problems("def plain(batch): return batch['reward']")
     said = capsys.readouterr()
     assert not said.out
-    assert "still importing the components of the config, since 0 s" in said.err
+    assert "still importing the components of the config, for 0 s" in said.err

@@ -59,7 +59,7 @@ def test_a_run_that_a_full_disk_did_not_let_begin_can_be_started_again(small_dis
     run = RunFolder(small_disk / "run")
     with pytest.raises(DiskError, match=r"the run folder cannot be written to .*: the disk is full") as raised:
         begin(run, config="a line\n" * 1_000_000)
-    assert "start it again" in str(raised.value)
+    assert "run again" in str(raised.value)
     assert "--resume" not in str(raised.value)
     assert list(small_disk.iterdir()) == []
     begin(run)

@@ -123,7 +123,7 @@ def test_an_index_that_names_what_is_not_there_is_refused(model: Path) -> None:
     assert f"{index.name} names files that are missing: model-00002-of-00002.safetensors" in problem_of(model)
     for text in ("not JSON", "[]", "{}", '{"weight_map": 3}'):
         index.write_text(text)
-        assert f"{index.name} is no index: " in problem_of(model)
+        assert f"{index.name} is not an index: " in problem_of(model)
 
 
 def test_what_cannot_fit_is_refused_with_what_would(model: Path) -> None:
@@ -206,13 +206,13 @@ def test_files_that_are_no_weights_are_told(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"\xff" * 64)
     with pytest.raises(ConfigError) as raised:
         plan(model)
-    assert "model.safetensors is no safetensors file" in str(raised.value.problems)
+    assert "model.safetensors is not a safetensors file" in str(raised.value.problems)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "config.json cannot be read (it is no mapping)"),
+        ("[]", "config.json cannot be read (it is not a mapping)"),
         ("[" * 100_000, "config.json cannot be read"),
         (json.dumps({**DESCRIPTION, "hidden_size": None}), "no positive whole number: hidden_size"),
         (json.dumps({**DESCRIPTION, "hidden_size": 96.5, "vocab_size": "x"}), "whole number: hidden_size, vocab_size"),
@@ -233,7 +233,7 @@ def test_weights_that_are_no_file_are_named(model: Path) -> None:
     os.mkfifo(model / "model.safetensors")
     with pytest.raises(ConfigError) as raised:
         plan(model)
-    assert "model.safetensors is no file" in str(raised.value.problems[0])
+    assert "model.safetensors is not a file" in str(raised.value.problems[0])
 
 
 def test_heads_that_ranks_cannot_divide_are_refused(model: Path) -> None:

@@ -31,7 +31,7 @@ def test_without_a_checkpoint_it_is_told_that_the_run_begins_anew():
     for committed in ("", "step-00000000"):
         Recoveries(2, said.append).note(LOST, committed)
     assert [line.splitlines()[1] for line in said] == [
-        "no checkpoint yet: the run begins anew (1 of at most 2 times without a new one)"
+        "no checkpoint yet: the run starts over (1 of at most 2 times without a new one)"
     ] * 2
 
 
@@ -48,7 +48,7 @@ def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(
     run = RunFolder(tmp_path / "run")
     claim(run.attempt(1), "tcp:127.0.0.1:9", Credentials.create(1))
     release(run.attempt(1), "failed 4 1")
-    resume = f"go on with: areal run --resume {run.path}"
+    resume = f"continue with: areal run --resume {run.path}"
 
     def told():
         assert main(["status", str(run.path)]) == 1
@@ -56,12 +56,9 @@ def test_a_run_that_has_ended_says_the_same_wherever_it_is_asked_how_it_goes_on(
         assert capsys.readouterr().out.rstrip().endswith(f"; {words}")
         return words
 
-    assert (
-        told()
-        == f"no step is kept yet: mend it and start again with another run_dir or without this one; else {resume}"
-    )
+    assert told() == f"nothing was saved: fix the error and run again (the run folder can be deleted), or {resume}"
     checkpoint(run, 0)
-    assert told().startswith("no step is kept yet: ")
+    assert told().startswith("nothing was saved: ")
     older, newest = checkpoint(run, 2), checkpoint(run, 4)
     assert told() == resume
     (newest / "weights").write_bytes(b"123")
@@ -81,7 +78,7 @@ def test_going_back_to_the_same_checkpoint_again_and_again_ends_the_run():
     found.note(LOST, "step-000002")
     for _ in range(3):
         found.note(LOST, "step-000004")
-    with pytest.raises(RunError, match="3 times without coming to a new checkpoint"):
+    with pytest.raises(RunError, match="3 times without reaching a new checkpoint"):
         found.note(LOST, "step-000004")
 
 

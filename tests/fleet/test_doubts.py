@@ -24,7 +24,7 @@ def test_a_label_of_another_run_is_not_believed(running):
             for number in range(8):
                 found = await fleet.generate(running.request(f"r{number}"))
                 assert set(found.versions) == {0}
-            await running.until(lambda: "somebody else may have changed them" in running.log(), "it was taken out")
+            await running.until(lambda: "another program may have changed them" in running.log(), "it was taken out")
 
     run_virtually(check())
 
@@ -160,6 +160,6 @@ def test_a_token_that_is_no_number_costs_its_server_and_not_the_controller(runni
         async with running({"a": server}) as fleet:
             server.version = str(1 << 70)  # which it gives as its token
             fleet.pool.members["a"].doubted.set()
-            await running.until(lambda: "answered in a form that is not known" in running.log(), "it is lost")
+            await running.until(lambda: "answered in an unknown form" in running.log(), "it is lost")
 
     run_virtually(check())

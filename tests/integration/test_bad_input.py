@@ -141,13 +141,13 @@ def test_a_run_that_cannot_go_on_says_why(workplace: Workplace, words: list[str]
     assert done.code == 1, done.out
     assert cause in done.err
     assert "areal run --resume" in done.err
-    assert "no step is kept yet: mend it and start again with another run_dir or without this one" in done.err
+    assert "nothing was saved: fix the error and run again" in done.err
     assert done.err.splitlines()[-1].strip() in workplace.areal("status", "run").out, "it says the same"
 
 
 @pytest.mark.parametrize("words", [(), LONG(("--json",))])
 def test_a_plan_that_cannot_be_written_is_told_as_any_result_is(workplace: Workplace, words: tuple[str, ...]) -> None:
-    """It was "nobody reads the output any more; the run goes on", of a run that there is not, and 0."""
+    """It was "nobody reads the output any more; the run continues", of a run that there is not, and 0."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [*workplace.command, "run", "run.yaml", "--dry-run", *words],
@@ -156,7 +156,7 @@ def test_a_plan_that_cannot_be_written_is_told_as_any_result_is(workplace: Workp
         )  # fmt: skip
     assert done.returncode == 1
     assert "the result cannot be written: No space left on device" in done.stderr
-    assert "the run goes on" not in done.stderr
+    assert "the run continues" not in done.stderr
 
 
 def test_models_of_roles_and_rows_of_data_are_looked_at_before_a_run(workplace: Workplace) -> None:

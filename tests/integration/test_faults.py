@@ -70,7 +70,7 @@ def test_a_workflow_that_blocks_or_dies_costs_its_episodes_and_nothing_else(
     done = workplace.areal(*words, "rollout.blocked_timeout_s=15")
     assert done.code == 0, done.err
     assert message in done.out
-    assert "it is started again" in done.out
+    assert "it is restarted" in done.out
     if "sleep" in fault:
         assert "a call blocks everything else since 5 s" in done.out
         assert "mine.py" in done.out
@@ -156,5 +156,5 @@ def test_a_process_that_is_stopped_is_told_and_its_return_too(workplace: Workpla
     workplace.wait_for(lambda: " s (phase " in log.read_text(), process)
     os.kill(pid, signal.SIGCONT)
     assert process.wait(300) == 0, log.read_text()
-    assert "is heard again" in log.read_text()
+    assert "responds again" in log.read_text()
     assert workplace.areal("audit", "run").code == 0

@@ -105,7 +105,7 @@ def test_a_run_that_loses_a_process_and_then_a_node_goes_back_to_its_checkpoint_
     lost = next(name for name in ("n2", "n1") if node_of(cluster, name) & {*named(run_dir).values()})
     cluster.kill(lost)
     workplace.wait_for(lambda: out.read_text().count("going back to the last checkpoint") == 2, process)
-    assert re.search(rf"on {lost} \(127.* was lost: it, its guard and its node say nothing more", out.read_text())
+    assert re.search(rf"on {lost} \(127.* was lost: it, its guard and its node no longer respond", out.read_text())
     assert process.wait(2 * HANG_S) == 0, out.read_text()
     assert workplace.metrics()[-1]["step"] == 200
     assert workplace.areal("audit", "run").code == 0

@@ -161,7 +161,7 @@ def test_the_death_of_any_process_is_told_and_leaves_nothing(workplace: Workplac
     assert workplace.areal("audit", "run").code == 0
     if is_replaced:
         assert process.returncode == 0, err
-        assert "reward" in name or f"{name} was killed by SIGKILL: it is started again" in out
+        assert "reward" in name or f"{name} was killed by SIGKILL: it is restarted" in out
         assert not (workplace.folder / "run/attempts/2").exists()
         return
     assert process.returncode == 1
@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_run_goes_back(workplace: Workpl
     assert refused.code == 1
     assert str(path) in refused.err
     assert "Traceback" not in refused.err
-    assert "go on with:" not in refused.err, "it would fail for ever"
+    assert "continue with:" not in refused.err, "it would fail for ever"
     assert workplace.areal("audit", "run").code == 1
     aside, _, resume = refused.err.partition("goes back to it: ")[2].splitlines()[0].partition(" && ")
     subprocess.run(aside, shell=True, check=True)

@@ -70,6 +70,6 @@ def test_a_run_starts_it_again_and_goes_on(workplace: Workplace) -> None:
     os.kill(servers[0], signal.SIGKILL)
     told, said = run.communicate(timeout=600)
     assert run.returncode == 0, said
-    assert "started again" in told
+    assert "restarted" in told
     assert workplace.areal("audit", "run").code == 0
     assert [line["step"] for line in workplace.metrics()][-1] == 6

@@ -104,7 +104,7 @@ def test_what_is_damaged_or_missing_is_generated_anew(tmp_path: Path, written: A
     second.unlink()
     assert [group.number for group in ledger.finished(told.append)] == [0, 3]
     assert ledger.unfinished() == [1, 2]
-    assert [words.rpartition(": ")[2] for words in told] == [f"group {n} is generated anew" for n in (1, 2)]
+    assert [words.rpartition(": ")[2] for words in told] == [f"group {n} is generated again" for n in (1, 2)]
     assert "are damaged, from byte 7 on" in told[0]
     assert "cannot be read" in told[1]
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     again.rollback(discard=False)
     assert (again.committed_step, again.checkpoint) == (2, checkpoints[2])
     assert again.facts()["committed_position"] == "4"
-    assert again.unfinished() == [2, 4, 5], "what the step after it had consumed is generated anew"
+    assert again.unfinished() == [2, 4, 5], "what the step after it had consumed is generated again"
     assert [group.number for group in again.finished()] == [3]
     again.flush(written(again.folder, [2]))
     again.consumed([2], step=2)
@@ -250,7 +250,7 @@ def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp
     second.issued(1, 1, 0)
     second.flush(written(second.folder, [1]))
     before = {path: path.read_bytes() for path in second.folder.iterdir()}
-    with pytest.raises(RunError, match="somebody else has taken over the run"):
+    with pytest.raises(RunError, match="another process has taken over the run"):
         first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 1)
     assert first.committed_step == 0
     assert {path: path.read_bytes() for path in second.folder.iterdir()} == before

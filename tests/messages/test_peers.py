@@ -172,7 +172,7 @@ def test_the_folder_is_private_and_goes_away():
 
 
 def test_nobody_listening_is_a_timeout(tmp_path):
-    with pytest.raises(TimeoutError, match="nobody listens"):
+    with pytest.raises(TimeoutError, match="nothing listens"):
         asyncio.run(connect(f"unix:{tmp_path / 'socket'}", 0.1))
     with pytest.raises(FileNotFoundError):
         connect_blocking(f"unix:{tmp_path / 'socket'}", 0.1)

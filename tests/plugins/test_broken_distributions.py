@@ -76,7 +76,7 @@ BROKEN = {
     ),
     "a misspelt hook": (
         {"records": WHOLE.replace("areal_reward_functions", "areal_reward_function")},
-        "implements areal_reward_function, which is no hook",
+        "implements areal_reward_function, which is not a hook",
         "did you mean areal_reward_functions?",
     ),
     "a hook without its mark": (

@@ -97,4 +97,4 @@ def test_an_error_of_an_observer_is_logged_and_silences_only_that_plugin(caplog)
         tell_everything(events_for(bad=bad, good=good))
     assert [what[0] for what in bad.heard] == ["configure", "run_started", "step_finished"]
     assert good.heard[-1] == ("run_finished", "finished", 10)
-    assert "plugin 'bad' failed in areal_step_finished and hears no further events" in caplog.text
+    assert "plugin 'bad' failed in areal_step_finished and receives no further events" in caplog.text

@@ -76,8 +76,8 @@ def test_missing_plugins_are_told_together_with_one_pip_line(box):
         "PluginMissingError 2\n"
         "no plugins named 'grpo', 'hf', 'gropo', 'mine' are installed\n"
         "  install them with: pip install ./plugins/areal_grpo ./plugins/areal_hf (in a clone of areal)\n"
-        "  'gropo' is no plugin of this project: install its distribution by its name; did you mean 'grpo'?\n"
-        "  'mine' is no plugin of this project: install its distribution by its name\n"
+        "  'gropo' is not a plugin of areal: install its distribution by name; did you mean 'grpo'?\n"
+        "  'mine' is not a plugin of areal: install its distribution by name\n"
         "  installed plugins: fsdp\n"
     )
 
@@ -251,7 +251,7 @@ def test_two_health_checks_of_one_name(box):
     [
         (
             "@hookimpl\ndef areal_worklows():\n    return []",
-            ["areal_worklows, which is no hook", "did you mean areal_workflows?"],
+            ["areal_worklows, which is not a hook", "did you mean areal_workflows?"],
         ),
         (
             "def areal_workflows():\n    return []",
@@ -336,9 +336,9 @@ def test_a_misspelt_component_a_wrong_kind_and_a_plugin_that_is_not_installed_ar
 def test_blocking_a_plugin_that_is_needed_is_told(box):
     box.plugin("grpo", RLOO.format(package="grpo_package"))
     out = find(box, "advantages", "grpo/rloo", "no:grpo")
-    assert "plugin 'grpo' is needed (asked for by 'grpo/rloo'), but 'no:grpo' takes it away" in out
+    assert "plugin 'grpo' is needed (asked for by 'grpo/rloo'), but 'no:grpo' removes it" in out
     assert "did you mean 'no:grpo'?" in load(box, "grpo", "no:gropo")
-    assert "cannot be taken away" in load(box, "no:core")
+    assert "cannot be removed" in load(box, "no:core")
 
 
 def test_a_target_that_cannot_be_imported_names_component_plugin_and_cure(box):

@@ -147,7 +147,7 @@ def test_an_answer_to_something_else_is_nobodys_reward(tmp_path: Path) -> None:
         workers = Workers()
         async with started(tmp_path, workers) as pool:
             odd, *others = ask(pool, "answer another", "score", "score")
-            with pytest.raises(RewardError, match="answered what it was not asked"):
+            with pytest.raises(RewardError, match="sent an unexpected answer"):
                 await odd
             assert [(await other).value for other in others] == [1.0, 1.0]
             assert len(workers.started) == 2
@@ -193,7 +193,7 @@ def test_a_replacement_that_cannot_be_started_for_a_moment_is_tried_again_and_to
             with pytest.raises(RewardError):
                 await died
             assert (await other).value == 1.0
-        assert told == [f"reward-0 cannot be replaced and is tried again: {error}"]
+        assert told == [f"reward-0 cannot be replaced and will be retried: {error}"]
 
     run(work)
 

@@ -105,7 +105,7 @@ def test_what_waits_for_a_place_for_ever_ends_the_run(tmp_path: Path, build: Bui
     async def run() -> None:
         controller, _ = build(tmp_path, engine=FakeEngine(places=0), episode_timeout_s=0.1, stall_timeout_s=0.5)
         controller.start()
-        with pytest.raises(RunError, match=r"stall_timeout_s(?s:.*)16 of 16 episodes wait for a place in the engine"):
+        with pytest.raises(RunError, match=r"stall_timeout_s(?s:.*)16 of 16 episodes wait for a slot of a server"):
             await controller.next_batch(0)
         await controller.close()
 
@@ -238,9 +238,9 @@ def test_a_workflow_that_cancels_itself_fails_its_group(tmp_path: Path, build: B
     async def run() -> None:
         controller, ledger = build(tmp_path, CancelsItself(), max_consecutive_failures=2)
         controller.start()
-        with pytest.raises(RunError, match=r"2 prompt groups failed(?s:.*)the workflow has cancelled itself"):
+        with pytest.raises(RunError, match=r"2 prompt groups failed(?s:.*)the workflow cancelled its own task"):
             await controller.next_batch(0)
-        assert set(failures(controller, ledger)) == {"the workflow has cancelled itself"}
+        assert set(failures(controller, ledger)) == {"the workflow cancelled its own task"}
         await controller.close()
 
     run_virtually(asyncio.wait_for(run(), 60))

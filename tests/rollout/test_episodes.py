@@ -109,7 +109,7 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
         (spoiled("rewards", [1.0]), "Episode.rewards"),
         (spoiled("rewards", {"\ud800": float("nan")}), "Episode.rewards"),
         *(
-            (spoiled("rewards", {name: 1.0, "style": 1.0}), f"Episode.rewards has {name}, as metrics of areal's own")
+            (spoiled("rewards", {name: 1.0, "style": 1.0}), f"Episode.rewards has {name}, which areal's own metrics")
             for name in ("all_episodes", "mean", "std", "groups_all_equal")
         ),
         (spoiled("text", b"bytes"), "Episode.text"),
@@ -120,8 +120,8 @@ def spoiled(field: str, value: Any) -> Callable[[Episode], Any]:
         (spoiled("tokens", ("versions", 12)), "versions hold \\[12\\]"),
         (spoiled("finish_reason", None), "finish_reason"),
         (spoiled("column", "advantage"), "tokens\\['advantage'\\] differ"),
-        (spoiled("kind", np.longdouble), "tokens\\['advantage'\\] is of float128, which no tensor"),
-        (spoiled("kind", "U3"), "tokens\\['advantage'\\] is of <U3, which no tensor"),
+        (spoiled("kind", np.longdouble), "tokens\\['advantage'\\] is of float128, which PyTorch"),
+        (spoiled("kind", "U3"), "tokens\\['advantage'\\] is of <U3, which PyTorch"),
     ],
 )
 def test_one_bad_episode_costs_its_group_and_names_its_field(
@@ -234,7 +234,7 @@ def test_an_episode_that_cancels_itself_is_tried_again(kind: str) -> None:
             task.cancel()
             await asyncio.sleep(10)
 
-    words = "the workflow has cancelled itself"
+    words = "the workflow cancelled its own task"
     assert run_failing(lambda attempt: cancels(attempt, 2)) == ([(0, words), (1, words)], "")
     assert run_failing(lambda attempt: cancels(attempt, 9)) == ([(0, words), (1, words), (2, words)], words)
 

@@ -160,7 +160,7 @@ def test_wrong_configs_are_refused_without_starting_anything(words, told, tmp_pa
         ([f"{CONFIGS}/sglang.yaml", "--host", "0.0.0.0"], "api_key"),
         ([f"{CONFIGS}/sglang.yaml"], "the model is made when a run starts"),
         ([f"{CONFIGS}/sglang.yaml", "--gpus", "a"], "--gpus"),
-        (["--join", "tests"], "is no run folder"),
+        (["--join", "tests"], "is not a run folder"),
         ([f"{CONFIGS}/sglang.yaml", "--join", "tests"], "CONFIG cannot be named as well"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_server_comes_with_a_machine_and_goes_with_it(sglang_program, tmp_path
     run = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     first = late = None
     try:
-        wait_for((run_dir / "attempts" / "1").exists, run, "the run's folder")
+        wait_for((run_dir / "attempts" / "1").exists, run, "the run folder")
         first = machine(run_dir, "first", "0,1")
         wait_for(lambda: len(read_lines(run_dir / "metrics.jsonl")) >= 2, run, "two steps")
         assert transitions(run_dir, "server-1")[-1][0] == "waiting for room"

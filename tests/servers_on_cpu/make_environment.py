@@ -90,7 +90,7 @@ def make(folder: Path, recipe: Recipe) -> None:
         return
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "pyvenv.cfg").is_file():
-            raise RuntimeError(f"{folder} is no virtual environment, so it is not replaced by one")
+            raise RuntimeError(f"{folder} is not a virtual environment, so it is not replaced by one")
         log(f"{folder} is incomplete or of another recipe; it is made anew")
         shutil.rmtree(folder)
     log(f"making {folder}: about two gigabytes and a few minutes")

@@ -18,7 +18,7 @@ class HigherOrLower:
 
     async def step(self, completion):
         if not completion.isdecimal() or len(completion) > 9:
-            return "That is no number.", -0.1
+            return "That is not a number.", -0.1
         guess = int(completion)
         return (None, 1.0) if guess == self._number else ("higher" if guess < self._number else "lower", 0.0)
 

@@ -277,7 +277,7 @@ def test_evaluation_comes_when_it_is_due_and_keeps_the_best(tmp_path: Path) -> N
     assert Counter(parts.asked)["evaluate"] == 3, "at the start, after step 2, and at the end"
     assert parts.asked.index("synced") < parts.asked.index("evaluate"), "of the synced weights"
     assert json.loads((tmp_path / "best/evaluation.json").read_text())["step"] == 2, "0.3 is less than 0.4"
-    assert parts.asked.index("export best") > parts.asked.index("sync 2"), "the start is no model of this run"
+    assert parts.asked.index("export best") > parts.asked.index("sync 2"), "the start is not a model of this run"
     assert [line.get("evaluation/reward") for line in metrics(tmp_path)] == [0.1, None, 0.4, 0.3]
 
 

@@ -55,7 +55,7 @@ def test_metrics_wait_for_a_disk_that_is_full_for_a_moment(tmp_path: Path, monke
     metrics_logger.finish_step(1, {"loss": 2.0})
     metrics_logger.finish_step(2, {})
     assert [json.loads(line)["step"] for line in (tmp_path / "m.jsonl").read_text().splitlines()] == [1, 2]
-    assert told == ["the metrics cannot be written; it is tried again for 60 s"]
+    assert told == ["the metrics cannot be written; retrying for 60 s"]
 
 
 def test_metrics_that_a_resume_keeps_are_synced_or_stay_as_they_were(

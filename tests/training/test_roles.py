@@ -93,5 +93,5 @@ def test_what_an_algorithm_keeps_may_be_any_tensor(tmp_path: Path) -> None:
             context.state["coefficient"] = 0.5
             return batch
 
-    with pytest.raises(RunError, match="the algorithm keeps 'coefficient' in its state, which is no tensor"):
+    with pytest.raises(RunError, match="the algorithm keeps 'coefficient' in its state, which is not a tensor"):
         train(tmp_path / "number", KeepsANumber(), config(1))

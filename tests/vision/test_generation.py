@@ -62,8 +62,8 @@ def test_log_probabilities_are_those_of_the_trainer(folder, asked, mode, tmp_pat
         builder = TrajectoryBuilder()
         builder.add_context(ids)
         builder.add_generation(generation)
-        levels = {"patches": {"pixels": seen.pixels}, "images": {"grid": seen.grid}}
-        trajectories.append(builder.build(levels=levels))
+        multimodal = {"patches": {"pixels": seen.pixels}, "images": {"grid": seen.grid}}
+        trajectories.append(builder.build(multimodal=multimodal))
     batch = shift_to_predictions(PackedBatch.from_trajectories(trajectories))
     trainer._module.temperature = 1.5
     found = trainer.forward(batch, ["logprobs"])["logprobs"]

@@ -87,8 +87,8 @@ def distances(models, answers):
         builder = TrajectoryBuilder()
         builder.add_context(row.ids)
         builder.add_generation(generation)
-        levels = {"patches": {"pixels": row.seen.pixels}, "images": {"grid": row.seen.grid}}
-        trajectories.append(builder.build(levels=levels))
+        multimodal = {"patches": {"pixels": row.seen.pixels}, "images": {"grid": row.seen.grid}}
+        trajectories.append(builder.build(multimodal=multimodal))
     batch = shift_to_predictions(PackedBatch.from_trajectories(trajectories))
     mask, found = batch["loss_mask"], []
     for model in models:

@@ -44,8 +44,8 @@ def make_batch(folder):
             written[2] = IMAGE
         count = len(written)
         builder.add_generation(Generation(written, [-1.0] * count, [0] * count, FinishReason.STOP))
-        levels = {"patches": {"pixels": seen.pixels}, "images": {"grid": seen.grid}}
-        trajectories.append(builder.build(levels=levels))
+        multimodal = {"patches": {"pixels": seen.pixels}, "images": {"grid": seen.grid}}
+        trajectories.append(builder.build(multimodal=multimodal))
     batch = shift_to_predictions(PackedBatch.from_trajectories(trajectories))
     return batch.with_tokens(weights=batch["loss_mask"] * torch.randn(batch.token_count, generator=draw))
 
@@ -58,8 +58,8 @@ def parts_of(batch):
         grid, pixels, targets, weights = map(
             torch.from_numpy,
             (
-                each.levels["images"]["grid"],
-                each.levels["patches"]["pixels"],
+                each.multimodal["images"]["grid"],
+                each.multimodal["patches"]["pixels"],
                 each.tokens["targets"],
                 each.tokens["weights"],
             ),

@@ -14,7 +14,7 @@ from areal_core.cli.request import require_folder
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "check that a run lost and repeated nothing"
+SUMMARY = "check that no data was lost or repeated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,5 +44,5 @@ def execute(arguments: argparse.Namespace) -> int:
         for problem in report["problems"]:
             print_out(f"problem: {problem}")
         if not report["problems"]:
-            print_out("clean: every group has one fate, and ledger, trainer and data set agree")
+            print_out("clean: every group has one outcome, and ledger, trainer and data set agree")
     return 1 if report["problems"] else 0

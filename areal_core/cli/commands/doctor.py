@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from areal_core.plugins.records import Record
     from areal_core.plugins.registration import Plugin
 
-SUMMARY = "ask whether this machine can run areal"
+SUMMARY = "check whether this machine can run areal"
 
 DEADLINE_S: Final = 120.0
 """For all questions together, which are asked at once."""

@@ -24,9 +24,9 @@ LONGEST = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal logs`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of a process, such as trainer-0")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as it writes, until the run ends or Ctrl-C")
-    parser.add_argument("-n", "--lines", type=int, help=f"so many from the end ({LINES})")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of a process, such as trainer-0")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep following until the run ends or Ctrl-C")
+    parser.add_argument("-n", "--lines", type=int, help=f"number of lines from the end ({LINES})")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from areal_core.cli.request import read_request
 from areal_core.errors import UsageError
 
-SUMMARY = "make this machine one of a run's"
+SUMMARY = "join this machine to a run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="CONFIG", help="for areal run on rank 0: a YAML file or a preset")
     parser.add_argument("--plugins", action="append", default=[], metavar="A,B", help="for areal run on rank 0")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=float, default=600.0, help="for the run to be there, at most (600)"
+        "--wait", metavar="SECONDS", type=float, default=600.0, help="seconds to wait for the run (600)"
     )
 
 
@@ -65,7 +65,7 @@ def _require_possible(run_dir: Path) -> None:
     if file := next((path for path in (run_dir, *run_dir.parents) if path.is_file()), None):
         raise UsageError(f"{file} is a file, and no run folder")
     if run_dir.is_dir() and not (run_dir / "attempts").exists() and any(run_dir.iterdir()):
-        raise UsageError(f"{run_dir} is no run folder, and holds something else", hints=["name another one"])
+        raise UsageError(f"{run_dir} is not a run folder, and contains other files", hints=["name another one"])
 
 
 def _run(run_dir: Path, nodes: int | None, arguments: argparse.Namespace) -> int:

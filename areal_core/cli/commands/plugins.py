@@ -60,7 +60,7 @@ def _list(plugin: Plugin) -> None:
         print_out(f"  {kind}: {', '.join(sorted(names))}")
     events = _events(plugin)
     if events:
-        print_out(f"  hears: {', '.join(events)}")
+        print_out(f"  event hooks:  {', '.join(events)}")
 
 
 def _shared_names(plugins: Sequence[Plugin]) -> list[str]:

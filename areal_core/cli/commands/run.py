@@ -73,11 +73,11 @@ def execute(arguments: argparse.Namespace) -> int:
     """Resolve the config and hand it to the run."""
     request = read_request(arguments)
     if arguments.json and not arguments.dry_run:
-        raise UsageError("--json has a meaning only with --dry-run")
+        raise UsageError("--json is only valid with --dry-run")
     if arguments.resume is not None:
         resolved, run_dir = _resumed(arguments.resume, request, print_error if arguments.json else print_out), None
     elif arguments.allow_changed_plugins:
-        raise UsageError("--allow-changed-plugins has a meaning only with --resume RUN_DIR")
+        raise UsageError("--allow-changed-plugins is only valid with --resume RUN_DIR")
     else:
         from areal_core.config import resolve
 
@@ -110,7 +110,7 @@ def _new_folder(resolved: Resolved) -> Path:
         is_run = (folder / CONFIG_FILE).is_file()
         hints = (f"go on with it: areal run --resume {folder}",) if is_run else ()
         raise UsageError(
-            f"the run folder {folder} exists already" + ("" if is_run else ", and is no run"),
+            f"the run folder {folder} exists already" + ("" if is_run else ", and is not a run"),
             hints=(*hints, other),
         )
     return folder
@@ -138,7 +138,7 @@ def _resumed(folder: Path, request: Request, log: Callable[[str], None]) -> Reso
     unsafe += [f"{word}: cannot be set on a resume" for word in request.overrides if _sets_folder(word)]
     if unsafe:
         raise ConfigError(
-            f"a resumed run must stay the run that it was; {len(unsafe)} changes would make it another",
+            f"{len(unsafe)} of these settings cannot change on resume",
             hints=(*unsafe, f"may change: {', '.join(SAFE_ON_RESUME)}; for anything else start a new run"),
             problems=unsafe,
         )

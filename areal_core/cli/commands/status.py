@@ -14,12 +14,12 @@ from areal_core.cli.request import require_folder
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "say how a run is"
+SUMMARY = "show the status of a run"
 NEXT = {
     "interrupted": "stopped after a checkpoint",
     "recovering": "goes back to its last checkpoint in a new attempt, by itself; where it does not",
     "failed": "ended with an error; its logs: areal logs {run}",
-    "lost": "its driver is gone without a word",
+    "lost": "its driver exited without a message",
     "unreachable": "its driver does not answer, and cannot be seen from here",
 }
 

@@ -21,10 +21,8 @@ SUMMARY = "stop a run after a checkpoint"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the words of `areal stop`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the folder of the run")
-    parser.add_argument("--now", action="store_true", help="at once: only what was committed before is kept")
-    parser.add_argument(
-        "--wait", metavar="SECONDS", type=float, default=600.0, help="for so long at most; 0 asks and does not wait"
-    )
+    parser.add_argument("--now", action="store_true", help="stop at once; only committed steps are kept")
+    parser.add_argument("--wait", metavar="SECONDS", type=float, default=600.0, help="seconds to wait; 0 does not wait")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -39,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
     run = RunFolder(arguments.run_dir.resolve())
     state = stop_run(run, now=arguments.now, patience_s=arguments.wait, log=print_error)
     if state == "running":
-        print_out(f"asked to stop; how far it is: areal status {run.path}")
+        print_out(f"asked to stop; follow it with: areal status {run.path}")
         return 0
     way = resume_hint(run, has_failed=state == "failed")
     print_out(f"{state}; {way}" if state != "done" else "done before it could be stopped")

@@ -100,8 +100,8 @@ def check_form(generation: Generation) -> None:
     count = len(generation.output_ids)
     lengths = (count, len(generation.logprobs), len(generation.versions))
     assert len(set(lengths)) == 1, f"output_ids, logprobs and versions differ in length: {lengths}"
-    assert all(type(token) is int for token in generation.output_ids), "output_ids holds something that is no int"
-    assert all(type(version) is int for version in generation.versions), "versions holds something that is no int"
+    assert all(type(token) is int for token in generation.output_ids), "output_ids holds something that is not an int"
+    assert all(type(version) is int for version in generation.versions), "versions holds something that is not an int"
 
 
 def check_logprobs(asked: GenerationRequest, generation: Generation, models: dict[int, Path], tolerance: float) -> None:

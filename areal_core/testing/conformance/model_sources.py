@@ -45,7 +45,7 @@ class ModelSourceSuite(ComponentSuite):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         folder = self.make().prepare(tmp_path)
-        assert folder.is_dir(), f"prepare returned {folder}, which is no folder"
+        assert folder.is_dir(), f"prepare returned {folder}, which is not a folder"
         tokenizer = AutoTokenizer.from_pretrained(folder)
         # Of some models transformers makes one without a word out of nothing.
         assert tokenizer("2 + 2 is four")["input_ids"], "the folder's tokenizer knows no text: its files are missing"

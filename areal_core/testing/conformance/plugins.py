@@ -49,7 +49,7 @@ class PluginSuite:
                     manager.import_from(record, location)
             if isinstance(record, Component) and record.config is not None:
                 model = manager.import_from(record, record.config)
-                assert isinstance(model, type), f"{record.reference}: config leads to {model!r}, which is no class"
+                assert isinstance(model, type), f"{record.reference}: config leads to {model!r}, which is not a class"
                 assert issubclass(model, Settings), f"{record.reference}: {model.__name__} is not derived from Settings"
 
     def test_every_setting_says_what_it_is(self) -> None:

@@ -146,11 +146,11 @@ def test_only_ends_of_lines_end_the_lines_of_a_command(sign):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"command": ["/etc/passwd"]}, ["command: /etc/passwd is no program that can be started here"]),
-        ({"command": ["/nonexistent/x"]}, ["command: /nonexistent/x is no program"]),
-        ({"command": ["no-such-program"]}, ["command: no-such-program is no program"]),
+        ({"command": ["/etc/passwd"]}, ["command: /etc/passwd is not a program that can be started here"]),
+        ({"command": ["/nonexistent/x"]}, ["command: /nonexistent/x is not a program"]),
+        ({"command": ["no-such-program"]}, ["command: no-such-program is not a program"]),
         ({"command": ["./agent"], "folder": "FOLDER"}, []),
-        ({"command": ["./other"], "folder": "FOLDER"}, ["command: ./other is no program"]),
+        ({"command": ["./other"], "folder": "FOLDER"}, ["command: ./other is not a program"]),
         ({"command": [sys.executable], "folder": "FOLDER/none"}, ["folder: there is no folder"]),
     ],
 )

@@ -251,7 +251,7 @@ def test_a_reward_for_an_answer_that_nobody_received_is_refused(play):
             await client.chat.completions.create(model="any", messages=USER)
         return {"turn_rewards": {"nonsense": 5.0}}
 
-    with pytest.raises(ValueError, match="turn_rewards names nonsense, which is no answer"):
+    with pytest.raises(ValueError, match="turn_rewards names nonsense, which is not an answer"):
         play(policy, agent)
 
 

@@ -162,7 +162,7 @@ def test_a_file_that_is_none(tmp_path, text, word):
 def test_a_pipe_is_not_waited_for_and_no_nesting_is_a_traceback(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "deep").write_text('{"a":' * 100_000)
-    for name, words in (("pipe", "it is no file"), ("deep", "is no JSON")):
+    for name, words in (("pipe", "it is not a file"), ("deep", "is no JSON")):
         (problem,) = DeepSpeedConfig(config=tmp_path / name).check(None)
         assert words in problem
 

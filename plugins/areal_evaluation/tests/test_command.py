@@ -98,10 +98,10 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--run", "nix"], "nix is no run folder: it has no config.yaml"),
+        (["--run", "nix"], "nix is not a run folder: it has no config.yaml"),
         (["--run", "young"], "young has exported no model yet: it has neither best/ nor model/\n  let it finish"),
         (["--run", "done", "run.yaml"], "CONFIG (run.yaml) cannot be named as well"),
-        (["run.yaml", "--model", "nix"], "nix is no model folder: it has no config.json\n  name a Hugging Face folder"),
+        (["run.yaml", "--model", "nix"], "nix is not a model folder: it has no config.json\n  name a Hugging"),
         (["run.yaml", "--k", "4", "--samples", "2"], "pass@k needs k from 1 to the number of answers to each prompt"),
         (["run.yaml", "--k", "4,1"], "--k has 1 to 4\n  ask for more answers: --samples 4"),
         (["run.yaml", "--k", "0"], "--k has 0 to 0"),
@@ -126,7 +126,7 @@ def test_an_interruption_is_told_after_the_figures_and_in_the_exit_code(place):
         (["run.yaml", "inference_engine=null", "workflow=null", "rewards=[]"], "it has no inference_engine"),
         (["run.yaml"], "model.path: there is no folder"),
         (["nix.yaml"], "there is no config file nix.yaml"),
-        ([], "nothing says what to run"),
+        ([], "nothing to run"),
     ],
 )
 def test_wrong_requests_end_with_2_and_leave_nothing_behind(folders, words, told):

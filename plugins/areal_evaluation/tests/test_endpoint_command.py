@@ -205,7 +205,7 @@ def test_interrupted_it_tells_what_it_has(place, ask):
         ("agent.py:solve", ["--endpoint", "http://127.0.0.1:1/v1"], 1, "http://127.0.0.1:1/v1 cannot be reached: "),
         ("agent.py:solve", ["--api-key-variable", "PATH"], 1, "refuses the key in PATH (401)"),
         ("agent.py:solve", ["--api-key-variable", "NIX_KEY"], 2, "the environment variable NIX_KEY, which is to hold"),
-        ("agent.py:solve", ["--endpoint", "localhost:8000"], 2, "--endpoint 'localhost:8000' is no address"),
+        ("agent.py:solve", ["--endpoint", "localhost:8000"], 2, "--endpoint 'localhost:8000' is not an address"),
         ("agent.py:solve", ["--request-timeout", "0"], 2, "--request-timeout is 0; it must be"),
         ("agent.py:solve", ["--concurrency", "0"], 2, "--concurrency is 0; it must be at least 1"),
         ("agent.py:solve", ["--category", "color"], 2, "row 0 (counted from 0) has no 'color' for --category, only"),

@@ -158,14 +158,14 @@ def test_parts_that_do_not_fit_together_are_refused(words, told, read):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("algorithm.corrections=[token_truncate, token_truncate]", "'grpo/token_truncate' stands twice in corrections"),
+        ("algorithm.corrections=[token_truncate, token_truncate]", "'grpo/token_truncate' occurs twice in corrections"),
         (
             "algorithm.minibatch_transforms=[kl_in_reward]",
-            "'grpo/kl_in_reward' stands in minibatch_transforms and belongs",
+            "'grpo/kl_in_reward' is in minibatch_transforms and belongs",
         ),
         (
             "algorithm.batch_transforms=[m2po]",
-            "'grpo/m2po' stands in batch_transforms and belongs into minibatch_transforms",
+            "'grpo/m2po' is in batch_transforms and belongs in minibatch_transforms",
         ),
     ],
 )
@@ -178,6 +178,8 @@ def test_parts_that_stand_where_they_would_count_twice_or_for_nothing_are_refuse
 def test_a_loss_without_a_ratio_is_for_one_update(read):
     several = ("algorithm=rloo", "training.num_minibatches=4", "rollout.batch_size=16")
     (note,) = read(*several).cross_notes()
-    assert note.startswith("algorithm: 'grpo/reinforce' knows no ratio, and of the 4 updates on a batch all but the")
+    assert note.startswith(
+        "algorithm: 'grpo/reinforce' has no importance ratio, and of 4 updates on a batch all but the"
+    )
     assert list(read("algorithm=rloo").cross_notes()) == []
     assert ForwardPass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)

@@ -133,4 +133,4 @@ def test_an_address_that_nobody_serves_is_told():
 
 def test_a_folder_without_a_model_is_not_served(tmp_path, capsys):
     assert model_server.main([str(tmp_path)]) == 2
-    assert f"'{tmp_path}' is no model: it has no config.json" in capsys.readouterr().err
+    assert f"'{tmp_path}' is not a model: it has no config.json" in capsys.readouterr().err

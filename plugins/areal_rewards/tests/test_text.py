@@ -43,7 +43,7 @@ def test_format(completion, whole, reward):
 
 
 def test_a_pattern_that_is_none_is_refused():
-    with pytest.raises(ValidationError, match="is no regular expression: missing"):
+    with pytest.raises(ValidationError, match="is not a regular expression: missing"):
         FormatSettings(pattern="(")
 
 

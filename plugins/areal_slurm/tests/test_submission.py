@@ -62,7 +62,7 @@ def test_numbers_of_an_array(expression, numbers):
 
 
 def test_an_array_of_something_else_is_refused():
-    with pytest.raises(UsageError, match="--array=all is no list of numbers"):
+    with pytest.raises(UsageError, match="--array=all is not a list of numbers"):
         task_numbers("all")
 
 

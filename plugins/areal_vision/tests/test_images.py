@@ -38,7 +38,7 @@ def test_all_forms_of_an_image_are_the_same_file(tmp_path, image):
     [
         ("absent.png", "absent.png cannot be read"),
         (7, "is int"),
-        ("data:image/png;base64,*", "is no base64"),
+        ("data:image/png;base64,*", "is not a base64"),
         ("https://example.com/a.png", "is an address, and addresses are not fetched: download it"),
         ("file:///tmp/a.png", "is an address"),
         ({}, "dict"),
@@ -62,7 +62,7 @@ def test_patches_of_several_images_stand_one_behind_another(folder, image):
 
 
 def test_a_damaged_image_is_named_by_its_place(folder, image):
-    with pytest.raises(ValueError, match="image 2 of 2 cannot be read: it is no image"):
+    with pytest.raises(ValueError, match="image 2 of 2 cannot be read: it is not an image"):
         ImageReader(str(folder)).read([image(), b"no image"])
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_file_is_not_read(tmp_path):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")  # which would be waited for without an end
     for name in ("folder", "pipe"):
-        with pytest.raises(ValueError, match=f"{name} is no file"):
+        with pytest.raises(ValueError, match=f"{name} is not a file"):
             files_of(name, tmp_path)
 
 

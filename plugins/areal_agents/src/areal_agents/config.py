@@ -69,7 +69,7 @@ class CommandSettings(Settings):
             yield f"folder: there is no folder {folder}"
         place = str((folder / program).absolute()) if "/" in program else program
         if shutil.which(place, path=self.environment.get("PATH")) is None:
-            yield f"command: {program} is no program that can be started here; install it or write its path"
+            yield f"command: {program} is not a program that can be started here; install it or write its path"
 
 
 class ServiceSettings(Settings):

@@ -56,7 +56,7 @@ def answer_rewards(turns: Sequence[Turn], turn_rewards: Mapping[str, float]) -> 
         first[id(turn.prompt)] = name, number + 1
         names |= {turn.identifier: turn, f"{name}/{number}": turn}
     if unknown := sorted(turn_rewards.keys() - names.keys()):
-        raise ValueError(f"turn_rewards names {', '.join(unknown)}, which is no answer that this episode received")
+        raise ValueError(f"turn_rewards names {', '.join(unknown)}, which is not an answer that this episode received")
     found: dict[int, float] = {}
     for name, value in turn_rewards.items():
         found[id(names[name])] = found.get(id(names[name]), 0.0) + value

@@ -105,7 +105,7 @@ def test_what_names_no_action_is_told_costs_and_does_not_move():
     assert turns == [("That names no action. Say one of left, down, right, up.", -0.5), ("1", 0.0), (None, -0.5)]
     _, turns = play(game(**LAKE), {}, "7", "1.5", "-1", "99999999999999999999", "about 2")
     assert [reward for _, reward in turns] == [-0.1] * 4 + [0.0]
-    assert turns[0][0] == "That is no action. Say a whole number from 0 to 3."
+    assert turns[0][0] == "That is not an action. Say a whole number from 0 to 3."
 
 
 def test_a_seed_is_the_game():
@@ -114,7 +114,7 @@ def test_a_seed_is_the_game():
     assert play(game(id="Blackjack-v1", seed_key="deal"), {"deal": 3}) == play(game(id="Blackjack-v1"), {"seed": 3})
     assert seed_of({"a": 1, "b": "x"}, "seed") == seed_of({"b": "x", "a": 1}, "seed") != seed_of({"a": 2}, "seed")
     for wrong in (-1, 2**31, "3", 1.0, None):
-        with pytest.raises(ValueError, match="the row's 'seed' is no seed"):
+        with pytest.raises(ValueError, match="the row's 'seed' is not a seed"):
             seed_of({"seed": wrong}, "seed")
 
 
@@ -133,7 +133,7 @@ def test_values_of_all_kinds_are_said():
     whole = spaces.Dict({"at": spaces.Box(-9, 9, (2,)), "bag": spaces.Tuple([spaces.Discrete(3), spaces.Text(9)])})
     said = describe(whole, {"at": np.array([0.5, -1 / 3]), "bag": (np.int64(2), "rope")})
     assert said == "at: 0.5 -0.3333\nbag: 2, rope"
-    with pytest.raises(ConfigError, match="an observation of 1200 numbers is no text"):
+    with pytest.raises(ConfigError, match="an observation of 1200 numbers is not a text"):
         describe(spaces.Box(0, 255, (20, 20, 3)), np.zeros((20, 20, 3)))
     reader = ActionReader(spaces.MultiDiscrete([3, 4]), {})
     assert reader.read("first [9, 9], then [2, 3].").tolist() == [2, 3]

@@ -93,7 +93,7 @@ def test_what_a_config_binds_is_no_business_of_the_policys(tmp_path, monkeypatch
     policy = Policy("chat", lambda number: texts[number])
     asyncio.run(ToolWorkflow(settings).run_episode({"prompt": "go"}, policy.context))
     (first, _), (refused, _), (second, _) = policy.said
-    assert "b is no argument of this tool" in policy.tokenizer.decode(refused)
+    assert "b is not an argument of this tool" in policy.tokenizer.decode(refused)
     assert '"b"' not in policy.tokenizer.decode(first)
     assert "<result>7</result>" in policy.tokenizer.decode(second)
     with pytest.raises(ConfigError, match="nowhere"):

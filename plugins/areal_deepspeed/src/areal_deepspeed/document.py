@@ -33,7 +33,7 @@ def read_document(written: Path | Mapping[str, Any]) -> dict[str, Any]:
         return deepcopy(dict(written))
     try:
         if written.exists() and not written.is_file():  # a pipe would be waited for
-            raise OSError(errno.EINVAL, "it is no file")
+            raise OSError(errno.EINVAL, "it is not a file")
         found = json.loads(written.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except OSError as error:
         raise ValueError(

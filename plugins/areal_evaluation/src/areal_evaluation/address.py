@@ -44,7 +44,7 @@ class Address:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
             hint = "write what OpenAI's SDK calls base_url, such as http://127.0.0.1:8000/v1"
-            raise UsageError(f"--endpoint {self.url!r:.80} is no address", hints=(hint,))
+            raise UsageError(f"--endpoint {self.url!r:.80} is not an address", hints=(hint,))
         if not 0 < self.request_timeout_s < float("inf"):
             raise UsageError(f"--request-timeout is {self.request_timeout_s:g}; it must be a number of seconds above 0")
 

@@ -137,7 +137,7 @@ def _resolved(arguments: argparse.Namespace) -> tuple[Resolved, Path | None]:
     named = Path(arguments.model) if arguments.model is not None and arguments.endpoint is None else None
     if named is not None and not (named / "config.json").is_file():
         hint = "name a Hugging Face folder, such as RUN_DIR/model or RUN_DIR/best"
-        raise UsageError(f"{named} is no model folder: it has no config.json", hints=(hint,))
+        raise UsageError(f"{named} is not a model folder: it has no config.json", hints=(hint,))
     if run is None:
         return resolve(request.config, request.plugins, request.overrides), named
     if request.config is not None:

@@ -222,7 +222,7 @@ async def _on_message(
         recording.failed(body, f"the endpoint answered {answer.status}: {shown(raw.decode(errors='replace'))}")
     elif body:
         found = whole_answer(_events(raw)) if is_stream else _read(raw, answer)
-        if "input_tokens" not in found:  # a count of tokens is no answer
+        if "input_tokens" not in found:  # a count of tokens is not an answer
             recording.heard(body, found)
     if not is_stream:
         return web.Response(body=bytes(raw), status=answer.status, headers=headers)

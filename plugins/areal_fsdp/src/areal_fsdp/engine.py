@@ -151,7 +151,7 @@ class FSDPEngine:
         if not len(batch):
             return dict(zip(outputs, result, strict=True))
         needed = {"input_ids": batch["input_ids"], "targets": batch["targets"], "place": torch.arange(result.shape[1])}
-        slim = PackedBatch(Ragged(batch.lengths, needed | choices_of(batch)), levels=batch.levels)
+        slim = PackedBatch(Ragged(batch.lengths, needed | choices_of(batch)), multimodal=batch.multimodal)
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for part, place, counts in self._rounds(slim, self._plan(batch, outputs)):
@@ -279,7 +279,7 @@ class FSDPEngine:
         for rows, counts in split.rows_by_round():
             part = batch if len(rows) == len(batch) else batch.select(rows)
             place = self._ready().layout(part.lengths, self._device), self._ready().see(part, self._device)
-            rounds.append((replace(part, levels={}).to(self._device), place, counts))
+            rounds.append((replace(part, multimodal={}).to(self._device), place, counts))
         return rounds
 
     def _compute(self, part: PackedBatch, place: tuple[Any, ...], outputs: Sequence[str]) -> dict[str, torch.Tensor]:

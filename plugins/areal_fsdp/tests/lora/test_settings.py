@@ -134,7 +134,7 @@ def test_a_pipe_and_what_is_nested_too_deeply_are_no_adapter(tmp_path):
     (tmp_path / "deep" / "adapter_config.json").write_text('{"r":' * 100_000)
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "adapter_config.json")
-    for name, words in (("deep", "recursion depth"), ("pipe", "it is no file")):
+    for name, words in (("deep", "recursion depth"), ("pipe", "it is not a file")):
         (problem,) = LoraSettings(from_folder=tmp_path / name).problems(Run())
         assert words in problem
         assert problem.count("name a folder with") == 1
@@ -171,8 +171,8 @@ def replaced(folder, by):
 
 UNREADABLE = {
     "missing": (lambda path: None, "No such file"),
-    "a folder": (lambda path: path.mkdir(), "it is no file"),
-    "a pipe": (os.mkfifo, "it is no file"),
+    "a folder": (lambda path: path.mkdir(), "it is not a file"),
+    "a pipe": (os.mkfifo, "it is not a file"),
     "a dangling link": (lambda path: path.symlink_to("nowhere"), "No such file"),
     "empty": (lambda path: path.touch(), "header"),
     "truncated": (lambda path: path.write_bytes(safetensors.numpy.save(tensors())[:-1]), "not fully covered"),

@@ -76,7 +76,7 @@ class GMPOLossSettings(ClippingSettings):
 class CISPOLossSettings(ClippingSettings):
     """Settings of `weighted_losses.cispo`."""
 
-    clip_low: float = Field(1.0, ge=0, le=1, description="the least weight is 1 - clip_low; 1 is no bound")
+    clip_low: float = Field(1.0, ge=0, le=1, description="the least weight is 1 - clip_low; 1: no bound")
     clip_high: float = Field(
         4.0, ge=0, description="the greatest weight is 1 + clip_high; the paper tunes it and does not tell its value"
     )
@@ -101,10 +101,10 @@ class RolloutImportanceSettings(PolicyLossSettings):
 
     anchor: ClassVar[Literal["proximal", "behavior"]] = "behavior"
     clip_low: float | None = Field(
-        0.2, gt=0, le=1, description="tokens whose ratio is 1 - clip_low or less are not learned from; null is no bound"
+        0.2, gt=0, le=1, description="tokens whose ratio is 1 - clip_low or less are not learned from; null: no bound"
     )
     clip_high: float | None = Field(
-        0.28, gt=0, description="tokens whose ratio is 1 + clip_high or more are not learned from; null is no bound"
+        0.28, gt=0, description="tokens whose ratio is 1 + clip_high or more are not learned from; null: no bound"
     )
 
 

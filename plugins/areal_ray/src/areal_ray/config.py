@@ -57,5 +57,5 @@ class RaySettings(LauncherSettings):
         if self.address is None and (self.nodes or 1) > 1:
             yield "a cluster of this machine alone (launcher.address: null) has one machine: leave launcher.nodes out"
         if "://" in (self.address or ""):
-            yield f"{self.address} is no address: write HOST:PORT, auto or null, on a node of the cluster"
+            yield f"{self.address} is not an address: write HOST:PORT, auto or null, on a node of the cluster"
         yield from super().check(config)

@@ -96,7 +96,7 @@ def main(words: Sequence[str]) -> int:
     if not 0 <= asked.port < 2**16 or asked.max_tokens < 1:
         parser.error("--port is from 0 to 65535, --max-tokens at least 1")
     if folder.exists() and not (folder / "config.json").is_file():
-        sys.stderr.write(f"areal: '{folder}' is no model: it has no config.json\n")
+        sys.stderr.write(f"areal: '{folder}' is not a model: it has no config.json\n")
         return 2
     try:
         server = ModelServer(ScoringModel(asked.model, asked.dtype), asked.max_tokens)

@@ -33,7 +33,7 @@ class ScoringModel:
         self._model = load(path, dtype=getattr(self._torch, dtype)).eval()
         heads = [child for _, child in self._model.named_children() if getattr(child, "out_features", 0) == 1]
         if len(heads) != 1:
-            raise ValueError(f"the model {path} has no single head of one output, so it is no reward model")
+            raise ValueError(f"the model {path} has no single head of one output, so it is not a reward model")
         self._head = heads[0]
         self._device = "cuda" if self._torch.cuda.is_available() else "cpu"
         self._model.to(self._device)

@@ -65,7 +65,7 @@ def _encoded(text: str, what: str) -> bytes:
 def _checked_path(path: str) -> str:
     parts = path.split("/")
     if not path or "\0" in path or ".." in parts or path.startswith("/"):
-        raise ValueError(f"{path[:80]!r} is no path within the folder of a command")
+        raise ValueError(f"{path[:80]!r} is not a path within the folder of a command")
     normal = str(PurePosixPath(path))
     names = [len(_encoded(name, path)) for name in normal.split("/")]
     if normal == "." or path.endswith("/") or max(names) > LONGEST_NAME or sum(names) + len(names) > LONGEST_PATH:

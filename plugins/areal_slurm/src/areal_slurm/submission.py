@@ -181,7 +181,7 @@ def task_numbers(expression: str) -> list[int]:
     numbers: list[int] = []
     for part in expression.partition("%")[0].split(","):
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)):
-            raise UsageError(f"--array={expression} is no list of numbers", hints=["for four runs: --array=0-3"])
+            raise UsageError(f"--array={expression} is not a list of numbers", hints=["for four runs: --array=0-3"])
         first, last, step = (int(group or 0) for group in match.groups())
         numbers += range(first, max(first, last) + 1, step or 1)
     return numbers

@@ -56,7 +56,7 @@ def files_of(value: Any, folder: Path) -> list[ImageFile]:
         try:
             return [ImageFile("the image", b64decode(value.partition("base64,")[2], validate=True))]
         except ValueError as error:
-            raise ValueError(f"an image begins with {value[:40]!r} and is no base64: {error}") from None
+            raise ValueError(f"an image begins with {value[:40]!r} and is not a base64: {error}") from None
     if isinstance(value, str) and _ADDRESS.match(value):
         raise ValueError(
             f"the image {value[:200]} is an address, and addresses are not fetched: download it before the run, and "
@@ -107,7 +107,7 @@ def _open(file: ImageFile, most_pixels: int) -> tuple[Image, bool]:
             return _upright(opened)
     except Exception as error:  # noqa: BLE001 - a damaged file may make the library raise anything
         is_other = isinstance(error, UnidentifiedImageError)
-        message = "it is no image, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
+        message = "it is not an image, or its beginning is damaged" if is_other else f"{type(error).__name__}: {error}"
         raise ValueError(f"{file.name} cannot be read: {message}: mend it, or take its row out of the data") from None
     if pixels <= most_pixels:
         raise ValueError(
@@ -145,7 +145,7 @@ def _upright(opened: Image) -> tuple[Image, bool]:
 def _read(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
-            raise ValueError(f"the image {path} is no file: name one")
+            raise ValueError(f"the image {path} is not a file: name one")
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"the image {path} has more than {MOST_BYTES >> 20} MiB: make it smaller")
         return path.read_bytes()

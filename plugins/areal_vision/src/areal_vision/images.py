@@ -48,7 +48,7 @@ class ImageReader:
         try:
             self._processor: Any = factory.from_pretrained(model)
         except (OSError, ValueError, ImportError) as error:
-            raise ValueError(f"'{model}' has no image processor, so it is no model for images: {error}") from error
+            raise ValueError(f"'{model}' has no image processor, so it is not a model for images: {error}") from error
         self.merge = int(getattr(self._processor, "merge_size", 0))
         if not self.merge:
             raise ValueError(

@@ -151,13 +151,13 @@ class VisionTokens:
         return sum((0.0 * feature.sum() for feature in features if feature is not None), shown.new_zeros(()))
 
     def see(self, batch: PackedBatch, device: torch.device, dtype: torch.dtype) -> Seen:
-        """The sequences of a batch, whose images are its levels `patches` and `images`; it may have none.
+        """The sequences of a batch, whose images are its multimodal fields `patches` and `images`; it may have none.
 
         Raises:
             ValueError: the images do not fit the tokens.
         """
         ids = torch.split(batch["input_ids"].cpu(), batch.lengths.tolist())
-        images = batch.levels.get("images")
+        images = batch.multimodal.get("images")
         none = torch.zeros(0, 3, dtype=torch.int64)
         grids = [none] * len(batch) if images is None else [row["grid"].cpu() for row in images.rows()]
         placed = [self.place(*each) for each in zip(ids, grids, strict=True)]

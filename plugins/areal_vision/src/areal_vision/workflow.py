@@ -24,7 +24,7 @@ class VisionTurn:
     """Shows the row's images and asks its question; the run's rewards score the answer.
 
     The images stand in front of the question, in the places that the chat template makes for them. Their patches
-    become the trajectory's levels `patches` and `images`, which training reads.
+    become the trajectory's multimodal fields `patches` and `images`, which training reads.
     """
 
     def __init__(self, settings: VisionTurnSettings) -> None:
@@ -58,8 +58,8 @@ class VisionTurn:
         builder = TrajectoryBuilder()
         builder.add_context(input_ids)
         builder.add_generation(generation)
-        levels = {"patches": {"pixels": images.pixels.numpy()}, "images": {"grid": images.grid.numpy()}}
-        trajectory = builder.build(levels=levels)
+        multimodal = {"patches": {"pixels": images.pixels.numpy()}, "images": {"grid": images.grid.numpy()}}
+        trajectory = builder.build(multimodal=multimodal)
         shown = "".join(f"[{file.name}]\n" for file in files)
         wanted = f"\n[wanted: {row['answer']}]" if "answer" in row else ""
         text = f"{shown}{prompt}{completion}{wanted}"

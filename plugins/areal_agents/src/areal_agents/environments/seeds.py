@@ -53,5 +53,5 @@ def seed_of(row: Mapping[str, Any], key: str) -> int:
     except TypeError:
         seed = -1
     if not 0 <= seed < _SEEDS:
-        raise ValueError(f"the row's '{key}' is no seed, a whole number from 0 to {_SEEDS - 1}: {row[key]!r:.80}")
+        raise ValueError(f"the row's '{key}' is not a seed, a whole number from 0 to {_SEEDS - 1}: {row[key]!r:.80}")
     return seed

@@ -43,7 +43,7 @@ def describe(space: Any, observation: Any) -> str:
         numbers = np.asarray(observation)
         if numbers.size > LARGEST:
             raise ConfigError(
-                f"an observation of {numbers.size} numbers is no text",
+                f"an observation of {numbers.size} numbers is not a text",
                 hints=["describe: mine.py:describe, or observation: rendering where the game has a text of it"],
             )
         return " ".join(f"{number:.4g}" for number in numbers.astype(np.float64).ravel())
@@ -96,7 +96,7 @@ class ActionReader:
             return self._names[found[-1]]
         action = self._unnamed(completion)
         if action is None or not self._space.contains(action):
-            raise UnreadableError(f"That is no action. Say {self.choices}.")
+            raise UnreadableError(f"That is not an action. Say {self.choices}.")
         return action
 
     def _unnamed(self, completion: str) -> Any:

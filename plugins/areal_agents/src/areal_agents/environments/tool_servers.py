@@ -112,7 +112,7 @@ class _Server:
         except Exception as error:
             if not _is_lost(error):
                 raise ToolError(str(error)) from error
-            logger.warning("%s was lost during a call of %s and is started again: %s", self.title, name, _words(error))
+            logger.warning("%s was lost during a call of %s and is restarted: %s", self.title, name, _words(error))
             await self._drop(link)
             await self._linked()
             raise ToolError("the tool's server was lost and has begun anew; what it knew before is gone") from error

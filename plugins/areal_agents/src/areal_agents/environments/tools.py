@@ -162,7 +162,7 @@ def read_tool(tool: Callable[..., Any]) -> tuple[BoundTool, dict[str, Any]]:
 
     async def call(arguments: Mapping[str, Any]) -> Any:
         if taken := sorted(bound.keys() & arguments.keys()):
-            raise TypeError(f"{', '.join(taken)} is no argument of this tool")
+            raise TypeError(f"{', '.join(taken)} is not an argument of this tool")
         if inspect.iscoroutinefunction(function):
             return await checked(**arguments, **bound)
         return await run_in_thread(lambda: checked(**arguments, **bound))

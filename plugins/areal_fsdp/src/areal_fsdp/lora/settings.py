@@ -148,7 +148,7 @@ class LoraSettings(Settings):
         path = self.from_folder / ADAPTER_CONFIG
         try:
             if path.exists() and not path.is_file():  # a pipe would be waited for
-                raise OSError("it is no file")
+                raise OSError("it is not a file")
             known = json.loads(path.read_text(encoding="utf-8"))
             size = {"rank": known["r"], "alpha": known["lora_alpha"]}
             named = {"modules": found} if isinstance(found := known.get("target_modules"), list) else {}

@@ -30,7 +30,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     path = folder / ADAPTER_WEIGHTS
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise OSError("it is no file")
+            raise OSError("it is not a file")
         with safe_open(path, "np") as file:
             found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             shapes = {name: tuple(part.get_shape()) for name, part in found.items()}

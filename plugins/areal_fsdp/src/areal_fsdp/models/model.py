@@ -141,7 +141,7 @@ class RoleModule(torch.nn.Module):
             RunError: the batch has images, and the model sees none; or they do not fit its tokens.
         """
         if self.vision is None:
-            if "patches" in batch.levels:
+            if "patches" in batch.multimodal:
                 raise RunError(f"the batch has images, and the model type '{self.model.config.model_type}' sees none")
             return None
         try:

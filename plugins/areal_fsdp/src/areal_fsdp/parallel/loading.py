@@ -125,7 +125,7 @@ class ModelFiles:
     def streamed(self, model: PreTrainedModel, layers: torch.nn.ModuleList) -> Iterator[None]:
         """Let a model without memory compute on the CPU, before it is divided.
 
-        Each layer is read before it runs and given up behind it, and so is each part that is no layer's.
+        Each layer is read before it runs and given up behind it, and so is each part that is not a layer's.
         """
         known = {*self._keys, *self._joined}
         names = {parameter: name for name, parameter in model.named_parameters() if name in known}
