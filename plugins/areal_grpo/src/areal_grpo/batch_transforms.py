@@ -1,4 +1,4 @@
-"""Batch transforms: columns that are computed from a whole batch before its advantages are. Functions of batch and context."""
+"""Batch transforms: columns computed from a whole batch before its advantages. Functions of batch and context."""
 
 from __future__ import annotations
 
