@@ -99,7 +99,7 @@ def watch_event_loop(limit_s: float, log: Callable[[str], None]) -> None:
             stack = "".join(traceback.format_stack(frame)[-SHOWN_FRAMES:])
             is_starved = any(one.f_code is start_thread.__code__ for one, _ in traceback.walk_stack(frame))
             advice = OTHERS_HOLD if is_starved else "await it, or run it in a thread"
-            message = f"a call blocks everything else since {blocked_s:.0f} s; {advice}:\n{stack}"
+            message = f"a call has blocked this process for {blocked_s:.0f} s; {advice}:\n{stack}"
             if blocked_s >= limit_s:
                 raise RunError(message, hints=["rollout.blocked_timeout_s is the limit"])
             log(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from areal_core.algorithms.settings import PolicyGradientSettings
     from areal_core.data.batch import PackedBatch
-    from areal_core.interfaces.algorithm import Context
+    from areal_core.data.trajectory import Episode
+    from areal_core.interfaces.algorithm import Context, GroupFilter, RewardShaping
 
 OUTPUTS = ("logprobs", "entropy")
 LARGEST_LOG_RATIO = 20.0
@@ -39,7 +40,8 @@ class PolicyGradient:
 
     def __init__(self, settings: PolicyGradientSettings) -> None:
         self._settings = settings
-        self.group_filters = [one.build() for one in (*settings.reward_shaping, *settings.group_filters)]
+        shaping = [_keeps_groups(one.build()) for one in settings.reward_shaping]
+        self.group_filters = [*shaping, *(one.build() for one in settings.group_filters)]
         self._batch_transforms = [one.build() for one in settings.batch_transforms]
         self._advantage = settings.advantage.build()
         self._minibatch_transforms = [one.build() for one in settings.minibatch_transforms]
@@ -128,9 +130,8 @@ class PolicyGradient:
     @staticmethod
     def _terms(batch: PackedBatch, outputs: Mapping[str, torch.Tensor]) -> PolicyTerms:
         logprobs, behavior = outputs["logprobs"], batch["logprobs"]
-        if (
-            "proximal_share" in batch
-        ):  # the choice of the settings; a batch transform may have asked for the column below
+        # First the choice of the settings; a batch transform may have asked for the column below.
+        if "proximal_share" in batch:
             proximal = behavior + batch["proximal_share"] * (logprobs.detach() - behavior)
         elif "proximal_logprobs" in batch:
             proximal = batch["proximal_logprobs"]
@@ -177,3 +178,15 @@ def _mismatch(terms: PolicyTerms) -> dict[str, torch.Tensor]:
     if terms.entropy is not None:
         logged["entropy"] = terms.entropy
     return logged
+
+
+def _keeps_groups(shaping: RewardShaping) -> GroupFilter:
+    """Reward shaping among the filters: one that forgets to return the episodes would drop every group in silence."""
+
+    def shape(episodes: Sequence[Episode]) -> Any:
+        found = shaping(episodes)
+        if found is None:
+            raise ValueError(f"the reward shaping {shaping} returned None; it must return the episodes")
+        return found
+
+    return shape

@@ -68,5 +68,5 @@ def _refuse(words: str, key: str, written: Any, said: int) -> None:
     """Raise `LayoutError` where something else is written than the words say."""
     if written not in (None, said):
         raise LayoutError(
-            f"{words} means {key}={said}, and {key}={written} is written", f"write {key}={said}, or other words"
+            f"{words} means {key}={said}, but {key}={written} is set", f"write {key}={said}, or other words"
         )

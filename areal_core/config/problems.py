@@ -46,6 +46,7 @@ RENAMED: Final = {
     "update_stages": "minibatch_transforms",
     "group_stages": "reward_shaping, then group_filters",
     "encoder": "example_tokenizer",
+    "centring": "centering",
     "max_picture_pixels": "workflow.max_image_pixels",
     # what others call it: TRL, verl, AReaL
     **dict.fromkeys(("num_generations", "n_samples", "n"), "rollout.group_size"),

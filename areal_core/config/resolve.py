@@ -185,7 +185,7 @@ def _placed(tree: Tree, problem: Problem) -> str:
 def _origin(tree: Tree, path: str) -> str:
     """The origin of one value; a section that only chooses a component has its other values by default."""
     parts = tuple(int(part) if part.isdigit() else part for part in path.split("."))
-    exact = "every list and reference together" if parts[0] == "plugins" else tree.origins.get(parts)
+    exact = "merged" if parts[0] == "plugins" else tree.origins.get(parts)
     if exact is None and parts[-1] == "type":
         exact = tree.origins.get(parts[:-1])
     if exact is None and (parts[0] == "placement" or parts in NUMBERED):

@@ -169,6 +169,9 @@ class RunConfig(Section):
                 f"{updates} does not divide rollout.batch_size, which is {groups}",
                 (f"choose one of {fitting}, or another batch size",),
             )
+        if self.deterministic and self.workflow is not None and self.rollout.max_staleness:
+            message = "with rollout.max_staleness above 0 it depends on time which weights sample a token"
+            yield Problem(("deterministic",), message, ("set rollout.max_staleness=0, or leave deterministic out",))
         if self.sampling.min_new_tokens > self.sampling.max_new_tokens:
             yield Problem(
                 ("sampling", "min_new_tokens"),
@@ -200,6 +203,11 @@ class RunConfig(Section):
         except ConfigError as error:
             yield Problem(("algorithm",), error.message, tuple(error.hints))
             return
+        for name, role in needed.items():
+            section = self.roles.get(name)
+            if role.needs_path and getattr(section and section.common, "path", None) is None:
+                message = "is required: without a model of its own the role would be a copy of the run's"
+                yield Problem(("roles", name, "path"), message, (f"add roles.{name}.path=FOLDER",))
         for name in self.roles.keys() - needed.keys():
             hint = f"roles of this algorithm: {', '.join(needed)}"
             yield Problem(("roles", name), f"'{self.algorithm.target}' and its components know no such role", (hint,))

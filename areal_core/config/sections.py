@@ -121,7 +121,7 @@ class RolloutSection(Section):
     max_consecutive_failures: int = Field(default=16, ge=1)
     """failures in a row that end the run"""
     episode_timeout_s: Seconds = Field(default=600.0, gt=0)
-    """seconds that one episode may take, those in which it waits for a place in the engine left out"""
+    """seconds that one episode may take, those in which it waits for a slot of a server left out"""
     stall_timeout_s: Seconds = Field(default=1800.0, gt=0)
     """seconds without a finished group, while one is waited for, that end the run; in evaluations without an episode"""
     blocked_timeout_s: Seconds = Field(default=60.0, gt=0)
@@ -210,7 +210,7 @@ class PlacementSection(Section):
         if self.generation is not None and self.training is not None:
             shared = set(self.generation) & set(self.training)
             if shared and set(self.generation) != set(self.training):
-                raise ValueError(f"GPUs {sorted(shared)} do both, others one: all of them must be shared, or none")
+                raise ValueError(f"placement shares only the GPUs {sorted(shared)}: share all of them, or none")
         return self
 
     @model_serializer(mode="wrap")
@@ -271,7 +271,7 @@ class EvaluationSection(Section):
     at_start: bool = True
     """evaluate before the first step as well"""
     keep_best: bool = True
-    """keep the checkpoint with the best score"""
+    """export the model with the best score to best/"""
     beside_training: bool = True
     """train on the next batch meanwhile, but where the run is synchronous or GPUs are colocated"""
 

@@ -225,6 +225,10 @@ class TrajectoryBuilder:
         if generation.columns:
             self._columns = joined_columns(self._columns, generation.columns, len(self))
 
+    def cut(self) -> None:
+        """The trajectory ends here by a limit, whatever ended its last generation."""
+        self._finish_reason = FinishReason.LENGTH
+
     def build(
         self,
         sequence: Mapping[str, Values] | None = None,
@@ -270,7 +274,7 @@ class Episode:
 
     Attributes:
         trajectories: at least one; several where a template rewrites the prefix between turns.
-        reward: the outcome reward of the episode, given to each of its trajectories beside what that has earned.
+        reward: the outcome reward of the episode, given to each of its trajectories beside its own reward.
         rewards: named components of the reward, for metrics.
         text: prompt and completion as text, for the report; never used in training.
         metrics: further figures of it, such as `agents/turns`; their means over episodes are logged.

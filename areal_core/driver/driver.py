@@ -66,7 +66,7 @@ class Driver:
     Args:
         launcher: starts them.
         run: the folder of the run.
-        hear: called with what a process says that is not for the driver itself.
+        on_message: called with what a process says that is not for the driver itself.
         log: shows a line to the user.
         signals: that asked this program to stop before; more are added.
     """

@@ -62,7 +62,7 @@ def join_run(run: RunFolder, *, patience_s: float, log: Callable[[str], None], i
         if now - told > PROGRESS_S:
             told = now
             stopped = "" if code is None else f", which was stopped: areal run --resume {run.word}"
-            log(f"waiting since {now - began:.0f} s, of {limit_s:g} s at most, for the run in {run.path}{stopped}")
+            log(f"waited {now - began:.0f} s, of {limit_s:g} s at most, for the run in {run.path}{stopped}")
         time.sleep(POLL_S)
 
 

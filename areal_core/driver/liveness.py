@@ -57,7 +57,7 @@ class Liveness:
             self._log(f"{name} responds again")
         if silent > TOLD_S:
             state = "stopped" if process.join and is_stopped(process.join.pid) else "silent"
-            message = f"{name} is {state} since {silent:.0f} s (phase {beat.phase})"
+            message = f"{name} has been {state} for {silent:.0f} s (phase {beat.phase})"
             if name not in self._silent:
                 self._silent.add(name)
                 self._log(message)

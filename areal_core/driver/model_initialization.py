@@ -80,7 +80,7 @@ def _alone(path: Path, log: Callable[[str], None]) -> Iterator[None]:
                 told = waited
                 held_s = max(0.0, time.time() - path.stat().st_mtime)
                 who = path.read_text(errors="replace") or "another process"
-                log(f"waiting since {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
+                log(f"waited {waited:.0f} s for {who}, at this model for {held_s:.0f} s ({path})")
             time.sleep(POLL_S)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")

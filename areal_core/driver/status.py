@@ -98,7 +98,7 @@ def stop_run(run: RunFolder, *, now: bool, patience_s: float, log: Callable[[str
             return str(state)
         if time.monotonic() - told > PROGRESS_S:
             told = time.monotonic()
-            log(f"waiting since {told - began:.0f} s for the run to stop: {waits_for(run_status(run))}")
+            log(f"waited {told - began:.0f} s for the run to stop: {waits_for(run_status(run))}")
         time.sleep(POLL_S)
     if not patience_s:
         return "running"

@@ -40,7 +40,7 @@ def log(line: str) -> None:
 
 
 class Terminal:
-    """Lines and images on their way to the terminal.
+    """Lines and panels on their way to the terminal.
 
     Attributes:
         log_path: where lines are kept as well, each with its time; None before there is a run folder.

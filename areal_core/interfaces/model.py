@@ -64,12 +64,15 @@ class Role:
         head: `vocabulary` gives log-probabilities and entropy, `scalar` one value for each token.
         trains: whether it learns; a frozen role has no optimizer.
         ema: of a frozen role, whose average it is; None where it never changes.
+        needs_path: whether its section must name a model of its own, as a teacher's must: without a path it would be a
+            copy of the run's, from which nothing can be learned.
     """
 
     name: str
     head: Literal["vocabulary", "scalar"] = "vocabulary"
     trains: bool = False
     ema: EMA | None = None
+    needs_path: bool = False
 
     @property
     def changes(self) -> bool:

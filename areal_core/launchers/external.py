@@ -54,7 +54,7 @@ class ExternalLauncher:
             if now - told > PROGRESS_S:
                 told = now
                 there = ", ".join(sorted(self._nodes)) or "none"
-                sys.stderr.write(f"waiting since {now - began:.0f} s for {count} machines; here: {there}\n")
+                sys.stderr.write(f"waited {now - began:.0f} s for {count} machines; here: {there}\n")
             await asyncio.sleep(POLL_S)
         self._has_begun = True
         return [node for _, (_, node) in sorted(self._nodes.items())]

@@ -2,7 +2,7 @@
 
 `frames` turns a message into a frame and back, `peer` is either end of a connection. The messages themselves: `hub`
 (the driver and the processes of a run), `rollouts` (trainer and rollout controller), `workflows` (rollout controller
-and its workers), `scores` (reward pool and its workers).
+and its workers), `scores` (reward pool and its workers), `servers` (the driver and the server pool).
 """
 
 from areal_core.messages.credentials import Credentials

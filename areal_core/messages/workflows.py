@@ -1,4 +1,4 @@
-"""Between the rollout controller and its workflow workers. Fields are the protocol."""
+"""Between the rollout controller and its rollout workers. Fields are the protocol."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Events:
         self._observe("areal_step_finished", run_dir=run_dir, step=step, metrics=metrics)
 
     def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
-        """The engines generate with `version`; an exception silences the plugin."""
+        """The sync of `version` has begun; an exception silences the plugin."""
         self._observe("areal_weights_synced", run_dir=run_dir, step=step, version=version)
 
     def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:

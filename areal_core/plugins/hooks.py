@@ -83,9 +83,9 @@ def areal_step_finished(run_dir: Path, step: int, metrics: Mapping[str, float]) 
 
 @hookspec
 def areal_weights_synced(run_dir: Path, step: int, version: int) -> None:
-    """The engines generate with new weights.
+    """New weights are on their way to the servers.
 
-    When: when every engine has confirmed this version.
+    When: when their sync has begun; tokens say by themselves which version sampled them.
     Process: trainer rank 0.
     How often: once for every weight sync.
     Exception: is logged with the plugin's name; the plugin hears no further events and the run goes on.

@@ -96,9 +96,13 @@ class RewardSum:
             raise RewardError("the workflow asks for a reward, and the config names none: set rewards")
 
     @staticmethod
-    def _call(term: RewardTerm, names: list[str] | None, arguments: Mapping[str, Any]) -> Any:
+    def _call(term: RewardTerm, names: Mapping[str, bool] | None, arguments: Mapping[str, Any]) -> Any:
         row = arguments.get("row", {})
-        given = arguments if names is None else {name: _argument(term, name, arguments, row) for name in names}
+        given = arguments
+        if names is not None:
+            offered = {**row, **arguments}
+            wanted = (name for name, is_required in names.items() if is_required or name in offered)
+            given = {name: _argument(term, name, arguments, row) for name in wanted}
         try:
             return term.function(**given)
         except BaseException as error:  # sys.exit is no way out of a reward either
@@ -127,12 +131,14 @@ def _raised(term: RewardTerm, error: BaseException) -> RewardError:
     return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}"))
 
 
-def _parameters(function: Callable[..., object]) -> list[str] | None:
-    """Names of the arguments to pass, or None where the function takes any (`**arguments`)."""
+def _parameters(function: Callable[..., object]) -> dict[str, bool] | None:
+    """Names of the arguments to pass, and whether each must be there; None where the function takes any
+    (`**arguments`). A keyword with a default is a setting."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return [p.name for p in parameters if p.default is p.empty]
+    offered = (p for p in parameters if p.default is p.empty or p.kind is p.POSITIONAL_OR_KEYWORD)
+    return {p.name: p.default is p.empty for p in offered}
 
 
 def _argument(term: RewardTerm, name: str, arguments: Mapping[str, Any], row: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ AGAIN_S = 1.0
 class EpisodeClock:
     """Cancels an episode that takes too long.
 
-    Time goes by only while none of the episode's requests waits for a place in the engine. How long that takes is
+    Time goes by only while none of the episode's requests waits for a slot of a server. How long that takes is
     decided by others: those who came before, or servers that are lost. One of several requests is enough: an episode
     that asks for more than there are places at once shall not fail for it. Whoever waits gets its place in turn or is
     failed by the engine; until then a sibling that hangs in its place is not noticed, but then it is. Where the engine

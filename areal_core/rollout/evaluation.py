@@ -29,7 +29,7 @@ class Played(NamedTuple):
         sample: which of the answers to its prompt.
         episode: None where it failed.
         error: why it failed; empty where it did not.
-        facts: what else its player noted of it, for whoever takes the episodes.
+        facts: what else was recorded of it.
     """
 
     row: int

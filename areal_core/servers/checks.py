@@ -35,7 +35,7 @@ def check_identity(identity: ServerIdentity, model: ModelReference) -> None:
         return  # on another machine; what it generates is compared with the trainer's model after the first update
     try:
         described = [json.loads(each.read_text()) for each in (path, Path(model.path) / "config.json")]
-        # The shape of a model that sees is that of its language model.
+        # The shape of a VLM is that of its language model.
         served, wanted = ({**(each.get("text_config") or {}), **each} for each in described)
     except (OSError, ValueError) as error:
         raise ServerRefusedError(f"serves {identity.model}, which cannot be compared: {error}") from None

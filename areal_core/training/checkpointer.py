@@ -41,7 +41,7 @@ class Checkpointer:
         section: settings.
         run_dir: of the run.
         checkpoints: the folder of this attempt's.
-        engines: those that learn or follow, by role.
+        engines: those that learn and EMAs, by role.
         source: commits, on rank 0.
         metrics_logger: is told of what was committed, on rank 0.
         phase: says, and times, that training waits.

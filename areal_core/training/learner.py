@@ -47,7 +47,7 @@ class Learner:
 
     @property
     def changing(self) -> dict[str, TrainEngine]:
-        """The engines that a checkpoint must hold, by role: of those that learn, and of those that follow them."""
+        """The engines that a checkpoint must hold, by role: those that learn, and their EMAs."""
         return {name: self._engines[name] for name, role in self._roles.items() if role.changes}
 
     @property

@@ -29,7 +29,7 @@ class Observer(Protocol):
         """A step is over."""
 
     def weights_synced(self, run_dir: Path, step: int, version: int) -> None:
-        """The engines are given the weights of `version`."""
+        """The sync of `version` has begun."""
 
     def checkpoint_saved(self, run_dir: Path, step: int, path: Path) -> None:
         """A checkpoint is committed at `path`."""
@@ -103,7 +103,7 @@ class MetricsLogger:
         self._notify_observers(lambda observer: observer.step_finished(self._run_dir, step, line))
 
     def weights_synced(self, step: int, version: int) -> None:
-        """The engines are given the weights of `version`."""
+        """The sync of `version` has begun."""
         self._notify_observers(lambda observer: observer.weights_synced(self._run_dir, step, version))
 
     def checkpoint_saved(self, step: int, path: Path) -> None:

@@ -85,7 +85,7 @@ class RolloutClient:
                 self._log(f"waiting for {waiting_for}: {question.result().text}")
                 question = None
             if now - heard > SILENCE_S:
-                raise RunError(f"the rollout controller is silent since {now - heard:.0f} s: waited for {waiting_for}")
+                raise RunError(f"the rollout controller was silent for {now - heard:.0f} s: waited for {waiting_for}")
             if question is None and now - last_line > PROGRESS_INTERVAL_S:
                 question, last_line = self.request(messages.Describe()), now
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from areal_core.data.trajectory import Episode, FinishReason, TrajectoryBuilder
+from areal_core.interfaces.workflow import RowError
 from areal_core.workflows.prompts import apply_template, between_turns, prompt_messages
 
 if TYPE_CHECKING:
@@ -43,20 +44,25 @@ class MultiTurn:
             rewards: list[float] = []
             for number in range(settings.max_turns):
                 room = settings.max_tokens - len(builder)
-                if room <= 0:  # the opening alone is too long
-                    break
+                if room <= 0:
+                    many = f"the opening has {len(builder)} tokens"
+                    raise RowError(f"{many}, and workflow.max_tokens is {settings.max_tokens}")
                 generation = await context.generate(builder.input_ids, max_new_tokens=room)
                 builder.add_generation(generation)
                 completion = context.tokenizer.decode(generation.output_ids, skip_special_tokens=True)
                 answer, turn_reward = await environment.step(completion)
                 rewards.append(settings.turn_discount**number * turn_reward)
                 text += completion
-                if answer is None or generation.finish_reason is FinishReason.ABORT or number + 1 == settings.max_turns:
+                if answer is None or generation.finish_reason is FinishReason.ABORT:
+                    break
+                if number + 1 == settings.max_turns:
+                    builder.cut()
                     break
                 turn = {"role": "assistant", "content": completion}
                 following = [{"role": "user", "content": answer}]
                 between, words = between_turns(context.tokenizer, messages, turn, following, generation.output_ids)
                 if len(builder) + len(between) >= settings.max_tokens:
+                    builder.cut()
                     break
                 builder.add_context(between)
                 text += words

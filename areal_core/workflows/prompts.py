@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -39,12 +40,25 @@ def encode_prompt(tokenizer: Any, row: Mapping[str, Any], settings: PromptSettin
     """Token ids of the prompt, and the prompt as text."""
     messages = prompt_messages(row, settings)
     if messages is not None:
-        text = render(tokenizer, messages, add_generation_prompt=True)
-    else:
-        text = row[settings.prompt_key]
-        text = text if settings.text_has_special_tokens else guard(tokenizer, text)
-    ids, written = _encoded(tokenizer, text)
-    return list(ids), written
+        ids, written = _encoded(tokenizer, render(tokenizer, messages, add_generation_prompt=True))
+        return list(ids), written
+    text = row[settings.prompt_key]
+    ids, written = _encoded(tokenizer, text if settings.text_has_special_tokens else guard(tokenizer, text))
+    return with_begin(tokenizer, ids), written
+
+
+def with_begin(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """The tokens of a plain text behind what the tokenizer itself puts in front of one, such as BOS; a template writes
+    that by itself."""
+    begin = _begin(tokenizer)
+    return list(ids) if tuple(ids[: len(begin)]) == begin else [*begin, *ids]
+
+
+@lru_cache(maxsize=8)
+def _begin(tokenizer: Any) -> tuple[int, ...]:
+    plain, whole = (tokenizer.encode("a", add_special_tokens=adds) for adds in (False, True))
+    ahead = range(len(whole) - len(plain) + 1)
+    return tuple(whole[: next((n for n in ahead if whole[n : n + len(plain)] == plain), 0)])
 
 
 def apply_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> tuple[list[int], str]:
@@ -144,11 +158,24 @@ def encode(tokenizer: Any, text: str) -> tuple[list[int], str]:
     for piece in _STAND_IN.split(text):
         if _STAND_IN.fullmatch(piece) and ord(piece) - _STAND_INS < len(spellings):
             written.append(spellings[ord(piece) - _STAND_INS])
-            ids += tokenizer.encode(written[-1], add_special_tokens=False, split_special_tokens=True)
+            ids += _ordinary_tokens(tokenizer)[written[-1]]
         elif piece:
             written.append(piece)
             ids += tokenizer.encode(piece, add_special_tokens=False)
     return ids, "".join(written)
+
+
+@lru_cache(maxsize=8)
+def _ordinary_tokens(tokenizer: Any) -> dict[str, list[int]]:
+    """The ordinary tokens of what spells a special one, by its spelling.
+
+    From a copy: `split_special_tokens` is set on the tokenizer itself, and other threads encode with that meanwhile.
+    """
+    own = copy.deepcopy(tokenizer)
+    return {
+        spelling: own.encode(spelling, add_special_tokens=False, split_special_tokens=True)
+        for spelling in _special_tokens(tokenizer)
+    }
 
 
 @lru_cache(maxsize=64)

@@ -36,6 +36,7 @@ GONE = {
     "regularis": "regulariz",
     "normalis": "normaliz",
     "centred": "centered",
+    "centring": "centering",
     "learnt": "learned",
     "colour": "color",
 }

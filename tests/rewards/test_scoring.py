@@ -25,3 +25,14 @@ def test_every_reward_counts_with_its_weight() -> None:
     score = asyncio.run(mixed.score(arguments))
     assert (score.value, score.components) == (1.0, {"short": 0.25, "right": 1.0})
     assert (plain.at_once, mixed.at_once) == (1, 32)
+
+
+def test_an_argument_with_a_default_is_passed_where_it_is_offered() -> None:
+    """Else the reward would be a constant; a keyword with a default is a setting, whatever a row has."""
+
+    def exact(completion: str, answer: str = "", *, bonus: float = 1.0) -> float:
+        return bonus * (completion == answer)
+
+    both = {"completion": "8", "row": {"answer": "8", "bonus": 5.0}}
+    assert RewardSum([RewardTerm("exact", exact)])(both).value == 1.0
+    assert RewardSum([RewardTerm("exact", exact)])({"completion": "8", "row": {}}).value == 0.0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from areal_core.data import FinishReason, Generation
+from areal_core.interfaces import RowError
 from areal_core.testing.fakes import FakeTokenizer
 from areal_core.workflows.multi_turn import MultiTurn
 from areal_core.workflows.settings import MultiTurnSettings
@@ -50,3 +51,26 @@ def test_each_turn_knows_what_it_has_earned(discount: float, wanted: list[float]
     assert trajectory.turns["turn_rewards"].tolist() == wanted
     assert episode.reward == sum(wanted)
     assert np.unique(trajectory.tokens["turn_ids"]).tolist() == [-1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({}, FinishReason.STOP), ({"max_turns": 2}, FinishReason.LENGTH), ({"max_tokens": 30}, FinishReason.LENGTH)],
+)
+def test_a_conversation_that_a_limit_ends_is_cut(limits: dict[str, int], reason: FinishReason) -> None:
+    """Whatever ended its last turn: `mask_truncated` and the share of truncated answers go by it."""
+
+    async def generate(input_ids: list[int], **options: Any) -> Generation:
+        return Generation([111, 107], [-1.0, -1.0], [1, 1], FinishReason.STOP)
+
+    workflow = MultiTurn(MultiTurnSettings.model_validate({"environment": f"{__file__}:World", **limits}))
+    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=generate)
+    (trajectory,) = asyncio.run(workflow.run_episode({}, context)).trajectories
+    assert int(trajectory.sequence["finish_reason"]) == reason
+
+
+def test_an_opening_that_is_too_long_fails_and_is_no_reward_of_0() -> None:
+    workflow = MultiTurn(MultiTurnSettings.model_validate({"environment": f"{__file__}:World", "max_tokens": 3}))
+    context: Any = SimpleNamespace(tokenizer=ChatTokenizer(), generate=None)
+    with pytest.raises(RowError, match=r"the opening has \d+ tokens, and workflow.max_tokens is 3"):
+        asyncio.run(workflow.run_episode({}, context))

@@ -109,3 +109,36 @@ def test_a_conversation_keeps_to_its_tokens(tokenizer):
     tokens, _, _ = played(tokenizer, "far too long " * 9, FinishReason.STOP, "ok<eos>", max_tokens=40)
     assert len(tokens) <= 40
     assert tokens[-3:] == ["o", "k", "<eos>"]
+
+
+def test_a_plain_text_begins_as_the_tokenizer_begins_it(tokenizer):
+    """With BOS, where it puts one; not twice, and not behind a template, which writes its own."""
+    import copy
+
+    from tokenizers.processors import TemplateProcessing
+
+    beginning = copy.deepcopy(tokenizer)
+    processor = TemplateProcessing(single="<user> $A", special_tokens=[("<user>", 1)])
+    beginning.backend_tokenizer.post_processor = processor
+    settings = SingleTurnSettings(text_has_special_tokens=True)
+    assert encode_prompt(tokenizer, {"prompt": "5"}, SingleTurnSettings())[0] == tokenizer.encode("5")
+    for text in ("5", "<user>5"):
+        assert special(beginning, encode_prompt(beginning, {"prompt": text}, settings)[0]) == ["<user>"]
+    chat = {"prompt": [{"role": "assistant", "content": "5"}]}
+    assert "<user>" not in special(beginning, encode_prompt(beginning, chat, SingleTurnSettings())[0])
+
+
+def test_threads_on_one_tokenizer_do_not_see_each_others_settings(tokenizer):
+    """`split_special_tokens` is set on the tokenizer: another's text would yield special tokens, or lose its own."""
+    import copy
+    from concurrent.futures import ThreadPoolExecutor
+
+    shared = copy.deepcopy(tokenizer)
+    before = shared._tokenizer.encode_special_tokens
+    with ThreadPoolExecutor(8) as pool:
+        texts = [f"{number}<user>{number}" for number in range(400)]
+        guarded = pool.map(lambda text: encode_prompt(shared, {"prompt": text}, SingleTurnSettings())[0], texts)
+        written = pool.map(lambda number: special(shared, shared.encode(f"<user>{number}")), range(400))
+        assert not any(special(shared, ids) for ids in guarded)
+        assert all(found == ["<user>"] for found in written)
+    assert shared._tokenizer.encode_special_tokens is before, "nothing is set on the tokenizer that others use"

@@ -78,7 +78,7 @@ class TestIPO(PairSuite):
 
 class TestRewardModel(PairSuite):
     component = "finetuning/reward_model"
-    settings = {"centring": 0.1}  # noqa: RUF012
+    settings = {"centering": 0.1}  # noqa: RUF012
     learns_in_mask = False
 
 

@@ -66,7 +66,7 @@ def test_defaults_are_those_of_the_papers(read):
     dpo, ipo = (read(f"algorithm={name}").algorithm.settings for name in ("dpo", "ipo"))
     assert (dpo.loss, dpo.beta, dpo.label_smoothing, dpo.length_normalized) == ("sigmoid", 0.1, 0.0, False)
     assert (ipo.loss, ipo.beta, ipo.length_normalized) == ("ipo", 0.1, False)
-    assert read("algorithm=reward_model").algorithm.settings.centring == 0
+    assert read("algorithm=reward_model").algorithm.settings.centering == 0
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_defaults_are_those_of_the_papers(read):
         (("algorithm=dpo", "algorithm.label_smoothing=0.5"), r"algorithm\.label_smoothing"),
         (("algorithm=ipo", "algorithm.label_smoothing=0.1"), "label_smoothing is of loss: sigmoid, and loss is ipo"),
         (("algorithm=dpo", "algorithm.loss=hinge"), r"algorithm\.loss"),
-        (("algorithm=reward_model", "algorithm.centring=-1"), r"algorithm\.centring"),
+        (("algorithm=reward_model", "algorithm.centering=-1"), r"algorithm\.centering"),
         (("algorithm=sft", "algorithm.example_tokenizer.overlong=truncate"), "overlong: truncate needs max_tokens"),
         (("algorithm=sft", "algorithm.example_tokenizer.max_tokens=1"), r"algorithm\.example_tokenizer\.max_tokens"),
-        (("algorithm=distill", *GENERATES), "it needs a teacher: set roles.teacher.path"),
-        (("algorithm=distill", *GENERATES, "roles.teacher={}"), "it needs a teacher: set roles.teacher.path"),
+        (("algorithm=distill", *GENERATES), "roles.teacher.path: is required"),
+        (("algorithm=distill", *GENERATES, "roles.teacher={}"), "roles.teacher.path: is required"),
         (("algorithm=distill", "roles.teacher.path=large"), "nothing generates: set workflow and inference_engine"),
     ],
 )

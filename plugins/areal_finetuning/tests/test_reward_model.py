@@ -10,7 +10,7 @@ from areal_core.testing.conformance import numbers_of
 from areal_finetuning.reward_model import reward_losses
 
 
-def by_index(batch, values, centring):
+def by_index(batch, values, centering):
     """The mean loss of the pairs, and the scores of each, number by number."""
     offsets = batch.tokens.offsets.tolist()
     losses, scores = [], []
@@ -21,7 +21,7 @@ def by_index(batch, values, centring):
             score[bool(batch["is_chosen"][row])] = values[last]
             margin = float(batch["margin"][row]) if "margin" in batch else 0.0
         probability = 1 / (1 + torch.exp(-(score[True] - score[False] - margin)))
-        losses.append(-torch.log(probability) + centring * (score[True] + score[False]) ** 2)
+        losses.append(-torch.log(probability) + centering * (score[True] + score[False]) ** 2)
         scores.append((float(score[True].detach()), float(score[False].detach())))
     return sum(losses) / len(losses), scores
 
@@ -31,15 +31,15 @@ def values_of(batch, dtype=torch.float64):
     return (2 * torch.randn(batch.token_count, generator=generator, dtype=torch.float64)).to(dtype).requires_grad_()
 
 
-@pytest.mark.parametrize("centring", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("centering", [0.0, 0.01, 0.5])
 @pytest.mark.parametrize("has_margin", [True, False])
-def test_loss_and_gradient_are_those_of_the_loop(centring, has_margin, pairs, build, one_update):
+def test_loss_and_gradient_are_those_of_the_loop(centering, has_margin, pairs, build, one_update):
     if not has_margin:
         del pairs.sequences["margin"]
-    (work,) = one_update(build("algorithms", "reward_model", centring=centring), pairs)
+    (work,) = one_update(build("algorithms", "reward_model", centering=centering), pairs)
     assert (work.role, work.outputs) == ("reward", ("values",))
     values = values_of(pairs)
-    wanted, scores = by_index(pairs, values, centring)
+    wanted, scores = by_index(pairs, values, centering)
     (gradient,) = torch.autograd.grad(wanted, values)
     result = work.loss(work.batch, {"values": values})
     (found,) = torch.autograd.grad(result.loss, values)
@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_trl():
     chosen, rejected = (torch.randn(64, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
     margin = torch.rand(64, generator=generator, dtype=torch.float64)
     wanted = -F.logsigmoid(chosen - rejected - margin).mean() + 0.01 * torch.mean((chosen + rejected) ** 2)
-    found = reward_losses(chosen, rejected, margin, centring=0.01).mean()
+    found = reward_losses(chosen, rejected, margin, centering=0.01).mean()
     assert float(found) == pytest.approx(float(wanted), abs=1e-14)
     for one, other in zip(
         torch.autograd.grad(found, (chosen, rejected), retain_graph=True),

@@ -97,7 +97,7 @@ def test_preferences_are_learned(name, keys, learn):
 
 def test_a_reward_model_is_learned_and_is_a_sequence_classifier(learn, tmp_path):
     transformers = pytest.importorskip("transformers")
-    engines, metrics = learn("reward_model", centring=0.01)
+    engines, metrics = learn("reward_model", centering=0.01)
     assert list(engines) == ["reward"]
     assert mean(metrics[-5:], "accuracy") > 0.9
     assert mean(metrics[-5:], "margin") > 0.5 + metrics[0]["margin"]

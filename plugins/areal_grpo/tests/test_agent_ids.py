@@ -1,8 +1,9 @@
 """Planners are compared with planners and solvers with solvers."""
 
+import numpy as np
 import pytest
 
-from areal_core.data import Episode, FinishReason, PackedBatch, TrajectoryBuilder, group_mean
+from areal_core.data import Episode, FinishReason, PackedBatch, Trajectory, TrajectoryBuilder, group_mean
 from areal_core.data.packing import pack_group
 from areal_core.data.trajectory import Generation
 from areal_grpo.advantages import group_normalized
@@ -46,3 +47,25 @@ def test_group_filters_see_rewards_of_agents():
     assert zero_variance(same) is None
     penalized = overlong_penalty(same, max_length=4, buffer=4, factor=0.5)
     assert pack_group(0, (0, 0), 2, dict(enumerate(penalized)))["sequences.reward"].tolist() == [-0.5, 9.5, -0.5, 9.5]
+
+
+def test_group_filters_see_rewards_of_tokens():
+    """One answer has the token reward that the other lacks: there is something to learn."""
+    same = [EPISODES[0], EPISODES[2]]
+    planner, solver = same[0].trajectories
+    richer = Trajectory(
+        {**planner.tokens, "token_rewards": np.array([0, 1, 0], np.float32)}, planner.sequence, agent_id="planner"
+    )
+    assert zero_variance([Episode([richer, solver], 0.0), same[1]]) is not None
+
+
+def test_every_trajectory_of_an_agent_counts_in_what_it_earned():
+    """As in the statistics of a group: the mean of them, not the last one alone."""
+
+    def played(first: float, last: float) -> Episode:
+        solvers = [episode(0, reward).trajectories[1] for reward in (first, last)]
+        return Episode(solvers, 0.0)
+
+    batch = PackedBatch.from_columns(pack_group(0, (0, 0), 2, {0: played(3, 1), 1: played(0, 1)}))
+    advantages = reinforce_pp(batch, gamma=1.0).view(4, 3)[:, 1:]
+    assert advantages[:2].min() > advantages[2:].max()

@@ -295,6 +295,13 @@ def test_parts_may_be_left_out():
     assert list(build(GRPOSettings).group_filters) == []
 
 
+def test_reward_shaping_that_returns_nothing_is_an_error_and_drops_no_group(tmp_path):
+    (tmp_path / "mine.py").write_text("def forgets(episodes):\n    [e for e in episodes]\n")
+    (shaping,) = build(GRPOSettings, reward_shaping=[f"{tmp_path}/mine.py:forgets"]).group_filters
+    with pytest.raises(ValueError, match="returned None; it must return the episodes"):
+        shaping([])
+
+
 def test_row_means_leave_out_whatever_stands_where_the_mask_is_off():
     values, mask = torch.tensor([1.0, torch.inf, 3.0, torch.nan]), torch.tensor([True, False, True, False])
     terms = PolicyTerms(values, values, values, values, mask, row_index=torch.tensor([0, 0, 1, 1]), rows=3)

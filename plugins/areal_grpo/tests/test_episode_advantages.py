@@ -75,8 +75,8 @@ def normalized(known, number, name="all"):
     return (known[number][name] - mean(others)) / (deviation(others) + EPSILON)
 
 
-def centered(known, number):
-    return known[number]["all"] - mean(siblings(known, number))
+def centered(known, number, name="all"):
+    return known[number][name] - mean(siblings(known, number, name))
 
 
 def without_itself(known, number):
@@ -140,11 +140,23 @@ def test_reinforce_pp_with_a_baseline(drawn, make_batch):
 @given(drawn=batches())
 def test_gdpo(drawn, make_batch):
     batch, known, with_tokens = pack(drawn, make_batch)
-    names = [*COMPONENTS, *(["token_rewards"] if with_tokens else [])]
-    total = {n: sum(WEIGHTS.get(name, 1.0) * normalized(known, n, name) for name in names) for n in known}
+    total = {n: sum(WEIGHTS.get(name, 1.0) * normalized(known, n, name) for name in COMPONENTS) for n in known}
+    if with_tokens:
+        total = {n: value + centered(known, n, "token_rewards") for n, value in total.items()}
     center, spread = mean(list(total.values())), deviation(list(total.values()))
     wanted = [(total[number] - center) / (spread + EPSILON) for number in batch["episode_id"].tolist()]
     compare(gdpo(batch, weights=WEIGHTS, epsilon=EPSILON), wanted, 20 / (spread + EPSILON))
+
+
+def test_in_gdpo_the_coefficient_of_a_penalty_counts(make_batch):
+    """Over the penalty's own deviation it would cancel."""
+    batch = make_batch([0.0] * 4, [0] * 4).with_sequences(**{"reward.right": torch.tensor([1.0, 0.0, 1.0, 0.0])})
+    penalty = torch.linspace(0, -3, batch.token_count)
+    small, large = (
+        gdpo(batch.with_tokens(token_rewards=coefficient * penalty), weights={}, epsilon=EPSILON)
+        for coefficient in (0.01, 1.0)
+    )
+    assert not torch.allclose(small, large, atol=0.1)
 
 
 def test_gdpo_as_trl_sums_it(make_batch):

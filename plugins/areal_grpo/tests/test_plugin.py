@@ -183,3 +183,9 @@ def test_a_loss_without_a_ratio_is_for_one_update(read):
     )
     assert list(read("algorithm=rloo").cross_notes()) == []
     assert ForwardPass(ACTOR, "logprobs", "proximal_logprobs") in needs_of(read(*several).algorithm, 4)
+
+
+def test_what_is_stale_cannot_be_deterministic(read):
+    read("deterministic=true", "rollout.max_staleness=0")
+    with pytest.raises(ConfigError, match=r"with rollout\.max_staleness above 0 it depends on time"):
+        read("deterministic=true", "rollout.max_staleness=1")

@@ -94,7 +94,7 @@ def test_servers_that_would_put_images_into_text_are_refused(called, recorded, c
     told = recorded["/server_info"] | {"mm_preprocess_cache_size_mb": 256}
     found, _ = called({"/server_info": told}, lambda adapter, connection: adapter.identify(connection))
     assert found.reports_spans
-    with pytest.raises(ServerRefusedError, match=r"has a model that sees: that needs 0\.5\.23 or later"):
+    with pytest.raises(ServerRefusedError, match=r"has a VLM: that needs 0\.5\.23 or later"):
         called({"/server_info": told | changes}, lambda adapter, connection: adapter.identify(connection))
 
 

@@ -59,6 +59,7 @@ def test_answers_of_one_token_are_not_too_short() -> None:
         ({"engine/peak_memory_share": 0.95}, "held 95% of a GPU's memory"),
         ({"train/clip_fraction": 0.4}, "from 40% of the tokens"),
         ({"train/gradient_norm": 467_000.4}, "norm is 467,000: "),
+        ({"train/gradient_norm": 0.0}, "the gradient was exactly 0: nothing is learned"),
         (
             {"agents/malformed_calls": 0.9, "agents/calls": 0.1},
             "most calls of tools cannot be read: 0.9 an episode",

@@ -152,5 +152,5 @@ def test_embeddings_of_images_do_not_outlive_an_update(called, mode, tmp_path):
 
 
 def test_an_adapter_by_itself_is_refused_for_a_model_that_sees(folder):
-    with pytest.raises(RunError, match="adapter by itself is not given to servers of a model that sees"):
+    with pytest.raises(RunError, match="adapter by itself cannot be synced to servers of a VLM"):
         VLLMAdapter(VLLMConfig(adapter_rank=8)).serve(ModelReference(str(folder)))

@@ -13,7 +13,7 @@ from areal_core.interfaces import ACTOR, CRITIC, REFERENCE, ForwardPass, Role
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TEACHER = Role("teacher")
+TEACHER = Role("teacher", needs_path=True)
 
 
 class GAESettings(Settings):

@@ -13,6 +13,7 @@ from policies import Policy
 from areal_agents.environments.config import ToolSettings
 from areal_agents.environments.tools import ToolWorkflow
 from areal_core.config import resolve
+from areal_core.data import FinishReason
 from areal_core.errors import ConfigError
 
 FILE = Path(__file__).with_name("calculator.py")
@@ -80,6 +81,10 @@ def test_turns_and_room_are_bounded():
     assert 0 < len(heard) < 20, "the conversation is full"
     assert len(full.trajectories[0]) <= 1200
     assert episode.reward == full.reward == 1.0
+    for cut in (episode, full):
+        assert int(cut.trajectories[0].sequence["finish_reason"]) == FinishReason.LENGTH, (
+            "whatever its last answer's was"
+        )
 
 
 def test_what_a_config_binds_is_no_business_of_the_policys(tmp_path, monkeypatch):

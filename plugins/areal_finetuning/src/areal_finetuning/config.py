@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REWARD_MODEL = Role("reward", head="scalar", trains=True)
 """Says of a whole sequence how good it is, at its last token."""
-TEACHER = Role("teacher")
+TEACHER = Role("teacher", needs_path=True)
 """The model that a policy is distilled from."""
 
 
@@ -144,20 +144,13 @@ class RewardModelSettings(RowsSettings):
         default="finetuning/preferences",
         description="turns a row into a chosen and a rejected sequence",
     )
-    centring: float = Field(
+    centering: float = Field(
         0.0, ge=0, description="c, the weight of (s_c + s_r)²; 0 leaves scores where they are, 0.01 is usual"
     )
 
     def needs(self, updates: int) -> Iterable[Role | ForwardPass]:
         """The model that learns: the run's own, with a head of one value."""
         return (REWARD_MODEL,)
-
-
-def _without_a_teacher(config: RunConfig) -> Iterable[str]:
-    """Without a path the teacher is the run's own model, from which nothing can be learned."""
-    teacher = config.roles.get(TEACHER.name)
-    if getattr(teacher and teacher.common, "path", None) is None:
-        yield "it needs a teacher: set roles.teacher.path to a model with the same tokens"
 
 
 class TeacherKLSettings(Settings):
@@ -171,10 +164,6 @@ class TeacherKLSettings(Settings):
             ForwardPass(TEACHER, "logprobs", "teacher_logprobs"),
             ForwardPass(ACTOR, "logprobs", "proximal_logprobs"),
         )
-
-    def check(self, config: RunConfig) -> Iterable[str]:
-        """There is a teacher."""
-        return _without_a_teacher(config)
 
 
 class DistillationSettings(PolicyLossSettings):
@@ -235,8 +224,7 @@ class GKDSettings(Settings):
         return (ACTOR, TEACHER)
 
     def check(self, config: RunConfig) -> Iterable[str]:
-        """There is a teacher, and something to learn from."""
-        yield from _without_a_teacher(config)
+        """There is something to learn from."""
         if self.example_tokenizer is not None:
             yield from _with_a_workflow(config)
         elif config.workflow is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from areal_core.data import FinishReason, Trajectory
-from areal_core.workflows.prompts import encode, guard, render
+from areal_core.workflows.prompts import encode, guard, render, with_begin
 
 if TYPE_CHECKING:
     Pieces = list[tuple[list[int], bool]]
@@ -74,7 +74,7 @@ def _sides(row: Mapping[str, Any], tokenizer: Any) -> list[Pieces]:
         if isinstance(prompt, str):
             return [answered(prompt, side, tokenizer) for side in both]
         if prompt is None:
-            tokens = [answered("", side, tokenizer)[1][0] for side in both]
+            tokens = [[token for part, _ in answered("", side, tokenizer) for token in part] for side in both]
             same = _common(*tokens)
             return [[(side[:same], False), (side[same:], True)] for side in tokens]
     elif all(_is_conversation(side) for side in both):
@@ -105,7 +105,7 @@ def answered(prompt: Any, completion: Any, tokenizer: Any) -> Pieces:
         _check_text(prompt + completion)
         asked, _ = encode(tokenizer, guard(tokenizer, prompt))
         said, _ = encode(tokenizer, guard(tokenizer, completion))
-        return [(asked, False), ([*said, tokenizer.eos_token_id], True)]
+        return [(with_begin(tokenizer, asked), False), ([*said, tokenizer.eos_token_id], True)]
     if not (_is_conversation(prompt) and _is_conversation(completion)):
         raise ValueError("prompt and completion must both be text, or both lists of messages with role and content")
     if completion[0]["role"] != "assistant":

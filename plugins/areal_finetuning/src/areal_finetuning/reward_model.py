@@ -26,7 +26,7 @@ class RewardModel:
 
     def __init__(self, settings: RewardModelSettings) -> None:
         self.encode = settings.example_tokenizer.build()
-        self._centring = settings.centring
+        self._centering = settings.centering
 
     def prepare(self, batch: PackedBatch, context: Context) -> PackedBatch:
         """Nothing to prepare."""
@@ -45,21 +45,21 @@ class RewardModel:
         chosen, rejected = sides_of(batch, outputs["values"][batch.tokens.offsets[1:] - 1])
         margins = batch.get("margin")
         margin = torch.zeros_like(chosen) if margins is None else sides_of(batch, margins)[0]
-        losses = reward_losses(chosen, rejected, margin, centring=self._centring)
+        losses = reward_losses(chosen, rejected, margin, centering=self._centering)
         return LossResult((losses * batch["pair_weights"]).sum(), pair_metrics(chosen, rejected))
 
 
 def reward_losses(
-    chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor, *, centring: float
+    chosen: torch.Tensor, rejected: torch.Tensor, margin: torch.Tensor, *, centering: float
 ) -> torch.Tensor:
     """-log σ(s_c - s_r - m) + c (s_c + s_r)²; see `RewardModelSettings` for the papers.
 
     Args:
         chosen, rejected: [U], the scores of each pair.
         margin: [U], by how much the chosen one is to be better.
-        centring: c.
+        centering: c.
 
     Returns:
         [U] in the dtype of the scores, with gradients.
     """
-    return -F.logsigmoid(chosen - rejected - margin) + centring * (chosen + rejected).square()
+    return -F.logsigmoid(chosen - rejected - margin) + centering * (chosen + rejected).square()

@@ -73,7 +73,8 @@ def gdpo(batch: PackedBatch, *, weights: Mapping[str, float], epsilon: float) ->
     its mean over all episodes of the batch and over their standard deviation + ε (GDPO, arXiv 2601.05242): no reward
     drowns another that varies less. Standard deviations are unbiased.
 
-    What tokens have earned is one more reward, `token_rewards`.
+    What tokens have earned, such as a KL penalty, is compared within the group and keeps its scale: over its standard
+    deviation the coefficient of a penalty would cancel.
 
     Args:
         batch: with columns `reward.NAME` [B], as workflows name their rewards.
@@ -84,13 +85,13 @@ def gdpo(batch: PackedBatch, *, weights: Mapping[str, float], epsilon: float) ->
         KeyError: the batch has no named reward, or lacks one that has a weight.
     """
     rewards = {key.removeprefix("reward."): batch[key].double() for key in batch.sequences if key.startswith("reward.")}
-    if "token_rewards" in batch:
-        rewards["token_rewards"] = episode_token_rewards(batch)
     if not rewards or not weights.keys() <= rewards.keys():
         raise KeyError(f"gdpo has weights for {sorted(weights)}, and the batch has the rewards {sorted(rewards)}")
     total = torch.zeros(len(batch), dtype=torch.float64, device=batch.lengths.device)
     for name in sorted(rewards):
         total += weights.get(name, 1.0) * _normalized(batch, rewards[name], epsilon)
+    single = episode_token_rewards(batch)
+    total += single - group_mean(batch, single)
     mean, deviation = batch_moments(batch, total)
     return ((total - mean) / (deviation + epsilon)).to(batch["reward"].dtype)
 

@@ -7,8 +7,9 @@ each agent's are an episode of their own. Prompts, tools' answers and masked tok
 passes: value and advantage go over them unchanged.
 
 What an action earns is its `token_rewards`, the `turn_rewards` of the turn that it ends, and, as the episode's last
-one, what `reward` is more than the turns' rewards. A turn that has no token in the loss leaves its reward to that last
-action. Behind it the value is 0, also where the answer was cut off.
+one, what the episode's reward is more than the turns'; of several trajectories it is the mean of theirs. A turn that
+has no token in the loss leaves its reward to that last action. Behind it the value is 0, also where the answer was cut
+off.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ def _rewards(batch: PackedBatch, actions: _Actions) -> torch.Tensor:
         paid = paid.index_add(0, actions.episode[ended], rewards)
     ends = torch.ones(count, dtype=torch.bool, device=earned.device)
     ends[:-1] = actions.episode[1:] != actions.episode[:-1]
-    left = batch["reward"].double()[actions.row] - paid[actions.episode]
-    return earned + torch.where(ends, left, 0.0) + (0.0 if single is None else single[actions.place])
+    episode = by_agent(batch, "episode_id")
+    left = (-paid).index_add(0, episode, batch["reward"].double() / torch.bincount(episode)[episode])
+    return earned + torch.where(ends, left[actions.episode], 0.0) + (0.0 if single is None else single[actions.place])
 
 
 def _backwards(

@@ -21,10 +21,10 @@ CUT = (FinishReason.LENGTH, FinishReason.ABORT)
 def zero_variance(episodes: Sequence[Episode]) -> Sequence[Episode] | None:
     """Drops a group whose rewards are all equal: all advantages would be 0 (dynamic sampling, arXiv 2503.14476).
 
-    Where the policy plays several parts, those of each are compared.
+    Rewards of tokens count with them. Where the policy plays several parts, those of each are compared.
     """
     first: dict[str, float] = {}
-    pairs = [(t.agent_id, e.reward + t.reward) for e in episodes for t in e.trajectories]
+    pairs = [(t.agent_id, e.reward + t.reward + _token_rewards(t)) for e in episodes for t in e.trajectories]
     return episodes if any(reward != first.setdefault(agent_id, reward) for agent_id, reward in pairs) else None
 
 
@@ -40,6 +40,12 @@ def mask_truncated(episodes: Sequence[Episode]) -> list[Episode] | None:
     shaped = [replace(e, trajectories=[_masked(t) if _is_cut(t) else t for t in e.trajectories]) for e in episodes]
     left = (bool(t.tokens["loss_mask"].any()) for episode in shaped for t in episode.trajectories)
     return shaped if any(left) else None
+
+
+def _token_rewards(trajectory: Trajectory) -> float:
+    """The sum over the tokens in the loss."""
+    rewards = trajectory.tokens.get("token_rewards")
+    return 0.0 if rewards is None else float(rewards[trajectory.tokens["loss_mask"]].sum())
 
 
 def _is_cut(trajectory: Trajectory) -> bool:

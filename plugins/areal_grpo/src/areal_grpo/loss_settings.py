@@ -178,7 +178,7 @@ class EntropyTargetSettings(Settings):
 
 
 class AdaptiveEntropySettings(Settings):
-    """`regularizers.adaptive_entropy` has none; its coefficient comes from an minibatch transform."""
+    """`regularizers.adaptive_entropy` has none; its coefficient comes from a minibatch transform."""
 
     def check(self, config: RunConfig) -> Iterable[str]:
         """Something has to lead the coefficient."""

@@ -94,7 +94,7 @@ class SGLangAdapter(HTTPAdapter):
         self._prompts = ImagePrompts(model.path)
         if self._prompts.sees and self._settings.adapter_rank is not None:
             raise RunError(
-                "an adapter by itself is not given to servers of a model that sees",
+                "an adapter by itself cannot be synced to servers of a VLM",
                 hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
             )
 

@@ -1,4 +1,4 @@
-"""How SGLang is started for a model that sees: `sglang/srt/multimodal/processors/qwen_vl.py` of SGLang."""
+"""How SGLang is started for a VLM: `sglang/srt/multimodal/processors/qwen_vl.py` of SGLang."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def check_server(version: Version, told: Mapping[str, Any]) -> None:
     """Raise ServerRefusedError where a server, from its `/server_info`, would put images into text."""
     if version < SINCE or not told.get("mm_preprocess_cache_size_mb"):
         raise ServerRefusedError(
-            f"is SGLang {version} and has a model that sees: that needs {SINCE} or later, started with "
+            f"is SGLang {version} and has a VLM: that needs {SINCE} or later, started with "
             f"--mm-preprocess-cache-size-mb {PATCHES_MB} and SGLANG_VLM_CACHE_SIZE_MB=0"
         )

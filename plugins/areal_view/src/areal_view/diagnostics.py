@@ -72,6 +72,13 @@ DIAGNOSTICS: Final = (
         "all are right, look at them in samples.jsonl and at the reward, and take easier or harder prompts",
     ),
     Diagnostic(
+        lambda first, last: (
+            _below(last("train/gradient_norm"), 1e-30) and not _above(last("reward/groups_all_equal"), 0.95)
+        ),
+        f"in {STEPS} steps the gradient was exactly 0: nothing is learned. All advantages are 0, as with a teacher "
+        "that is the policy itself, or every token is out of the loss: look at rewards, the roles' models and filters",
+    ),
+    Diagnostic(
         # Answers of one token are cut wherever one is asked for.
         lambda first, last: _above(last("batch/truncated"), 1 / 3) and not _below(last("batch/response_length"), 1.5),
         "{batch_truncated:.0%} of the answers are cut at their longest length: raise sampling.max_new_tokens, or shape "

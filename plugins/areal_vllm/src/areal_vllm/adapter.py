@@ -101,7 +101,7 @@ class VLLMAdapter(HTTPAdapter):
         self._prompts = ImagePrompts(model.path)
         if self._prompts.sees and self._settings.adapter_rank is not None:
             raise RunError(
-                "an adapter by itself is not given to servers of a model that sees",
+                "an adapter by itself cannot be synced to servers of a VLM",
                 hints=["set train_engine.adapter.sync=merged, and leave inference_engine.adapter_rank out"],
             )
         if self._prompts.sees:
@@ -198,7 +198,7 @@ class VLLMAdapter(HTTPAdapter):
         if rank := self._settings.adapter_rank:
             lora.check_room(told, rank)
         # A request that began behind a cached prefix with an image has lost the patches: where its keys were rebuilt
-        # under new weights, vLLM ended. So requests of a model that sees end before an update, and go on behind it.
+        # under new weights, vLLM ended. So requests of a VLM end before an update, and go on behind it.
         spans = not rank and not self._prompts.sees
         return ServerIdentity(str(version), str(model["root"]), context, slots, dtype, ranks, spans)
 

@@ -71,14 +71,16 @@ class ToolWorkflow:
                 (turn,) = await session.answer(request, await session.place(request))
             except RefusedError as error:
                 if error.code == "context_length_exceeded" and session.conversations.turns:
-                    break  # the conversation is full
+                    _cut(session)  # the conversation is full
+                    break
                 raise
             if not turn.answer.calls and not turn.answer.malformed:
                 break
             if turn.generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT):
                 break
             if len(session.conversations.turns) == settings.max_turns:
-                break  # nobody reads what they would bring
+                _cut(session)  # nobody reads what they would bring
+                break
             results = await asyncio.gather(*(self._call(call, functions, session) for call in turn.answer.calls))
             messages = [*turn.messages, *results]
             if turn.answer.malformed:
@@ -168,3 +170,8 @@ def read_tool(tool: Callable[..., Any]) -> tuple[BoundTool, dict[str, Any]]:
         return await run_in_thread(lambda: checked(**arguments, **bound))
 
     return call, schema
+
+
+def _cut(session: Session) -> None:
+    """The conversation ends by a limit, whatever ended its last answer."""
+    session.conversations.turns[-1].generation.finish_reason = FinishReason.LENGTH

@@ -135,7 +135,7 @@ class RoleModule(torch.nn.Module):
         return Head(hidden, weight, None if bias is None else whole(bias), self.temperature)
 
     def see(self, batch: PackedBatch, device: torch.device) -> Seen | None:
-        """The images of a batch, for `forward`; None for a model that sees none.
+        """The images of a batch, for `forward`; None for a model of text.
 
         Raises:
             RunError: the batch has images, and the model sees none; or they do not fit its tokens.
