@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from labels import Audited
 
-AT_ONCE = 4
+MAX_CONCURRENCY = 4
 """Sequences in one forward pass."""
 
 
@@ -26,7 +26,7 @@ def logprobs_by(folder: Path, batch: PackedBatch, rows: torch.Tensor, device: st
     model, sequences = load_reference(folder).to(device), torch.split(batch["input_ids"], batch.lengths.tolist())
     found = [torch.full(ids.shape, torch.nan, dtype=torch.float64) for ids in sequences]
     chosen = torch.nonzero(rows)[:, 0].tolist()
-    for some in (chosen[start : start + AT_ONCE] for start in range(0, len(chosen), AT_ONCE)):
+    for some in (chosen[start : start + MAX_CONCURRENCY] for start in range(0, len(chosen), MAX_CONCURRENCY)):
         # Causal attention sees no padding that stands behind.
         part = [sequences[row] for row in some]
         ids = torch.nn.utils.rnn.pad_sequence(part, batch_first=True).to(device)

@@ -57,7 +57,7 @@ class ZeroLatencyEngine(FakeEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """At once."""
-        request.on_place(True)
+        request.on_slot(True)
         return Generation(self._ids, self._logprobs, [self.version] * len(self._ids), FinishReason.STOP)
 
 
@@ -85,7 +85,7 @@ class ZeroLatencyClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """As soon as there is a slot."""
-        async with Slot(self._slots, Want(), request.on_place) as grant:
+        async with Slot(self._slots, Want(), request.on_slot) as grant:
             return Generation(self._ids, self._logprobs, [grant.version] * len(self._ids), FinishReason.STOP)
 
 

@@ -1,6 +1,6 @@
 """CPU of the rollout controller and of a rollout worker for an answer, against a scripted SGLang server or a true one.
 
-    python benchmarks/rollout_cost.py [--tokens 100 1000 8000] [--answers 2000] [--at-once 256] [--workers 1]
+    python benchmarks/rollout_cost.py [--tokens 100 1000 8000] [--answers 2000] [--max-concurrency 256] [--workers 1]
     python benchmarks/rollout_cost.py --address http://127.0.0.1:30000 --model DIR
 
 Three kinds of processes, over true connections: the server says at once what it was told to, in chunks as SGLang's and
@@ -161,7 +161,7 @@ async def control(arguments: argparse.Namespace, folder: str) -> None:
     for process in processes:
         process.start()
     await asyncio.gather(workers.start(), engine.start(ModelReference(model, arguments.dtype)))
-    numbers, gate = iter(range(1 << 20)), asyncio.Semaphore(arguments.at_once // GROUP)
+    numbers, gate = iter(range(1 << 20)), asyncio.Semaphore(arguments.max_concurrency // GROUP)
 
     async def play(count: int, tokens: int) -> None:
         sampling = SamplingParameters(max_new_tokens=tokens)  # and no stop tokens: all of them come
@@ -176,7 +176,7 @@ async def control(arguments: argparse.Namespace, folder: str) -> None:
 
     print("| tokens | controller ms/answer | workers ms/answer | answers/s |\n|---|---|---|---|", flush=True)
     for tokens in arguments.tokens:
-        await play(2 * arguments.at_once, tokens)
+        await play(2 * arguments.max_concurrency, tokens)
         await asyncio.sleep(0.2)
         count = max(GROUP, arguments.answers * 100 // max(100, tokens) // GROUP * GROUP)
         answers = count * arguments.turns
@@ -197,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[100, 1000, 8000])
     parser.add_argument("--answers", type=int, default=2000, help="of 100 tokens; fewer of longer ones")
-    parser.add_argument("--at-once", type=int, default=256)
+    parser.add_argument("--max-concurrency", type=int, default=256)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--turns", type=int, default=1, help="of each conversation; each has an answer of its own")
     parser.add_argument("--address", default=f"http://127.0.0.1:{PORT}", help="of a true server; --model is its folder")

@@ -59,9 +59,9 @@ async def show_held() -> None:
 async def show_cost() -> None:
     """Seconds of one command, and commands a second that one core carries."""
     kinds = {
-        "plain process": PlainProcess(NoneSettings(at_once=1)),
-        "bubblewrap, no cgroup": Bubblewrap(BubblewrapSettings(at_once=1, cgroup="never")),
-        "bubblewrap": Bubblewrap(BubblewrapSettings(at_once=1)),
+        "plain process": PlainProcess(NoneSettings(max_concurrency=1)),
+        "bubblewrap, no cgroup": Bubblewrap(BubblewrapSettings(max_concurrency=1, cgroup="never")),
+        "bubblewrap": Bubblewrap(BubblewrapSettings(max_concurrency=1)),
     }
     commands = {"true": ["true"], "python3 -S -c pass": ["python3", "-S", "-c", "pass"]}
     print("| sandbox | command | median ms | a second, one at a time |\n|---|---|---|---|")

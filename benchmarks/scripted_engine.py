@@ -53,7 +53,7 @@ class ScriptedEngine(NaiveEngine):
         text = self._tokenizer.decode(request.input_ids, skip_special_tokens=False)
         if TURN not in text:
             return await super().generate(request)
-        request.on_place(True)
+        request.on_slot(True)
         await asyncio.sleep(0)
         ids = self._spell(self._answer(text), request.seed)[: request.sampling.max_new_tokens]
         is_whole = ids[-1] == self._tokenizer.eos_token_id

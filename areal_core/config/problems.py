@@ -47,6 +47,8 @@ RENAMED: Final = {
     "group_stages": "reward_shaping, then group_filters",
     "encoder": "example_tokenizer",
     "centring": "centering",
+    "at_once": "max_concurrency",
+    "requests_at_once": "max_concurrency",
     "max_picture_pixels": "workflow.max_image_pixels",
     # what others call it: TRL, verl, AReaL
     **dict.fromkeys(("num_generations", "n_samples", "n"), "rollout.group_size"),

@@ -1,7 +1,7 @@
 """Which prompt comes when, as a pure function of its number.
 
 The n-th prompt group of a run always asks the same row in the same epoch, and a sample's random numbers come from
-that prompt id. So a run's position in its data is one integer, and a group that is issued again after a crash is the
+that prompt id. So a run's position in its data is one integer, and a group dispatched again after a crash is the
 same group.
 """
 

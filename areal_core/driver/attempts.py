@@ -136,7 +136,7 @@ def ask_driver(attempt: AttemptFolder, question: Any, timeout_s: float) -> Any:
     try:
         note, token = read_note(attempt)
         shown = Credentials(token, attempt.number)
-        connection = connect_blocking(note.address, timeout_s, "visitor", shown)
+        connection = connect_blocking(note.address, timeout_s, "client", shown)
     except (OSError, ValueError, PeerClosed):
         return None
     try:

@@ -341,7 +341,7 @@ class Driver:
                     peer.reply(number, Failed(f"the driver is not asked for {type(message).__name__}"))
 
     async def _forward(self, role: str, request: bytes) -> Forwarded | Failed:
-        """The answer of a role to a visitor's question."""
+        """The answer of a role to a client's question."""
         asked = next((p for p in self._members.essential if p.group.role == role and not p.ended.done()), None)
         if asked is None or asked.peer is None:
             return Failed(f"the run has no {role} at the moment")

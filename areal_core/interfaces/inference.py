@@ -90,7 +90,7 @@ class GenerationRequest:
             Empty: the request is a conversation by itself.
         images: the files of its images, such as PNG, in base64, in the order of their places in `input_ids`; each
             place is as many of the model's image tokens as the image has.
-        on_place: called in the caller's event loop. With False when the request waits for a slot of a server, at first
+        on_slot: called in the caller's event loop. With False when the request waits for a slot of a server, at first
             or after it has lost one; then with True when it has got it. Nothing is told behind the answer. The time of
             an episode goes by only while none of its requests waits.
     """
@@ -102,7 +102,7 @@ class GenerationRequest:
     affinity: str = ""
     conversation: str = ""
     images: tuple[str, ...] = ()
-    on_place: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
+    on_slot: Callable[[bool], None] = field(default=lambda _: None, repr=False, compare=False)
 
     def check(self, vocabulary: int, limit: int, limited_by: str) -> None:
         """Refuse what an engine cannot serve; a token outside of the vocabulary would end most of them.
@@ -377,13 +377,13 @@ class InferenceClient(Protocol):
 class BroadcastReceiver(Protocol):
     """What an inference engine offers beyond `InferenceEngine` where weights can be broadcast to it."""
 
-    async def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+    async def form_group(self, address: str, port: int, backend: str, current_group: str) -> BroadcastGroup | None:
         """Agree on a group for the next update.
 
         Args:
             address, port: where the trainer serves the store of a new group.
             backend: `nccl` or `gloo`.
-            standing: name of the group that the trainer is in, empty for none; it is kept where it still fits.
+            current_group: name of the group that the trainer is in, empty for none; it is kept where it still fits.
 
         Returns:
             The group; if it is new its other members are joining. None where nobody could receive.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """`async with Slot(slots, want, on_place) as grant` waits for a slot, says so, and gives it back.
+    """`async with Slot(slots, want, on_slot) as grant` waits for a slot, says so, and gives it back.
 
     What happens within is broken off where the server is lost, and `ServerLostError` raised, as by a deadline of
     `asyncio.timeout`. Such an error, from whomever, is told to the pool as the server's fault.
@@ -24,8 +24,8 @@ class Slot:
         RunError: there will never be one.
     """
 
-    def __init__(self, slots: Slots, want: Want, on_place: Callable[[bool], None] = lambda _: None) -> None:
-        self._slots, self._want, self._on_place = slots, want, on_place
+    def __init__(self, slots: Slots, want: Want, on_slot: Callable[[bool], None] = lambda _: None) -> None:
+        self._slots, self._want, self._on_place = slots, want, on_slot
         self._granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         self._break_off = asyncio.timeout(None)
         self._is_inside = self._is_lost = False

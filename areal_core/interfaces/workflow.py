@@ -23,8 +23,8 @@ class Reward(Protocol):
     """A function that scores one completion; runs in a pool of processes, so it may block and may crash.
 
     A coroutine function is called for up to 32 completions at a time in each process, or as many as its attribute
-    `at_once` says: for rewards that wait for others, such as a judge behind an address. It must not block. What a
-    method `take_metrics() -> dict[str, float]` of it has counted is added up as `rewards/NAME/...`.
+    `max_concurrency` says: for rewards that wait for others, such as a judge behind an address. It must not block.
+    What a method `take_metrics() -> dict[str, float]` of it has counted is added up as `rewards/NAME/...`.
 
     Parameters are passed by keyword and only those that the function names: `prompt` (str), `completion` (str, special
     tokens removed), `row` (the whole data row), `completion_ids` (list of int), `finish_reason` (str: stop, length,

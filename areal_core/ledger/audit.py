@@ -118,7 +118,7 @@ def _check_numbers(rows: list[GroupRow], audit: Audit) -> None:
 
 
 def _check_fates(rows: list[GroupRow], facts: dict[str, str], running: Container[int] | None, audit: Audit) -> None:
-    """A group without a fate is under way, or was when its process was killed, or is interrupted and issued again."""
+    """A group without a fate is in flight, or was when its process was killed, or was interrupted and is retried."""
     undecided = [number for number, _, _, state, reason, *_ in rows if state == "running" and reason is None]
     if running is not None:
         lost = [number for number in undecided if number not in running]

@@ -1,4 +1,4 @@
-"""A prompt group: the episodes of one prompt, from the moment it is issued to the batch that consumes it."""
+"""A prompt group: the episodes of one prompt, from the moment it is dispatched to the batch that consumes it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 SQLite in the folder of the run's attempt holds the state of each group, and where its trajectories lie: in segments,
 which rollout workers write and sync before they say so. The rollout controller alone opens the ledger. Writes are
 collected and made durable together, `flush` by `flush`. A process that is killed in between loses at most groups that
-are then issued again. What a full disk refused stays to be written.
+are then dispatched again. What a full disk refused stays to be written.
 
 A power cut may take the latest transactions, never a part of one. `commit` alone waits for the disk, before anything
 that the former commit rests on is removed.
@@ -126,7 +126,7 @@ class Ledger:
 
     # What happens to groups. Kept in memory until the next flush.
 
-    def issued(self, number: int, row: int, epoch: int) -> None:
+    def dispatched(self, number: int, row: int, epoch: int) -> None:
         """A group was handed to its episodes."""
         self._pending.groups.append((number, row, epoch))
 
@@ -257,7 +257,7 @@ class Ledger:
     def _go_back(self) -> None:
         """Where somebody has put the committed checkpoint aside, go back to the one that was committed before it.
 
-        What was consumed since is issued again: its trajectories are gone.
+        What was consumed since is dispatched again: its trajectories are gone.
         """
         if self.checkpoint is None or self.checkpoint.is_dir():
             return
@@ -284,8 +284,8 @@ class Ledger:
         """Undo what steps after the committed one did to groups; call once at the start of a resumed run.
 
         Args:
-            discard: forget every group issued since the commit, so that it is generated again (deterministic mode);
-                otherwise finished work stays, and only what was running is issued again.
+            discard: forget every group dispatched since the commit, so that it is generated again (deterministic mode);
+                otherwise finished work stays, and only what was running is dispatched again.
         """
         step, position = self.committed_step, int(self.facts().get("committed_position", 0))
         with self._transaction() as database:
@@ -296,14 +296,14 @@ class Ledger:
                 database.execute("DELETE FROM groups WHERE number >= ?", (position,))
 
     def unfinished(self) -> list[int]:
-        """Groups that were issued and whose fate was not recorded, in order."""
+        """Groups that were dispatched and whose fate was not recorded, in order."""
         rows = self._database.execute("SELECT number FROM groups WHERE state = 'running' ORDER BY number")
         return [number for (number,) in rows]
 
     def finished(self, log: Callable[[str], None] = lambda _: None) -> list[PromptGroup]:
         """Finished groups, first those that a rolled-back step had consumed, in its order.
 
-        Those whose record is damaged or missing are not among them: they are unfinished, to be issued again.
+        Those whose record is damaged or missing are not among them: they are unfinished, to be dispatched again.
 
         Args:
             log: told of each such group.
@@ -328,7 +328,7 @@ class Ledger:
         return groups
 
     def position(self) -> int:
-        """One more than the last group ever issued."""
+        """One more than the last group ever dispatched."""
         return int(self._database.execute("SELECT COALESCE(MAX(number) + 1, 0) FROM groups").fetchone()[0])
 
     def weight_syncs(self) -> dict[int, int]:
@@ -344,7 +344,7 @@ class Ledger:
         """Write what is pending and close; safe to call twice.
 
         Args:
-            interrupted: groups that were issued and have not ended; a resume issues them again.
+            interrupted: groups that were dispatched and have not ended; a resume dispatches them again.
         """
         try:
             self.flush()

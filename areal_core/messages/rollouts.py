@@ -114,13 +114,13 @@ class FormGroup(Message):
     Attributes:
         address, port: where the trainer serves the store of a new group.
         backend: `nccl` or `gloo`.
-        standing: name of the group that the trainer is in, empty for none; it is kept where it still fits.
+        current_group: name of the group that the trainer is in, empty for none; it is kept where it still fits.
     """
 
     address: str
     port: int
     backend: str
-    standing: str
+    current_group: str
 
 
 class GroupFormed(Message):

@@ -12,10 +12,10 @@ class WorkerReady(Message):
     """The worker has loaded the run's rewards.
 
     Attributes:
-        at_once: requests that it works on at a time, the oldest ones; with 1 it answers in order.
+        max_concurrency: requests that it works on at a time, the oldest ones; with 1 it answers in order.
     """
 
-    at_once: int
+    max_concurrency: int
 
 
 class Score(Message):

@@ -25,11 +25,11 @@ class RewardProcess:
     Attributes:
         name: of its log.
         peer: the connection to it.
-        at_once: requests that it works on at a time.
+        max_concurrency: requests that it works on at a time.
     """
 
     def __init__(self, name: str, log: Path, process: asyncio.subprocess.Process, peer: Peer) -> None:
-        self.name, self.peer, self.at_once = name, peer, 1
+        self.name, self.peer, self.max_concurrency = name, peer, 1
         self._log, self._process = log, process
 
     @classmethod
@@ -60,7 +60,7 @@ class RewardProcess:
             async with asyncio.timeout(timeout_s):
                 ready = await made.peer.receive()
             assert isinstance(ready, WorkerReady)
-            made.at_once = ready.at_once
+            made.max_concurrency = ready.max_concurrency
         except TimeoutError:
             await made.end()
             raise RunError(f"a reward process is not ready: it took longer than {timeout_s:g} s") from None

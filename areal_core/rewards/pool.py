@@ -47,14 +47,14 @@ class _Request:
 class _Worker:
     process: RewardProcess
     peer: Peer
-    at_once: int
+    max_concurrency: int
     sent: dict[int, _Request] = field(default_factory=dict)
     killed_because: str = ""
 
     @property
     def worked_on(self) -> list[_Request]:
         """The oldest requests, as many as it takes at a time."""
-        return list(itertools.islice(self.sent.values(), self.at_once))
+        return list(itertools.islice(self.sent.values(), self.max_concurrency))
 
     def begin(self) -> None:
         """The clocks of those that it works on now run."""
@@ -129,7 +129,7 @@ class RewardPool:
 
     async def _start_worker(self, name: str) -> None:
         process = await RewardProcess.start(name, self._run_dir, self._start_timeout_s)
-        worker = _Worker(process, process.peer, process.at_once)
+        worker = _Worker(process, process.peer, process.max_concurrency)
         self._workers.append(worker)
         self._tasks.append(start_task(self._receive(worker), f"answers of {name}"))
         self._dispatch()
@@ -138,7 +138,7 @@ class RewardPool:
         """Hand waiting requests to the workers with the fewest."""
         while self._waiting and self._workers:
             worker = min(self._workers, key=lambda w: len(w.sent))
-            if len(worker.sent) >= max(REQUESTS_AHEAD, worker.at_once):
+            if len(worker.sent) >= max(REQUESTS_AHEAD, worker.max_concurrency):
                 return
             request = self._waiting.popleft()
             if request.result.done():
@@ -203,7 +203,7 @@ class RewardPool:
             for worker in list(self._workers):
                 worker.process.bound_log()
                 # One that works on several ends those that take too long itself, unless something blocks it.
-                limit = self._timeout_s + (BLOCKED_S if worker.at_once > 1 else 0)
+                limit = self._timeout_s + (BLOCKED_S if worker.max_concurrency > 1 else 0)
                 late = any(now - request.since > limit for request in worker.worked_on)
                 if late and not worker.killed_because:
                     worker.killed_because = f"the reward took longer than rollout.reward_timeout_s: {self._timeout_s:g}"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 
-AT_ONCE = 32
-"""Completions that a coroutine function scores at a time in one process, where it has no attribute `at_once`."""
+MAX_CONCURRENCY = 32
+"""Completions that a coroutine function scores at a time in one process; its own `max_concurrency` overrides it."""
 
 
 class RewardError(Exception):
@@ -49,11 +49,11 @@ class RewardTerm:
     weight: float = 1.0
 
     @property
-    def at_once(self) -> int:
+    def max_concurrency(self) -> int:
         """Completions that it may score at a time: 1, unless it is a coroutine function."""
         function: Any = self.function
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-            return int(getattr(function, "at_once", AT_ONCE))
+            return int(getattr(function, "max_concurrency", MAX_CONCURRENCY))
         return 1
 
 
@@ -64,9 +64,9 @@ class RewardSum:
         self._terms = [(term, _parameters(term.function)) for term in terms]
 
     @property
-    def at_once(self) -> int:
+    def max_concurrency(self) -> int:
         """Completions that may be scored at a time; 1 where no reward is a coroutine function."""
-        return min((term.at_once for term, _ in self._terms if term.at_once > 1), default=1)
+        return min((term.max_concurrency for term, _ in self._terms if term.max_concurrency > 1), default=1)
 
     def __call__(self, arguments: Mapping[str, Any]) -> RewardScore:
         """Score one completion with rewards that are no coroutine functions.

@@ -45,8 +45,8 @@ def main(run_dir: Path, connection: socket.socket) -> None:
     config = load_run(run_dir).config
     rewards = build_rewards(config.rewards)
     with suppress(PeerClosed):
-        frames.send(connection, WorkerReady(rewards.at_once))
-        if rewards.at_once > 1:
+        frames.send(connection, WorkerReady(rewards.max_concurrency))
+        if rewards.max_concurrency > 1:
             asyncio.run(_serve_several(connection, rewards, config.rollout.reward_timeout_s))
         else:
             _serve_in_order(connection, rewards)
@@ -67,7 +67,7 @@ def _serve_in_order(connection: socket.socket, rewards: RewardSum) -> None:
 
 async def _serve_several(connection: socket.socket, rewards: RewardSum, timeout_s: float) -> None:
     """For rewards that are coroutines: as many completions at a time as they allow, begun in order."""
-    places, tasks = asyncio.Semaphore(rewards.at_once), set()
+    places, tasks = asyncio.Semaphore(rewards.max_concurrency), set()
 
     async def answer(request: Score) -> None:
         reply: Scored | ScoreFailed

@@ -63,14 +63,14 @@ class EpisodeClock:
 
     @contextmanager
     def request(self) -> Iterator[Callable[[bool], None]]:
-        """Around a request, which waits where it says so; yields a `GenerationRequest.on_place`."""
-        has_place = True
+        """Around a request, which waits where it says so; yields a `GenerationRequest.on_slot`."""
+        has_slot = True
 
         def report(value: bool) -> None:
-            nonlocal has_place
-            if value is not has_place:
-                has_place = value
-                self._count(-1 if has_place else 1)
+            nonlocal has_slot
+            if value is not has_slot:
+                has_slot = value
+                self._count(-1 if has_slot else 1)
 
         try:
             yield report

@@ -83,8 +83,8 @@ class RolloutController:
         self._idle_s, self._seen_at = 0.0, self._now()
         self._next_number = 0
         self._positions = {0: 0}  # by batches trained, the first group under the weights that they made
-        self._reissue: list[int] = []
-        self._open: set[int] = set()  # issued, and its fate not known yet
+        self._retried: list[int] = []
+        self._open: set[int] = set()  # dispatched, and its fate not known yet
         self._buffer = GroupBuffer(ledger)
         self._running: set[asyncio.Task[None]] = set()
         self._progressed = self._now()  # when a group was finished last
@@ -93,7 +93,7 @@ class RolloutController:
         self._consecutive_failures = 0
         self._is_closing = False
         self._awaited = 0  # the step whose batch the trainer asked for last
-        self._keeper: asyncio.Task[None] | None = None
+        self._flusher: asyncio.Task[None] | None = None
 
     # The life of the controller.
 
@@ -108,7 +108,7 @@ class RolloutController:
         self._synced |= self._ledger.weight_syncs()
         self._next_number = self._ledger.position()
         self._buffer.restore(self._ledger.finished(log))
-        self._reissue = self._ledger.unfinished()
+        self._retried = self._ledger.unfinished()
         self.counts = AdmissionCounts(
             ready=len(self._buffer),
             consumed=self._ledger.committed_step * self.section.batch_size,
@@ -132,13 +132,13 @@ class RolloutController:
 
     def start(self) -> None:
         """Begin to admit groups."""
-        self._keeper = start_task(self._keep(), "keeping of the rollouts")
+        self._flusher = start_task(self._keep(), "flushing of the ledger")
         self._admit()
 
     async def close(self) -> None:
-        """Cancel what runs and close the ledger, which then accounts for every group that was issued."""
+        """Cancel what runs and close the ledger, which then accounts for every group that was dispatched."""
         self._is_closing = True
-        tasks = [*self._running, *([self._keeper] if self._keeper is not None else [])]
+        tasks = [*self._running, *([self._flusher] if self._flusher is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,8 +147,8 @@ class RolloutController:
 
     @property
     def open_groups(self) -> set[int]:
-        """Numbers of the groups that were issued and have not ended, those that a resume is yet to issue among them."""
-        return self._open.union(self._reissue)
+        """Numbers of the groups in flight, with those that a resume has yet to dispatch again."""
+        return self._open.union(self._retried)
 
     def make_durable(self) -> None:
         """Write everything that is known to the ledger."""
@@ -222,10 +222,10 @@ class RolloutController:
     def _admit(self) -> None:
         """Start as many groups as there is room for."""
         while self._may_admit():
-            number = self._reissue.pop(0) if self._reissue else self._next_number
+            number = self._retried.pop(0) if self._retried else self._next_number
             self._next_number = max(self._next_number, number + 1)
             prompt_id = self._sampler[number]
-            self._ledger.issued(number, *prompt_id)
+            self._ledger.dispatched(number, *prompt_id)
             self._open.add(number)
             self._see_idle()
             self.counts.running += 1

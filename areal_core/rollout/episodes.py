@@ -172,7 +172,7 @@ class EpisodeRunner:
                 raise ValueError("the workflow has images, and the inference engine takes none: choose one that does")
             if stop:
                 settings = replace(settings, stop=(*sampling.stop, *stop))
-            with clock.request() as on_place:
+            with clock.request() as on_slot:
                 generation = await self._engine.generate(
                     GenerationRequest(
                         request_id=str(next(self._requests)),
@@ -182,7 +182,7 @@ class EpisodeRunner:
                         affinity=str(group),
                         conversation=own,
                         images=tuple(b64encode(image).decode() for image in images),
-                        on_place=on_place,
+                        on_slot=on_slot,
                     )
                 )
             if (count := len(generation)) > (most := settings.max_new_tokens):

@@ -132,7 +132,7 @@ class RolloutService:
         receiver = cast("BroadcastReceiver", self._engine)
         async with self._syncing:
             return messages.GroupFormed(
-                await receiver.form_group(request.address, request.port, request.backend, request.standing)
+                await receiver.form_group(request.address, request.port, request.backend, request.current_group)
             )
 
     async def _offer_folder(self, request: messages.OfferFolder) -> Done:

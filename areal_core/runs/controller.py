@@ -142,7 +142,7 @@ async def _serve(run: RunFolder, member: Member) -> None:
             return
         work = _answer(answering, message, number, member)
         try:
-            loop.call_soon_threadsafe(lambda: start_task(work, "answer to a visitor"))
+            loop.call_soon_threadsafe(lambda: start_task(work, "answer to a client"))
         except RuntimeError:  # the loop is closed: the run is over
             work.close()
 
@@ -247,7 +247,7 @@ async def _answer(service: RolloutService, forwarded: Forward, number: int, memb
         reply = await service.answer(request.message)
     except (PeerCorrupt, ValueError):
         reply = Failed("this run does not know the request")
-    except Exception as error:  # noqa: BLE001 - a visitor never ends a run
+    except Exception as error:  # noqa: BLE001 - a client never ends a run
         reply = Failed(f"the request could not be answered: {type(error).__name__}: {error}")
     member.notify(Forwarded(bytes(encode_frame(reply))), -number)
 

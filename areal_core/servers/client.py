@@ -64,7 +64,7 @@ class ServersClient:
             try:
                 is_continued = bool(answer.partials or avoided)
                 want = Want(prefixes, (*avoided, *losses), is_continued, is_resumable(request.sampling))
-                async with Slot(self._slots, want, request.on_place) as grant:
+                async with Slot(self._slots, want, request.on_slot) as grant:
                     request.check(grant.vocabulary, grant.context, "the servers take")
                     asked = grant.server
                     await self._work(grant, answer)

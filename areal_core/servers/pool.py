@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ABORT_INTERVAL_S = 0.02
 IDLE_POLL_S = 0.002
-JOIN_LEASE_S = 30.0
+JOIN_TIMEOUT_S = 30.0
 """A server that joined has gone when it is lost and its program, which speaks every second, is silent for so long."""
 
 
@@ -34,7 +34,7 @@ class State(StrEnum):
 
     WAITING = "waiting for room"
     STARTING = "starting"
-    CATCHING_UP = "catching up"
+    SYNCING = "syncing"
     READY = "ready"
     UPDATING = "updating"
     LEAVING = "leaving"
@@ -56,7 +56,7 @@ class Member:
         adapter: speaks its language.
         connection: to it, of the adapter's own class (`Connection`).
         mode: what becomes of live requests' keys and values at an update.
-        mark: of the run, in front of each version in the server's labels, so that no other run's are believed.
+        run_id: of the run, in front of each version in the server's labels, so that no other run's are believed.
         is_given_up: whether the driver of the run starts it no more.
         is_own: whether the run starts it itself. Its address is empty while no process of it serves.
         gpus: of one of the run's own, by their numbers in `placement`, in the order of its ranks; empty where the run
@@ -80,7 +80,7 @@ class Member:
     adapter: ServerAdapter
     connection: Any
     mode: UpdateMode
-    mark: str = ""
+    run_id: str = ""
     is_given_up: bool = False
     is_own: bool = False
     gpus: tuple[int, ...] = ()
@@ -106,11 +106,11 @@ class Member:
     @property
     def is_lost(self) -> bool:
         """Whether the program that brought it into the run is not heard any more."""
-        return self.asked_at is not None and asyncio.get_running_loop().time() - self.asked_at > JOIN_LEASE_S
+        return self.asked_at is not None and asyncio.get_running_loop().time() - self.asked_at > JOIN_TIMEOUT_S
 
     def label(self, version: int) -> str:
         """How the server names weights of a version."""
-        return f"{self.mark}{version}"
+        return f"{self.run_id}{version}"
 
     async def update(self, update: WeightUpdate) -> dict[str, float]:
         """Change the weights under the requests that it works on.
@@ -135,9 +135,9 @@ class Member:
             await self.adapter.resume(self.connection)
         self.version = update.version
         ended = now()
-        return {"stop_s": stopped - began, "transfer_s": transferred - stopped, "resume_s": ended - transferred}
+        return {"pause_s": stopped - began, "transfer_s": transferred - stopped, "resume_s": ended - transferred}
 
-    async def catch_up(self, update: WeightUpdate) -> None:
+    async def sync(self, update: WeightUpdate) -> None:
         """Take over weights while nothing is asked of it; whatever it was doing before is ended. Raises as `update`."""
         assert update.path is not None
         await self.wake_up()
@@ -203,7 +203,7 @@ class ServerPool:
     Attributes:
         members: by name.
         reasons: why those are not ready that are not, by name.
-        mark: of this run, in the labels of its weights.
+        run_id: of this run, in the labels of its weights.
         vocabulary: how many token ids the model has.
         failure: why no server will ever be ready again; None while one may be.
         on_change: called when a server may have become ready, and when the fleet has failed.
@@ -215,7 +215,7 @@ class ServerPool:
         self._log = log
         self.reasons: dict[str, str] = {}
         self.members: dict[str, Member] = {}
-        self.mark = f"{secrets.token_hex(4)}-"
+        self.run_id = f"{secrets.token_hex(4)}-"
         self.vocabulary = 1 << 31
         self.failure: RunError | None = None
         self.on_change: Callable[[], None] = lambda: None

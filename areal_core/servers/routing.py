@@ -74,7 +74,7 @@ class Router:
         assert member.identity is not None
         address, context = member.connection.address, member.identity.context
         name = member.adapter.name_of(member.connection)
-        labels = member.version, member.mark, member.reports_spans
+        labels = member.version, member.run_id, member.reports_spans
         return Grant(member.name, address, *labels, context, self._pool.vocabulary, name)
 
     def wake(self) -> None:

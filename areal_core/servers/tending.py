@@ -134,9 +134,9 @@ class Tending:
             member.connection.close()
 
     def _add(self, name: str, address: str, gpus: tuple[int, ...] = ()) -> Member:
-        mode, mark = self.settings.update_mode, self.pool.mark
+        mode, run = self.settings.update_mode, self.pool.run_id
         member = Member(
-            name, self.adapter, self.adapter.connect(address, self.settings), mode, mark, is_own=not address, gpus=gpus
+            name, self.adapter, self.adapter.connect(address, self.settings), mode, run, is_own=not address, gpus=gpus
         )
         member.patience_s = self.settings.drain_timeout_s
         self.pool.members[name] = member
@@ -203,10 +203,10 @@ class Tending:
         with known_form():
             member.identity = await member.adapter.identify(member.connection)
         check_identity(member.identity, self.model)
-        self.pool.move(member, State.CATCHING_UP)
+        self.pool.move(member, State.SYNCING)
         if member.version == 0:
             await member.adapter.set_label(member.connection, member.label(0))
-        await self.updater.bring_in(member, self._see_it_answers, self._ask_first)
+        await self.updater.sync_on_join(member, self._see_it_answers, self._ask_first)
 
     async def _wait_until_healthy(self, member: Member) -> None:
         patience = REVIVAL_S if member.is_own else self.settings.start_timeout_s

@@ -48,11 +48,11 @@ class BroadcastGroups:
         self._group: WeightGroup | None = None
         self._joining: list[asyncio.Task[None]] = []
 
-    async def form(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+    async def form(self, address: str, port: int, backend: str, current_group: str) -> BroadcastGroup | None:
         """See `BroadcastReceiver.form_group`."""
         ready = self._pool.ready
         prefixes = self._adapter.group_store_prefixes.get(backend)
-        if self._group is not None and self._group.name == standing and set(self._joined()) == set(ready):
+        if self._group is not None and self._group.name == current_group and set(self._joined()) == set(ready):
             return self._described(self._group, prefixes or (), is_new=False)
         await self._dissolve()
         if not ready or prefixes is None:
@@ -164,13 +164,13 @@ class Updater:
         """Whether weights change now."""
         return self._changing.locked()
 
-    async def form_group(self, address: str, port: int, backend: str, standing: str) -> BroadcastGroup | None:
+    async def form_group(self, address: str, port: int, backend: str, current_group: str) -> BroadcastGroup | None:
         """See `BroadcastReceiver.form_group`. No server is admitted between this and the update, for it would miss it.
 
         The update comes for sure: where the trainer cannot join the group, through a folder.
         """
         await self.agree()
-        return await self._groups.form(address, port, backend, standing)
+        return await self._groups.form(address, port, backend, current_group)
 
     async def agree(self) -> None:
         """An update will come, and until then no server is admitted."""
@@ -223,7 +223,7 @@ class Updater:
             self.timings[f"weight_sync/{name}"] = max(value, self.timings.get(f"weight_sync/{name}", 0.0))
         return None
 
-    async def bring_in(
+    async def sync_on_join(
         self,
         member: Member,
         revive: Callable[[Member], Awaitable[None]],
@@ -254,7 +254,7 @@ class Updater:
                 try:
                     await revive(member)
                     if member.version != current.version:
-                        await in_time(member.catch_up(current), self._timeout_s, "update_timeout_s")
+                        await in_time(member.sync(current), self._timeout_s, "update_timeout_s")
                     await try_out(member)
                 except UpdateRefusedError:
                     if self._current is current:

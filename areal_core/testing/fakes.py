@@ -41,9 +41,9 @@ class FakeEngine:
     async def generate(self, request: GenerationRequest) -> Generation:
         """Tokens from the seed, all of the version at the start of the request."""
         self.requests.append(request)
-        request.on_place(False)
+        request.on_slot(False)
         async with self._places:
-            request.on_place(True)
+            request.on_slot(True)
             version = self.version
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)

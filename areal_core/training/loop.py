@@ -101,7 +101,7 @@ class Trainer:
                 with self._phase("wait"):
                     batch, groups, metrics = self._next_batch()
                 if self._config.placement.colocated and self._weight_sync is not None:
-                    with self._phase("release"):
+                    with self._phase("sleep"):
                         self._weight_sync.sleep()
                 with self._phase("train"):
                     metrics |= self._learn(batch, groups)

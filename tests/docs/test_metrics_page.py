@@ -132,6 +132,6 @@ def test_a_row_has_a_unit_a_meaning_and_perhaps_a_worry() -> None:
 
 def test_the_metrics_that_the_code_makes_are_explained() -> None:
     keys = made()
-    assert {"groups/stale", "time/release_s", "train/dual_clip_fraction", "train/loss", "servers/ready"} <= keys
+    assert {"groups/stale", "time/sleep_s", "train/dual_clip_fraction", "train/loss", "servers/ready"} <= keys
     assert {"train/vetoed_fraction", "train/clip_fraction_negative"} <= keys
     assert sorted(key for key in keys if not is_explained(key)) == []

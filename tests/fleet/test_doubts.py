@@ -20,7 +20,7 @@ def test_a_label_of_another_run_is_not_believed(running):
     async def check():
         servers = {"a": running.server(), "b": running.server()}
         async with running(servers) as fleet:
-            servers["a"].label = servers["a"].label.replace(fleet.pool.mark, "another-")
+            servers["a"].label = servers["a"].label.replace(fleet.pool.run_id, "another-")
             for number in range(8):
                 found = await fleet.generate(running.request(f"r{number}"))
                 assert set(found.versions) == {0}
@@ -69,7 +69,7 @@ def test_tokens_that_the_model_has_not_are_a_fault_of_the_server(running):
             servers["a"].version = "1000000"  # which it gives as its token
             found = await asyncio.gather(*(fleet.generate(running.request(f"r{number}")) for number in range(8)))
             assert {token for answer in found for token in answer.output_ids} == {0}
-            await running.until(lambda: running.states(fleet)["a"] in ("lost", "catching up"), "it is taken out")
+            await running.until(lambda: running.states(fleet)["a"] in ("lost", "syncing"), "it is taken out")
             assert "gives 1000000 as a token of" in running.log()
 
     run_virtually(check())

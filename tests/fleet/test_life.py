@@ -102,7 +102,7 @@ def test_a_request_tells_when_it_has_a_place_on_a_server_and_not_before(running)
             first, behind = [], []
             server.is_open.clear()
             asked = [
-                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_place=places.append)))
+                asyncio.create_task(fleet.generate(replace(running.request(f"r{n}"), on_slot=places.append)))
                 for n, places in enumerate((first, behind))
             ]
             await running.until(lambda: first == [False, True], "a place for the first")
@@ -122,7 +122,7 @@ def test_a_request_under_which_a_server_is_lost_waits_again_and_says_so(running)
             places = []
             server.fault = ServerLostError("500")
             server.is_healthy = False
-            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_place=places.append)))
+            asked = asyncio.create_task(fleet.generate(replace(running.request(), on_slot=places.append)))
             await running.until(lambda: running.states(fleet) == {"a": "lost"}, "a lost server")
             await asyncio.sleep(0.05)
             assert places[-1:] != [True]
@@ -335,7 +335,7 @@ def test_a_joined_server_whose_program_is_gone_leaves_the_pool(running, monkeypa
     async def check():
         late = running.server()
         async with running({"a": running.server(), "late": late}, addresses=["http://a"], servers=0) as fleet:
-            monkeypatch.setattr(pool, "JOIN_LEASE_S", 0.2)
+            monkeypatch.setattr(pool, "JOIN_TIMEOUT_S", 0.2)
             await fleet.answer(ServerJoins("late", "http://late"))
             await running.until(lambda: running.states(fleet)["late"] == "ready", "it joined")
             await asyncio.sleep(0.4)

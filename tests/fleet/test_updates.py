@@ -279,7 +279,7 @@ def test_a_server_that_comes_back_is_given_weights_when_no_slot_of_it_is_out(run
             holder.lose = lambda: None  # its worker is busy and has not heard of it
             fleet.pool.lose(member, "for this test")
             await fleet.update_weights(WeightUpdate(1, fleet.first_weights))
-            await running.until(lambda: running.states(fleet)["a"] == "catching up", "it comes back")
+            await running.until(lambda: running.states(fleet)["a"] == "syncing", "it comes back")
             await asyncio.sleep(0.1)
             assert servers["a"].version == "0"
             await holder.__aexit__(None, None, None)

@@ -23,7 +23,7 @@ def run_dir(tmp_path: Path, written: Any) -> Path:
     ledger = Ledger(tmp_path / "attempts/1/ledger", tmp_path)
     consumption_log = ConsumptionLog()
     for number in range(4):
-        ledger.issued(number, number, 0)
+        ledger.dispatched(number, number, 0)
         (group,) = written(ledger.folder, [number])
         ledger.flush([group])
         ledger.consumed([number], number)

@@ -38,7 +38,7 @@ class Engine:
 
 def finish(ledger, numbers):
     for n in numbers:
-        ledger.issued(n, n, 0)
+        ledger.dispatched(n, n, 0)
     writer = SegmentWriter(ledger.folder.parent / "segments", run, f"worker-{numbers}", print)
     async def write():
         return await asyncio.gather(*(writer.write(f"group {n}".encode()) for n in numbers))

@@ -26,10 +26,10 @@ def open_ledger(run_dir: Path, epoch: int = 1) -> Ledger:
 
 def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, written: Any) -> None:
     ledger = open_ledger(small_disk)
-    ledger.issued(0, 0, 0)
+    ledger.dispatched(0, 0, 0)
     ledger.flush(written(ledger.folder, [0]))
     for number in (1, 2):
-        ledger.issued(number, number, 0)
+        ledger.dispatched(number, number, 0)
     groups = written(ledger.folder, [1, 2])
     taken = small_disk / "taken"
     usage = os.statvfs(small_disk)
@@ -39,7 +39,7 @@ def test_a_full_disk_is_named_and_loses_nothing(small_disk: Path, written: Any) 
         ledger.flush(groups)
     assert "iB are free on the disk of" in str(raised.value)
     assert [group.number for group in ledger.finished()] == [0]
-    ledger.issued(3, 3, 0)
+    ledger.dispatched(3, 3, 0)
     ledger.failed(3, 0, 0, "a text that no disk takes: \ud800")
     taken.unlink()
     flushed = ledger.flush(written(ledger.folder, [3]))
@@ -54,7 +54,7 @@ def test_a_commit_that_a_full_disk_refuses_can_be_done_again(small_disk: Path) -
     """Its transaction is through, and the disk has no room left to bring it from the write-ahead log into its file."""
     ledger = open_ledger(small_disk)
     for number in range(3000):
-        ledger.issued(number, number, 0)
+        ledger.dispatched(number, number, 0)
     ledger.flush()
     usage = os.statvfs(small_disk)
     taken = small_disk / "taken"
@@ -73,7 +73,7 @@ def test_a_commit_that_a_full_disk_refuses_can_be_done_again(small_disk: Path) -
 def test_a_segment_stays_until_it_is_named(tmp_path: Path, written: Any) -> None:
     """However often the database refuses to name it, and whatever is committed meanwhile."""
     ledger = open_ledger(tmp_path)
-    ledger.issued(0, 0, 0)
+    ledger.dispatched(0, 0, 0)
     ledger.flush()
     (pages,) = ledger.database.execute("PRAGMA page_count").fetchone()
     ledger.database.execute(f"PRAGMA max_page_count = {pages}")
@@ -95,7 +95,7 @@ def test_a_segment_stays_until_it_is_named(tmp_path: Path, written: Any) -> None
 def test_what_is_damaged_or_missing_is_generated_anew(tmp_path: Path, written: Any) -> None:
     ledger, told = open_ledger(tmp_path), []
     for number in range(4):
-        ledger.issued(number, number, 0)
+        ledger.dispatched(number, number, 0)
     ledger.flush(written(ledger.folder, [0, 1]))
     ledger.flush(written(ledger.folder, [2]))
     ledger.flush([PromptGroup(3, (3, 0))])
@@ -118,7 +118,7 @@ def test_a_ledger_that_cannot_be_opened_is_not_called_damaged(tmp_path: Path) ->
 def test_segments_go_when_their_groups_are_committed(tmp_path: Path, written: Any) -> None:
     ledger = open_ledger(tmp_path)
     for number in range(4):
-        ledger.issued(number, number, 0)
+        ledger.dispatched(number, number, 0)
     ledger.flush(written(ledger.folder, [0, 1]))
     ledger.flush(written(ledger.folder, [2, 3]))
     ledger.consumed([0, 1], step=0)
@@ -138,7 +138,7 @@ def test_a_checkpoint_that_is_put_aside_leaves_the_one_before_it(tmp_path: Path,
     ledger = open_ledger(tmp_path)
     checkpoints = [tmp_path / f"attempts/1/checkpoints/step-00000{step}" for step in range(4)]
     for number in range(6):
-        ledger.issued(number, number, 0)
+        ledger.dispatched(number, number, 0)
     for step, folder in enumerate(checkpoints[1:], 1):
         ledger.flush(written(ledger.folder, [step - 1]))
         ledger.consumed([step - 1], step=step - 1)
@@ -179,7 +179,7 @@ def test_a_segment_that_no_row_names_stays_for_its_attempt(tmp_path: Path, writt
 
 def test_a_second_reader_is_refused_and_never_told_that_there_is_nothing(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    ledger.issued(0, 0, 0)
+    ledger.dispatched(0, 0, 0)
     ledger.flush()
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         sqlite3.connect(ledger.folder / DATABASE, timeout=0.1).execute("SELECT * FROM groups")
@@ -190,7 +190,7 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
     """Also of an owner that was killed: what it had committed stands in its write-ahead log."""
     first = open_ledger(tmp_path)
     for number in range(3):
-        first.issued(number, number, 0)
+        first.dispatched(number, number, 0)
     first.flush(written(first.folder, [0, 1]))
     first.consumed([0], step=0)
     first.commit(1, tmp_path / "attempts/1/checkpoints/step-000001", 3)
@@ -215,7 +215,7 @@ def test_a_new_epoch_takes_over_a_copy_and_touches_nothing_before_it_commits(tmp
 @pytest.mark.parametrize("how", ["missing", "empty"])
 def test_a_ledger_that_is_lost_does_not_begin_the_run_anew_beside_its_checkpoints(tmp_path: Path, how: str) -> None:
     first = open_ledger(tmp_path)
-    first.issued(0, 0, 0)
+    first.dispatched(0, 0, 0)
     checkpoint = tmp_path / "attempts/1/checkpoints/step-000001"
     checkpoint.mkdir(parents=True)
     first.commit(1, checkpoint, 1)
@@ -232,7 +232,7 @@ def test_a_ledger_that_is_lost_does_not_begin_the_run_anew_beside_its_checkpoint
 
 def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path) -> None:
     first = open_ledger(tmp_path)
-    first.issued(0, 0, 0)
+    first.dispatched(0, 0, 0)
     first.close()
     folders = [first.folder, tmp_path / "attempts/2/ledger"]
     third = Ledger.take_over(tmp_path / "attempts/3/ledger", folders, tmp_path)
@@ -243,11 +243,11 @@ def test_an_epoch_that_died_before_it_had_a_ledger_is_passed_over(tmp_path: Path
 def test_a_former_owner_commits_nothing_and_deletes_nothing_of_its_successor(tmp_path: Path, written: Any) -> None:
     """One that was stopped, and goes on after somebody else has taken the run over."""
     first = open_ledger(tmp_path)
-    first.issued(0, 0, 0)
+    first.dispatched(0, 0, 0)
     first.flush(written(first.folder, [0]))
     first.consumed([0], step=0)
     second = Ledger.take_over(tmp_path / "attempts/2/ledger", [first.folder], tmp_path)
-    second.issued(1, 1, 0)
+    second.dispatched(1, 1, 0)
     second.flush(written(second.folder, [1]))
     before = {path: path.read_bytes() for path in second.folder.iterdir()}
     with pytest.raises(RunError, match="another process has taken over the run"):

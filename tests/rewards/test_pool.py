@@ -31,7 +31,7 @@ class Worker:
     """A worker in a thread, which does as a request says; in place of a `RewardProcess`."""
 
     def __init__(self, name: str, *, comes: bool) -> None:
-        self.name, self.at_once = name, 1
+        self.name, self.max_concurrency = name, 1
         self.has_ended = False
         self._own, self._theirs = socket.socketpair()
         self.peer: Any = None

@@ -24,7 +24,7 @@ def test_every_reward_counts_with_its_weight() -> None:
     mixed = RewardSum([RewardTerm("short", short, 2.0), RewardTerm("right", right, 0.5)])
     score = asyncio.run(mixed.score(arguments))
     assert (score.value, score.components) == (1.0, {"short": 0.25, "right": 1.0})
-    assert (plain.at_once, mixed.at_once) == (1, 32)
+    assert (plain.max_concurrency, mixed.max_concurrency) == (1, 32)
 
 
 def test_an_argument_with_a_default_is_passed_where_it_is_offered() -> None:

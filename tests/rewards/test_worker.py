@@ -32,7 +32,7 @@ def odd(completion):
     return float(len(completion))
 
 class Judge:
-    at_once = 4
+    max_concurrency = 4
     def __init__(self):
         self.calls = self.now = self.most = 0
     async def __call__(self, completion):

@@ -50,8 +50,8 @@ class LosesItsServers(FakeEngine):
 
     async def generate(self, request: Any) -> Any:
         if self._at_first:
-            request.on_place(True)
-        request.on_place(False)
+            request.on_slot(True)
+        request.on_slot(False)
         await self.are_back.wait()
         return await super().generate(request)
 
@@ -140,13 +140,13 @@ def test_one_request_that_waits_is_enough_for_the_clock_to_stand_still(places: l
     async def run() -> None:
         clock = EpisodeClock(0.2)
 
-        async def ask(has_place: bool) -> None:
-            with clock.request() as on_place:
-                on_place(has_place)
+        async def ask(has_slot: bool) -> None:
+            with clock.request() as on_slot:
+                on_slot(has_slot)
                 await asyncio.sleep(0.6)
 
         async def episode() -> None:
-            await asyncio.gather(*(ask(has_place) for has_place in places))
+            await asyncio.gather(*(ask(has_slot) for has_slot in places))
 
         assert not clock.waits
         if is_overdue:
@@ -166,8 +166,8 @@ def test_time_before_and_behind_a_wait_adds_up() -> None:
         async def episode() -> None:
             for _ in range(3):
                 await asyncio.sleep(0.2)
-                with clock.request() as on_place:
-                    on_place(False)
+                with clock.request() as on_slot:
+                    on_slot(False)
                     await asyncio.sleep(0.4)
                     waited.set()
             await asyncio.sleep(60)

@@ -280,7 +280,7 @@ def test_a_filter_that_raises_ends_the_run_with_its_cause(tmp_path: Path, build:
 
 
 def test_the_audit_finds_a_group_that_nobody_remembers(tmp_path: Path, build: Build, audited: Audited) -> None:
-    """A group that was issued is running, finished, consumed, dropped, or known to be interrupted."""
+    """A group that was dispatched is running, finished, consumed, dropped, or known to be interrupted."""
 
     async def run() -> None:
         controller, ledger = build(tmp_path, engine=FakeEngine(delay_s=0.05))

@@ -245,9 +245,9 @@ def test_a_request_that_a_failed_attempt_left_behind_stops_the_next_ones_clock()
 
     class Full(FakeEngine):
         async def generate(self, request: GenerationRequest) -> Generation:
-            request.on_place(False)
+            request.on_slot(False)
             await places.wait()
-            request.on_place(True)
+            request.on_slot(True)
             return await super().generate(request)
 
     class Leaves:

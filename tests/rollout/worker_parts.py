@@ -105,9 +105,9 @@ class Client:
     async def generate(self, request: GenerationRequest) -> Generation:
         while True:
             try:
-                async with Slot(self._slots, Want(), request.on_place) as grant:
+                async with Slot(self._slots, Want(), request.on_slot) as grant:
                     assert grant == GRANT
-                    return await self._engine.generate(replace(request, on_place=lambda _: None))
+                    return await self._engine.generate(replace(request, on_slot=lambda _: None))
             except ServerLostError:
                 pass
 

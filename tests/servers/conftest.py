@@ -22,7 +22,7 @@ from areal_sglang.engine import SGLangEngine
 from tests.servers.starting import Starter
 
 TOKENS = 240
-AT_ONCE = 12
+MAX_CONCURRENCY = 12
 PROMPTS = ([5, 17, 33, 8], [5, 17, 33, 8, 40, 41, 42, 43, 44], [60], [12, 7] * 11)
 
 
@@ -56,7 +56,7 @@ class Load:
         self._workers = []
 
     async def __aenter__(self):
-        self._workers = [asyncio.create_task(self._work(place)) for place in range(AT_ONCE)]
+        self._workers = [asyncio.create_task(self._work(place)) for place in range(MAX_CONCURRENCY)]
         return self
 
     async def __aexit__(self, kind, *_):
@@ -82,7 +82,7 @@ class Load:
     def answered(self):
         return sum(map(len, self.answers.values()))
 
-    async def more(self, count=AT_ONCE):
+    async def more(self, count=MAX_CONCURRENCY):
         """Wait until so many further requests are answered."""
         goal = self.answered + count
         await until(lambda: self.answered >= goal or self.errors, f"{count} further answers")

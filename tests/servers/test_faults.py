@@ -158,7 +158,7 @@ def test_killed_in_the_middle_of_a_broadcast(place, load, wait_until, alone, tmp
             written = weight_sync.folders
             for _ in range(3):  # a trainer syncs again and again, and by broadcast to whom it can
                 await sync()
-            await wait_until(lambda: str(victim.state) in ("catching up", "ready"), "it is up again")
+            await wait_until(lambda: str(victim.state) in ("syncing", "ready"), "it is up again")
             for _ in range(20):
                 await sync()
                 if str(victim.state) == "ready":

@@ -35,7 +35,7 @@ def test_the_demonstration_with_a_server(server, transport, request, tmp_path, m
     assert all(step["weight_sync/transfer_s"] > 0 for step in steps[1:])
     assert sum(step["servers/failed"] for step in steps if "servers/failed" in step) == 0
     assert areal("audit", run_dir).returncode == 0
-    assert [state for state, _ in transitions(run_dir, "server-0")] == ["catching up", "ready"]
+    assert [state for state, _ in transitions(run_dir, "server-0")] == ["syncing", "ready"]
 
 
 def test_an_option_that_the_server_does_not_know_ends_the_run_in_its_words(sglang_program, tmp_path):

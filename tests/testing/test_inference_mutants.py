@@ -240,20 +240,20 @@ class OneRequestForgotten(NaiveEngine):
 
 class TellsOfPlacesAtOnce(NaiveEngine):
     async def generate(self, request):
-        request.on_place(False)
-        request.on_place(True)
-        return await super().generate(replace(request, on_place=lambda has_place: None))
+        request.on_slot(False)
+        request.on_slot(True)
+        return await super().generate(replace(request, on_slot=lambda has_slot: None))
 
 
 class TellsOfPlacesTwice(NaiveEngine):
     def _generator(self, request):
-        request.on_place(True)
+        request.on_slot(True)
         return super()._generator(request)
 
 
 class TellsOfNoPlace(NaiveEngine):
     async def generate(self, request):
-        return await super().generate(replace(request, on_place=lambda has_place: None))
+        return await super().generate(replace(request, on_slot=lambda has_slot: None))
 
 
 class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
@@ -269,7 +269,7 @@ class TellsOfPlacesAgainAfterAnUpdate(NaiveEngine):
     async def update_weights(self, update):
         await super().update_weights(update)
         for request in self._asked:
-            request.on_place(True)
+            request.on_slot(True)
 
 
 class BroadcastEngine(NaiveEngine):
@@ -277,7 +277,7 @@ class BroadcastEngine(NaiveEngine):
 
     capabilities = replace(NaiveEngine.capabilities, transports=frozenset({"core/broadcast"}))
 
-    async def form_group(self, address, port, backend, standing):
+    async def form_group(self, address, port, backend, current_group):
         def join():
             store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))
             return dist.ProcessGroupGloo(store, 1, 2, timedelta(seconds=60))

@@ -215,7 +215,7 @@ WALLS = [
 @pytest.mark.parametrize(("make", "test", "words"), PLAIN)
 def test_a_broken_sandbox_is_caught(make, test, words, tmp_path, monkeypatch):
     variables = {"SHARED": str(tmp_path)}
-    settings = config.NoneSettings(variables=variables, time_s=30, at_once=1)
+    settings = config.NoneSettings(variables=variables, time_s=30, max_concurrency=1)
     tests = suite_tests(lambda: make(settings), tmp_path, monkeypatch, isolates=False)
     with pytest.raises((AssertionError, FileNotFoundError), match=words):
         tests[test]()

@@ -26,9 +26,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rollouts:
     """Answers each request once, as the real one does; a second wait for an answer would never end."""
 
-    def __init__(self, *, fails: bool, at_once: bool) -> None:
+    def __init__(self, *, fails: bool, max_concurrency: bool) -> None:
         self._fails = fails
-        self._at_once = at_once
+        self._at_once = max_concurrency
         self.waiting_for: list[str] = []
 
     def call(self, message: Any, waiting_for: str) -> Any:
@@ -57,14 +57,14 @@ def broadcast(rollouts: Rollouts) -> bool:
 
 
 def test_weights_that_are_taken_over():
-    rollouts = Rollouts(fails=False, at_once=False)
+    rollouts = Rollouts(fails=False, max_concurrency=False)
     assert not broadcast(rollouts)
     assert rollouts.waiting_for == ["the broadcast of version 1 to be taken over"]
 
 
 def test_a_failure_behind_the_last_tensor_is_the_only_answer():
     """Every tensor has arrived, and then the servers say that they did not take them over."""
-    rollouts = Rollouts(fails=True, at_once=False)
+    rollouts = Rollouts(fails=True, max_concurrency=False)
     with pytest.raises(TransferFailedError):
         broadcast(rollouts)
     assert rollouts.waiting_for == ["the broadcast of version 1 to be taken over"]
@@ -77,7 +77,7 @@ def test_the_answer_to_a_broadcast_that_broke_off_is_taken(monkeypatch: pytest.M
         raise TransferFailedError
 
     monkeypatch.setattr(Broadcast, "_broadcast", breaks_off)
-    rollouts = Rollouts(fails=True, at_once=True)
+    rollouts = Rollouts(fails=True, max_concurrency=True)
     with pytest.raises(TransferFailedError):
         broadcast(rollouts)
     assert rollouts.waiting_for == ["the end of a broadcast that has failed"]

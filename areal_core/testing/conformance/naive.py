@@ -79,9 +79,9 @@ class NaiveEngine(Served):
         logprobs: list[float] = []
         versions: list[int] = []
         finish_reason = FinishReason.LENGTH
-        request.on_place(False)
+        request.on_slot(False)
         async with self._slots:
-            request.on_place(True)
+            request.on_slot(True)
             generator = self._generator(request)
             while len(ids) < request.sampling.max_new_tokens and finish_reason is FinishReason.LENGTH:
                 await asyncio.sleep(0)

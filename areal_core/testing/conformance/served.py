@@ -107,7 +107,7 @@ class ServedClient:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """See `InferenceClient.generate`."""
-        async with Slot(self._slots, Want(), request.on_place) as grant:
+        async with Slot(self._slots, Want(), request.on_slot) as grant:
             if self._opening is None:
                 self._opening = start_task(connect(grant.address, CONNECT_S, "worker"), "connecting to the engine")
             peer = await asyncio.shield(self._opening)

@@ -156,6 +156,6 @@ def test_settings_that_cannot_be_meant(settings, words):
 
 
 def test_it_says_how_many_it_takes_at_once():
-    judge = Judge(JudgeSettings(address="http://x", model="judge", requests_at_once=5))
-    assert RewardTerm("judge", judge).at_once == 5
+    judge = Judge(JudgeSettings(address="http://x", model="judge", max_concurrency=5))
+    assert RewardTerm("judge", judge).max_concurrency == 5
     assert json.dumps(judge.take_metrics()) == "{}"

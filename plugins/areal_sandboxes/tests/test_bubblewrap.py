@@ -153,7 +153,7 @@ def test_the_libraries_of_this_interpreter_are_there(bubblewrap):
 
 
 def test_no_more_run_at_a_time_than_may(bubblewrap):
-    sandbox = bubblewrap(at_once=2, time_s=30)
+    sandbox = bubblewrap(max_concurrency=2, time_s=30)
 
     async def work():
         most = 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from areal_evaluation.address import Address
     from areal_evaluation.evaluation import Measured
 
-AT_ONCE = 32
+MAX_CONCURRENCY = 32
 """Episodes with somebody else's model, where nothing is said of it: an address has its limits."""
 
 
@@ -86,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency is {concurrency}; it must be at least 1")
     if address is not None and concurrency is None:
-        concurrency = AT_ONCE
+        concurrency = MAX_CONCURRENCY
     asked = Asked(address, concurrency, arguments.category, ks, arguments.threshold, arguments.output)
     return _log(evaluate(resolved, asked), arguments)
 

@@ -100,7 +100,7 @@ class JudgeSettings(Settings):
     highest: float = Field(default=10.0, description="the verdict that is worth 1")
     temperature: float = Field(default=0.0, ge=0, description="of the judge; 0 is greedy")
     max_tokens: int = Field(default=1024, ge=1, description="longest answer of the judge")
-    requests_at_once: int = Field(default=16, ge=1, description="in each reward process")
+    max_concurrency: int = Field(default=16, ge=1, description="in each reward process")
     request_timeout_s: Seconds = Field(default=60.0, gt=0, description="seconds for one try")
     max_retries: int = Field(default=4, ge=0, description="tries again where the judge is busy, broken or gone")
     cache: LocalPath | None = Field(
@@ -161,7 +161,7 @@ class RemoteRewardModelSettings(Settings):
     same_tokens: bool = Field(
         default=True, description="the policy's tokens are the reward model's; false tokenizes the answer's text again"
     )
-    requests_at_once: int = Field(default=32, ge=1, description="in each reward process")
+    max_concurrency: int = Field(default=32, ge=1, description="in each reward process")
     request_timeout_s: Seconds = Field(default=10.0, gt=0, description="seconds for one try")
     max_retries: int = Field(default=4, ge=0, description="tries again where the server is busy, broken or gone")
 

@@ -39,7 +39,7 @@ class Judge:
         self._known = Answers(settings.cache)
         self._under_way: dict[str, asyncio.Future[str]] = {}
         self._counts = self._asker.counts
-        self.at_once = settings.requests_at_once
+        self.max_concurrency = settings.max_concurrency
 
     async def __call__(self, prompt: str, completion: str, row: Mapping[str, Any]) -> float:
         """(verdict - lowest) / (highest - lowest).

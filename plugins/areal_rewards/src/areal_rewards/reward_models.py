@@ -91,7 +91,7 @@ class RemoteRewardModel:
     def __init__(self, settings: Any) -> None:
         self._settings = settings
         self._asker = Asker("reward model", "remote_reward_model", f"{settings.address.rstrip('/')}/score", settings)
-        self.at_once = settings.requests_at_once
+        self.max_concurrency = settings.max_concurrency
 
     async def __call__(self, prompt: str, completion: str, completion_ids: Sequence[int]) -> float:
         """The model's score of the whole conversation, as it is.

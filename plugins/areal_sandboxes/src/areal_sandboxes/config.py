@@ -27,7 +27,7 @@ class LimitSettings(Settings):
     """seconds that a command may take; then everything in its sandbox is ended"""
     output_kib: int = Field(default=1024, gt=0, le=1 << 20)
     """KiB that a command may write to its output, and to its error output; one that writes more is ended"""
-    at_once: int | None = Field(default=None, gt=0)
+    max_concurrency: int | None = Field(default=None, gt=0)
     """commands that one process runs at a time, null: one for each core; waiting does not count as a command's time"""
     variables: dict[str, str] = Field(default_factory=dict)
     """environment variables of a command, beside a few such as PATH and HOME; nothing is inherited"""
@@ -42,8 +42,8 @@ class LimitSettings(Settings):
 
     @property
     def places(self) -> int:
-        """`at_once`, with null as what it means here."""
-        return self.at_once or len(os.sched_getaffinity(0))
+        """`max_concurrency`, with null as what it means here."""
+        return self.max_concurrency or len(os.sched_getaffinity(0))
 
     @property
     def output_bytes(self) -> int:
@@ -110,7 +110,7 @@ class UnitTestsSettings(Settings):
     """true: the share of tests that passed; false: 1 where all have passed, else 0"""
     total_s: Seconds = Field(default=12.0, gt=0)
     """seconds for all tests of a completion, waiting for a place included; what has not passed by then has failed"""
-    at_once: int = Field(default=8, gt=0)
+    max_concurrency: int = Field(default=8, gt=0)
     """completions that a reward process works on at a time"""
     file: str = "solution.py"
     """what the code is called in the sandbox"""

@@ -42,7 +42,7 @@ class UnitTests:
         self._settings = settings
         self._sandbox: Sandbox = settings.sandbox.build()
         self._counts: Counter[str] = Counter()
-        self.at_once = settings.at_once
+        self.max_concurrency = settings.max_concurrency
 
     async def __call__(self, completion: str, row: Mapping[str, Any]) -> float:
         """The reward, from 0 to 1.
