@@ -60,6 +60,8 @@ class Place:
         reference = keys.pop("type", None)
         if reference is None and len(self._default_types()) == 1:
             reference = self._default_types()[0]
+            if isinstance(self.default, Mapping):  # what the default sets stays, but for what is written
+                keys = {**{key: value for key, value in self.default.items() if key != "type"}, **keys}
         if not isinstance(reference, str) or not reference.strip():
             raise rejected(f"must name {with_article(KINDS[self.kind])}", self._available(context))
         return reference, keys

@@ -109,7 +109,7 @@ def _check_plugins(resolved: Resolved, run: RunFolder, *, allowed: bool) -> None
     if changes and not allowed:
         raise UsageError(
             f"plugins have changed since the run in {run.path} was started: {'; '.join(changes)}",
-            hints=["install the former versions, or add --allow-changed-plugins"],
+            hints=["to continue with what has changed, add --allow-changed-plugins; else restore the former versions"],
         )
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RewardScore:
-    """An outcome reward with its named components (already weighted sums have no components)."""
+    """An outcome reward, and the named rewards that it is the weighted sum of; empty where it is one by itself."""
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)

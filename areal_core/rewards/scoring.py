@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from areal_core.errors import writable
@@ -128,7 +130,9 @@ async def _awaited(term: RewardTerm, value: Any) -> Any:
 
 
 def _raised(term: RewardTerm, error: BaseException) -> RewardError:
-    return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}"))
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if last.filename == __file__ else f" ({Path(last.filename).name}:{last.lineno})"
+    return RewardError(writable(f"reward '{term.name}' raised {type(error).__name__}: {error}{place}"))
 
 
 def _parameters(function: Callable[..., object]) -> dict[str, bool] | None:

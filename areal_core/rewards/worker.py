@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +60,7 @@ def _serve_in_order(connection: socket.socket, rewards: RewardSum) -> None:
         try:
             answer = _scored(request, rewards(request.arguments), rewards)
         except RewardError as error:
-            answer = ScoreFailed(request.number, str(error))
+            answer = _failed(request, error)
         if os.getpid() != own:  # a child that the reward has forked and that came back; this connection is not its own
             os._exit(0)
         frames.send(connection, answer)
@@ -79,7 +80,7 @@ async def _serve_several(connection: socket.socket, rewards: RewardSum, timeout_
                 words = f"the reward took longer than rollout.reward_timeout_s: {timeout_s:g}"
                 reply = ScoreFailed(request.number, words)
             except RewardError as error:
-                reply = ScoreFailed(request.number, str(error))
+                reply = _failed(request, error)
         frames.send(connection, reply)
 
     while True:
@@ -91,6 +92,12 @@ async def _serve_several(connection: socket.socket, rewards: RewardSum, timeout_
 
 def _scored(request: Score, score: RewardScore, rewards: RewardSum) -> Scored | ScoreFailed:
     return Scored(request.number, score.value, score.components, rewards.take_metrics())
+
+
+def _failed(request: Score, error: RewardError) -> ScoreFailed:
+    """The message travels; the traceback stays in this process's log."""
+    traceback.print_exception(error.__cause__ or error)
+    return ScoreFailed(request.number, str(error))
 
 
 if __name__ == "__main__":

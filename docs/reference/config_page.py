@@ -32,7 +32,8 @@ settings: `train_engine: {type: fsdp, learning_rate: 3e-4}`. `type` is one of
 
 **Layers**: defaults < preset < file < environment (`AREAL_SET="seed=3 steps=5"`) < command line. Values on the command
 line are YAML: `3e-4` is a number, `off` is text, `key=null` clears, `rewards.0.weight=2` reaches into a list. A
-section that gets another `type` starts from that component's defaults.
+section that names a `type` starts from that component's defaults; one without keeps what its default sets. A list
+replaces a list.
 
 **Secrets** are written `env:NAME`; only that reference is stored.
 
@@ -75,7 +76,7 @@ def _tables(path: str, schema: dict[str, Any], definitions: dict[str, Any]) -> I
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key, part in schema["properties"].items():
         default = "required" if key in schema.get("required", ()) else _default(part)
-        rows.append(f"| `{key}` | {_values(part)} | {default} | {part.get('description', '')} |")
+        rows.append(f"| `{key}` | {_values(part)} | {default} | {' '.join(part.get('description', '').split())} |")
     yield "\n".join(rows)
     for key, part in schema["properties"].items():
         inner = part.get("x-areal-common") or definitions.get(_model(part))

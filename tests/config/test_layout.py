@@ -133,9 +133,9 @@ def test_the_words_become_gpus_servers_and_ranks_and_are_read_again_as_such(conf
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["inference_engine.servers=3"], "means inference_engine.servers=2, and inference_engine.servers=3 is written"),
-        (["inference_engine.tensor_parallel=1"], "means inference_engine.tensor_parallel=2, and .*=1 is written"),
-        (["launcher.trainer_processes=4"], "means launcher.trainer_processes=16, and .*=4 is written"),
+        (["inference_engine.servers=3"], "means inference_engine.servers=2, but inference_engine.servers=3 is set"),
+        (["inference_engine.tensor_parallel=1"], "means inference_engine.tensor_parallel=2, but .*=1 is set"),
+        (["launcher.trainer_processes=4"], "means launcher.trainer_processes=16, but .*=4 is set"),
         (["inference_engine=hf/hf"], "a server of 'hf/hf' has one GPU"),
     ],
 )

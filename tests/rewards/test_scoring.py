@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from areal_core.rewards.scoring import RewardSum, RewardTerm
+import pytest
+
+from areal_core.rewards.scoring import RewardError, RewardSum, RewardTerm
 
 
 def short(completion: str) -> float:
@@ -36,3 +38,10 @@ def test_an_argument_with_a_default_is_passed_where_it_is_offered() -> None:
     both = {"completion": "8", "row": {"answer": "8", "bonus": 5.0}}
     assert RewardSum([RewardTerm("exact", exact)])(both).value == 1.0
     assert RewardSum([RewardTerm("exact", exact)])({"completion": "8", "row": {}}).value == 0.0
+
+
+def test_a_reward_that_raises_is_told_with_its_line() -> None:
+    with pytest.raises(
+        RewardError, match=r"reward 'never' raised ZeroDivisionError: division by zero \(test_scoring.py:\d+\)"
+    ):
+        RewardSum([RewardTerm("never", lambda completion: 1 / 0)])({"completion": "8", "row": {}})

@@ -189,3 +189,11 @@ def test_what_is_stale_cannot_be_deterministic(read):
     read("deterministic=true", "rollout.max_staleness=0")
     with pytest.raises(ConfigError, match=r"with rollout\.max_staleness above 0 it depends on time"):
         read("deterministic=true", "rollout.max_staleness=1")
+
+
+def test_a_part_of_which_one_key_is_set_keeps_what_its_algorithm_sets(read):
+    """Else DAPO would lose its upper bound in silence."""
+    loss = read("algorithm=dapo", "algorithm.policy_loss.clip_low=0.1").algorithm.settings.policy_loss.settings
+    assert (loss.clip_low, loss.clip_high) == (0.1, 0.28)
+    other = read("algorithm=dapo", "algorithm.policy_loss={type: ppo_clip, clip_low: 0.1}").algorithm.settings
+    assert other.policy_loss.settings.clip_high == 0.2, "a type that is named begins with its own defaults"
